@@ -1,0 +1,144 @@
+"""Records -> one row a case, against its baseline. Pure: knows nothing of files or of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median, quantiles
+
+import msgspec
+
+from profiler.case import Case
+from profiler.record import Built, Environment, Equality, Note, Readings, Record
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one case, its rounds pooled. None where a number was not measured."""
+
+    case: Case
+    outcome: str
+    detail: str | None
+    built: Built | None
+    readings: Readings  # memory of the first round, time samples of all rounds
+    equality: Equality | None
+    environment: Environment | None
+    gradients: str  # "bit-equal", "within noise", "differ", "missing", "not checked", "-"
+    static_bytes: int | None  # the sum over the categories: the floor that no checkpointing passes
+    peak_ratio: float | None  # to the same case without checkpointing; None where the outcome is not ok: no saving
+    step_seconds: float | None  # median over all rounds
+    step_spread: float | None  # half the interquartile range over the median
+    time_ratio: float | None  # median over the rounds of the ratio within a round
+    time_ratio_range: tuple[float, float] | None  # smallest and largest of these ratios
+    notes: tuple[Note, ...]
+    on_frontier: bool  # no other row of its group has both a lower peak and a lower time
+
+
+def rows(records: Iterable[Record]) -> tuple[Row, ...]:
+    """One row for each case, in the order in which the cases first appear."""
+    rounds: dict[Case, list[Record]] = {}
+    for record in latest(records):
+        rounds.setdefault(record.case, []).append(record)
+    pooled = {case: _pool(found) for case, found in rounds.items()}
+    built = [_row(case, found, pooled, rounds.get(case.baseline, [])) for case, found in rounds.items()]
+    return tuple(msgspec.structs.replace(row, on_frontier=_is_on_frontier(row, built)) for row in built)
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """The last word on each round of each case: a trial that was run again replaces its first attempt."""
+    return list({(record.case, record.round): record for record in records}.values())
+
+
+def group(row: Row) -> Case:
+    """What rows must share to be compared: everything but the strategy."""
+    return row.case.baseline
+
+
+def static(readings: Readings) -> int | None:
+    """All static bytes: there in every step, whatever one checkpoints."""
+    return None if readings.static_bytes is None else sum(readings.static_bytes.values())
+
+
+def _pool(records: list[Record]) -> Record:
+    """The first record with the time samples of all; the worst outcome speaks for the case."""
+    records = sorted(records, key=lambda record: record.round)
+    first = records[0]
+    worst = next((record for record in records if record.outcome != "ok"), first)
+    names = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
+    samples = {name: _joined([getattr(record.readings, name) for record in records]) for name in names}
+    readings = msgspec.structs.replace(first.readings, **samples)
+    return msgspec.structs.replace(first, readings=readings, outcome=worst.outcome, detail=worst.detail)
+
+
+def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None:
+    measured = [one for one in samples if one]
+    return tuple(second for one in measured for second in one) or None
+
+
+def _row(case: Case, found: list[Record], pooled: dict[Case, Record], baseline: list[Record]) -> Row:
+    record = pooled[case]
+    none = pooled.get(case.baseline)
+    ratios = _time_ratios(found, baseline) if record.outcome == "ok" else []
+    baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
+    seconds = record.readings.step_seconds
+    notes = {note.code: note for one in found for note in one.notes}
+    return Row(
+        case=case,
+        outcome=record.outcome,
+        detail=record.detail,
+        built=record.built,
+        readings=record.readings,
+        equality=record.equality,
+        environment=record.environment,
+        gradients=verdict(record),
+        static_bytes=static(record.readings),
+        peak_ratio=_ratio(record.readings.peak_bytes, baseline_peak),
+        step_seconds=median(seconds) if seconds else None,
+        step_spread=spread(seconds) if seconds else None,
+        time_ratio=median(ratios) if ratios else None,
+        time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
+        notes=tuple(notes.values()),
+        on_frontier=False,
+    )
+
+
+def verdict(record: Record) -> str:
+    """What the equality pass says of the gradients, in a word or two."""
+    equality = record.equality
+    if equality is None:
+        return "-" if record.outcome not in ("ok", "invalid") else "not checked"
+    if equality.missing:
+        return "missing"
+    if equality.gradients_equal and equality.loss_equal:
+        return "bit-equal"
+    return "differ" if record.outcome == "invalid" else "within noise"
+
+
+def spread(samples: tuple[float, ...]) -> float | None:
+    """Half the interquartile range over the median; None for fewer than two samples."""
+    if len(samples) < 2:
+        return None
+    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / 2 / middle if middle else None
+
+
+def _time_ratios(found: list[Record], baseline: list[Record]) -> list[float]:
+    """Each round's median step over the baseline's of the same round, so that drift cancels."""
+    of_round = {record.round: record.readings.step_seconds for record in baseline}
+    pairs = [(record.readings.step_seconds, of_round.get(record.round)) for record in found]
+    return [median(mine) / median(none) for mine, none in pairs if mine and none]
+
+
+def _ratio(value: int | None, baseline: int | None) -> float | None:
+    return None if value is None or not baseline else value / baseline
+
+
+def _is_on_frontier(row: Row, others: list[Row]) -> bool:
+    point = _point(row)
+    if point is None:
+        return False
+    peers = [_point(other) for other in others if group(other) == group(row) and other is not row]
+    return not any(peer and peer != point and peer[0] <= point[0] and peer[1] <= point[1] for peer in peers)
+
+
+def _point(row: Row) -> tuple[int, float] | None:
+    peak, seconds = row.readings.peak_bytes, row.step_seconds
+    return (peak, seconds) if row.outcome == "ok" and peak is not None and seconds is not None else None

@@ -1,0 +1,131 @@
+"""One point to measure, as plain data: knows nothing of torch, of the catalogue or of screens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from profiler.errors import UserError
+
+PASSES = ("equality", "memory", "time")  # in this order, each on a fresh model
+
+
+class Choice(str):
+    """A name with options, written and read everywhere as `segments:k=8,split=balanced`.
+
+    A name may itself hold colons (`torchvision:resnet18`): what follows the last colon is options
+    where it holds a `=`. Two equal texts are one choice; `catalogue.resolve` makes the text canonical.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, object]) -> Choice:
+        text = ",".join(f"{key}={_word(value)}" for key, value in options.items())
+        return cls(f"{name}:{text}" if text else name)
+
+    @property
+    def name(self) -> str:
+        return self._halves()[0]
+
+    @property
+    def options(self) -> dict[str, str]:
+        pieces = self._halves()[1].split(",") if self._halves()[1] else []
+        pairs = [piece.partition("=") for piece in pieces]
+        for key, _, value in pairs:
+            if not key or not value:
+                raise UserError(
+                    f"'{self}' has an option without a name or a value", hint="write name:key=value,key=value"
+                )
+        return {key: value for key, _, value in pairs}
+
+    def _halves(self) -> tuple[str, str]:
+        name, colon, rest = self.rpartition(":")
+        return (name, rest) if colon and "=" in rest else (str(self), "")
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One point to measure. Its `id` is the same on every machine."""
+
+    model: Choice
+    strategy: Choice
+    optimizer: Choice
+    batch_size: int
+    device: str
+    precision: str = "fp32"
+    accumulate: int = 1  # micro-batches a step
+    keep_gradients: bool = False  # zero them in place between steps instead of dropping them
+    data: str = "synthetic"  # or "files", read from the directory that the command names
+    verify: str = "auto"  # auto, off, strict
+    seed: int = 0
+    warmup: int = 1
+    samples: int = 5  # timed steps a round
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(encode(self, order="sorted")).hexdigest()[:12]
+
+    @property
+    def baseline(self) -> Case:
+        """The same point without checkpointing."""
+        return msgspec.structs.replace(self, strategy=Choice("none"))
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One case in one round: what a worker is asked to do."""
+
+    case: Case
+    round: int = 1
+    passes: tuple[str, ...] = PASSES
+    digests: dict[str, str] | None = None  # what the baseline's equality pass gave
+    data_directory: str | None = None
+
+
+def encode(value: Any, *, order: Any = None) -> bytes:
+    """Any of gcprof's data as JSON; Choices as text."""
+    return msgspec.json.encode(value, enc_hook=_as_text, order=order)
+
+
+def decode(text: bytes | str, kind: type[Any]) -> Any:
+    """JSON as `kind`. Raises msgspec.DecodeError or msgspec.ValidationError."""
+    return msgspec.json.decode(text, type=kind, dec_hook=_from_text)
+
+
+def split_choices(text: str) -> list[Choice]:
+    """A list as users write it: `none,segments:k=8,split=balanced,all` -> three choices.
+
+    A piece `key=value` without a name belongs to the choice before it; `k=2|4|8` spans an axis.
+    """
+    words: list[str] = []
+    for piece in (piece.strip() for piece in text.split(",")):
+        if not piece:
+            raise UserError(f"'{text}' has an empty item", hint="separate items by single commas")
+        if words and "=" in piece and ":" not in piece.partition("=")[0]:
+            words[-1] += ("," if "=" in words[-1] else ":") + piece
+        else:
+            words.append(piece)
+    return [choice for word in words for choice in _span(Choice(word))]
+
+
+def _span(choice: Choice) -> list[Choice]:
+    spread: list[dict[str, str]] = [{}]
+    for key, value in choice.options.items():
+        spread = [{**options, key: one} for options in spread for one in value.split("|")]
+    return [Choice.of(choice.name, options) for options in spread]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _as_text(value: object) -> str:
+    assert isinstance(value, str), f"no JSON for {type(value)}"
+    return str(value)
+
+
+def _from_text(kind: type[Any], value: Any) -> Any:
+    assert kind is Choice, f"no reader for {kind}"
+    return Choice(value)

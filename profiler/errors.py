@@ -1,0 +1,19 @@
+"""What goes wrong by the user's doing or the machine's: knows nothing of how it is shown."""
+
+
+class UserError(Exception):
+    """A request that cannot be carried out: what is wrong with which value, and what to try.
+
+    Caught once, in the command line, which prints one line and ends with `exit_code`
+    (2 usage, 3 no such device, 4 unreadable results, 74 cannot write).
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.exit_code = exit_code
+
+
+class Unsupported(Exception):
+    """A strategy cannot be applied to this model: the row is there, skipped, with this reason."""

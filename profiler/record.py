@@ -1,0 +1,118 @@
+"""What a trial found, as plain data: knows nothing of torch or of screens.
+
+Schema history (a change is a new number, a line here, and an old file kept in tests/records/):
+1  first release
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from profiler.case import Case
+
+SCHEMA = 1
+
+Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "crashed", "failed"]
+PHASES = ("forward", "backward", "optimizer")
+
+
+class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest number of bytes live in one phase of the step, by three accounts."""
+
+    allocated: int
+    reserved: int | None = None  # by the caching allocator
+    device: int | None = None  # all that is taken of the device, other processes included
+
+
+class Readings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the meters read; None where a number was not measured. Bytes and seconds."""
+
+    static_bytes: dict[str, int] | None = None  # parameters, buffers, gradients, optimizer, inputs
+    start_bytes: int | None = None  # live when the forward begins
+    saved_bytes: int | None = None  # what the forward leaves live for the backward
+    phases: dict[str, PhaseBytes] | None = None
+    peak_bytes: int | None = None
+    peak_phase: str | None = None
+    peak_gradient_bytes: int | None = None  # gradients of this step that were there at the peak
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    forward_seconds: tuple[float, ...] | None = None
+    backward_seconds: tuple[float, ...] | None = None
+    optimizer_seconds: tuple[float, ...] | None = None
+    step_seconds: tuple[float, ...] | None = None
+
+
+class Equality(msgspec.Struct, frozen=True, kw_only=True):
+    """How a strategy's loss, gradients and buffers compare with those of the step without checkpointing.
+
+    Differences are relative: the largest absolute difference of a tensor over its largest absolute value.
+    """
+
+    loss_equal: bool  # to the bit
+    gradients_equal: bool  # to the bit
+    buffers_equal: bool  # to the bit
+    random_state_equal: bool
+    largest_difference: float | None = None
+    worst_parameter: str | None = None
+    missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
+    noise_floor: float | None = None  # the same difference between two runs without checkpointing
+    digests: dict[str, str] = {}
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and with what a trial ran; neither host nor user."""
+
+    gcprof: str
+    python: str
+    system: str
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    device_name: str | None = None
+    device_bytes: int | None = None
+    device_uuid: str | None = None
+    num_threads: int | None = None
+    git_sha: str | None = None
+    started: str | None = None  # UTC, ISO 8601
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trial really built: the model's size, its batch, and what the strategy did to it."""
+
+    num_parameters: int
+    num_blocks: int
+    data: str  # "synthetic", or the data set's name
+    split: str | None = None  # "31x3+7": 31 checkpointed segments of 3 blocks, the last 7 plain
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the reader of a number must know; the text names the option that helps."""
+
+    code: str
+    text: str
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy did to a module."""
+
+    split: str | None = None
+    notes: tuple[Note, ...] = ()
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial, one line of trials.jsonl."""
+
+    schema: int = SCHEMA
+    case: Case
+    round: int = 1
+    outcome: Outcome
+    detail: str | None = None  # why it is not ok
+    built: Built | None = None
+    readings: Readings = Readings()
+    equality: Equality | None = None
+    environment: Environment | None = None
+    notes: tuple[Note, ...] = ()
+    stage_seconds: dict[str, float] = {}  # what the trial itself cost: start, build, equality, memory, time
+    num_steps: int = 0  # training steps that the trial ran in all

@@ -1,0 +1,152 @@
+"""A run folder: manifest.json and the append-only trials.jsonl. Knows nothing of measuring or of screens."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiler.case import Trial, decode, encode
+from profiler.errors import UserError
+from profiler.record import SCHEMA, Environment, Record
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run set out to do: the whole plan, in order, and where it began."""
+
+    schema: int = SCHEMA
+    created: str  # UTC, ISO 8601
+    command: str
+    plan: tuple[Trial, ...]
+    environment: Environment
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run folder, read."""
+
+    folder: Path
+    manifest: Manifest
+    records: tuple[Record, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class Writer:
+    """The one writer of a run folder: every record that `append` returned from is on disk.
+
+    Raises UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / "trials.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise UserError(
+                f"another gcprof is writing to {folder}", hint="wait for it, or name another folder with -o"
+            ) from None
+        _cut_torn_line(folder / "trials.jsonl")
+
+    def append(self, record: Record) -> None:
+        """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails."""
+        line = encode(record) + b"\n"
+        try:
+            written = os.write(self._file, line)
+            assert written == len(line), f"only {written} of {len(line)} bytes written"
+            os.fsync(self._file)
+        except OSError as error:
+            raise UserError(
+                f"cannot write the result: {error.strerror}",
+                hint="free some space; what was printed is safe",
+                exit_code=74,
+            ) from error
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def new_folder(root: Path, models: Sequence[str]) -> Path:
+    """A name that no other run has: time (UTC), models, and three random bytes. Makes nothing yet."""
+    words = "-".join(dict.fromkeys(model.partition(":")[0] for model in models))
+    slug = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40]
+    return root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
+
+
+def create(folder: Path, *, plan: tuple[Trial, ...], command: str, environment: Environment) -> None:
+    """Make a new run folder with its manifest. Never touches an existing one. Raises UserError (exit code 74)."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest = Manifest(created=now, command=command, plan=plan, environment=environment)
+    try:
+        folder.mkdir(parents=True)
+        (folder / "logs").mkdir()
+        (folder / "derived").mkdir()
+        (folder / "trials.jsonl").touch()
+        _write_whole(folder / "manifest.json", msgspec.json.format(encode(manifest), indent=1))
+    except FileExistsError:
+        hint = "name a new folder with -o, or go on with --resume"
+        raise UserError(f"'{folder}' is there already", hint=hint) from None
+    except OSError as error:
+        message = f"cannot write to '{folder}': {error.strerror}"
+        raise UserError(message, hint="name a folder you may write to with -o", exit_code=74) from error
+
+
+def load(folder: Path) -> Run:
+    """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read."""
+    if not (folder / "manifest.json").is_file():
+        raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
+    manifest = _decode((folder / "manifest.json").read_bytes(), Manifest, folder / "manifest.json")
+    lines = (folder / "trials.jsonl").read_bytes().split(b"\n") if (folder / "trials.jsonl").exists() else [b""]
+    warnings = ("the last line of trials.jsonl is torn and was ignored",) if lines[-1] else ()
+    records = tuple(
+        _decode(line, Record, f"{folder / 'trials.jsonl'}:{number}") for number, line in enumerate(lines[:-1], start=1)
+    )
+    return Run(folder=folder, manifest=manifest, records=records, warnings=warnings)
+
+
+def runs(folder: Path) -> list[Path]:
+    """The run folders below a folder, oldest first."""
+    found = [path.parent for path in folder.glob("*/manifest.json")]
+    return sorted(found, key=lambda path: path.name)
+
+
+def _decode(text: bytes, kind: type[Any], where: object) -> Any:
+    try:
+        schema = msgspec.json.decode(text, type=_Schema).schema
+        if schema > SCHEMA:
+            raise UserError(
+                f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
+                hint="upgrade gcprof",
+                exit_code=4,
+            )
+        return decode(text, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4) from error
+
+
+class _Schema(msgspec.Struct):
+    schema: int
+
+
+def _write_whole(path: Path, text: bytes) -> None:
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+
+
+def _cut_torn_line(path: Path) -> None:
+    text = path.read_bytes()
+    if text and not text.endswith(b"\n"):
+        os.truncate(path, text.rfind(b"\n") + 1)

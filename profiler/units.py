@@ -1,0 +1,80 @@
+"""The only functions that turn numbers into text. Bytes, seconds and ratios in; text with its unit out."""
+
+from collections.abc import Iterable
+
+MISSING = "-"  # a number that was not measured is shown so, never as 0
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def bytes_text(count: int | None) -> str:
+    """1536 -> '1.50 KiB'; three significant digits, binary units."""
+    if count is None:
+        return MISSING
+    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(count) >= size:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{count} B"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """0.0123 -> '12.3 ms'; three significant digits."""
+    if seconds is None:
+        return MISSING
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= size:
+            return f"{_three_digits(seconds / size)} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def byte_unit(counts: Iterable[int | None]) -> tuple[int, str]:
+    """The one unit, with its size, for a whole column: the largest of which there are ten."""
+    largest = max((abs(count) for count in counts if count is not None), default=0)
+    units = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+    return next(((size, unit) for size, unit in units if largest >= 10 * size), (1, "B"))
+
+
+def second_unit(seconds: Iterable[float | None]) -> tuple[float, str]:
+    """The one unit, with its size, for a whole column: the largest of which there are ten."""
+    largest = max((second for second in seconds if second is not None), default=0.0)
+    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+    return next(((size, unit) for size, unit in units if largest >= 10 * size), (1e-9, "ns"))
+
+
+def scaled(value: float | None, size: float) -> str:
+    """A number in a unit that the column's head names, with one decimal, so that the points stand in line."""
+    if value is None:
+        return MISSING
+    if size == 1 and isinstance(value, int):
+        return f"{value:,}"
+    return "<0.1" if 0 < value / size < 0.05 else f"{value / size:,.1f}"
+
+
+def change_text(ratio: float | None) -> str:
+    """A ratio to a baseline as a signed percentage: 0.51 -> '-49 %', 1.253 -> '+25 %'."""
+    return MISSING if ratio is None else f"{_percent(ratio)} %"
+
+
+def change_range_text(ratios: tuple[float, float] | None) -> str:
+    """The smallest and the largest ratio to a baseline: (1.23, 1.27) -> '+23..+27'."""
+    return MISSING if ratios is None else f"{_percent(ratios[0])}..{_percent(ratios[1])}"
+
+
+def spread_text(fraction: float | None) -> str:
+    """A relative half-width: 0.034 -> '±3.4 %'."""
+    return MISSING if fraction is None else f"±{fraction * 100:.1f} %"
+
+
+def count_text(count: int, noun: str) -> str:
+    """3, 'module' -> '3 modules'."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _percent(ratio: float) -> str:
+    percent = (ratio - 1) * 100
+    text = f"{percent:+.{1 if abs(percent) < 9.95 else 0}f}"
+    return "0.0" if float(text) == 0 else text
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    return f"{value:,.0f}" if magnitude >= 99.95 else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"

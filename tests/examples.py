@@ -1,0 +1,117 @@
+"""Runs made by hand that views are shown with: U-shaped peaks, rising times, and everything that can go wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiler import store
+from profiler.analysis.rows import Row, rows
+from profiler.case import Choice, Trial
+from profiler.record import Built, Environment, Equality, Note, Readings, Record
+from tests import make
+from tests.make import MIB
+
+NUM_BLOCKS = 301
+ENVIRONMENT = Environment(
+    gcprof="0.1.0",
+    python="3.11.7",
+    system="Linux",
+    torch="2.15.0",
+    device_name="NVIDIA H200",
+    device_bytes=700 * MIB,
+    started="2026-11-20T17:49:00Z",
+)
+WRONG = Equality(loss_equal=False, gradients_equal=False, buffers_equal=True, random_state_equal=True)
+ONE_SEGMENT = Note(code="segments:k=1", text="checkpoints nothing: the last segment is never checkpointed")
+NOISY = Note(code="noisy", text="the samples spread by more than 5 %; raise --samples")
+
+
+def point(strategy: str, *, segments: int, seconds: float, round: int = 1, **fields: Any) -> Record:
+    """A record with what checkpoint_sequential costs: the last segment plain, one segment recomputed at the peak."""
+    length = NUM_BLOCKS // segments
+    last = NUM_BLOCKS - length * (segments - 1)
+    saved = (segments - 1) * MIB + 2 * last * MIB
+    transient = 30 * MIB + (2 * length * MIB if segments > 1 else 0)
+    static = 40 * MIB
+    split = f"{segments - 1}x{length}+{last}" if segments > 1 else None
+    return make.record(
+        strategy,
+        peak=static - static // 4 + saved + transient,
+        static=static,
+        saved=saved,
+        seconds=tuple(seconds * (1 + 0.01 * step) for step in (-2, -1, 0, 1, 2)),
+        round=round,
+        **{
+            "built": Built(num_parameters=2_800_000, num_blocks=NUM_BLOCKS, data="synthetic", split=split),
+            "environment": ENVIRONMENT,
+            **fields,
+        },
+    )
+
+
+def sweep(segments: tuple[int, ...] = (1, 2, 4, 8, 16, 32), *, round: int = 1, **fields: Any) -> list[Record]:
+    """`none`, then a row for each number of segments; the step takes from 100 ms to 135 ms."""
+    found = [point("none", segments=1, seconds=0.100, round=round, **_case("none", fields))]
+    for index, number in enumerate(segments):
+        name = f"segments:k={number}"
+        notes = (ONE_SEGMENT,) if number == 1 else ()
+        seconds = 0.100 if number == 1 else 0.120 + 0.015 * index / len(segments) + 0.002 * round
+        found.append(point(name, segments=number, seconds=seconds, round=round, notes=notes, **_case(name, fields)))
+    return found
+
+
+def troubled() -> list[Record]:
+    """One of each: ok, out of memory, skipped, invalid, and one whose time was not measured."""
+    good = sweep((2, 8))
+    untimed = point("segments:k=16", segments=16, seconds=0.13, notes=(NOISY,))
+    untimed = msgspec.structs.replace(untimed, readings=untimed_readings(untimed.readings))
+    return [
+        *good,
+        untimed,
+        make.failed(
+            "segments:k=3", "out_of_memory", "tried to allocate 96 MiB in the backward", environment=ENVIRONMENT
+        ),
+        make.failed(
+            "segments:k=400", "skipped", "301 modules cannot be cut into 400 segments", environment=ENVIRONMENT
+        ),
+        point(
+            "_planted",
+            segments=8,
+            seconds=0.08,
+            outcome="invalid",
+            detail="gradient of 4.weight differs by 0.5",
+            equality=WRONG,
+        ),
+        make.failed("segments:k=5", "crashed", "\x1b[31m[bold]signal\n11[/bold]\x07", environment=ENVIRONMENT),
+    ]
+
+
+def untimed_readings(readings: Readings) -> Readings:
+    nothing = dict.fromkeys(("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds"))
+    return msgspec.structs.replace(readings, **nothing)
+
+
+def table(records: list[Record]) -> tuple[Row, ...]:
+    return rows(records)
+
+
+def run(folder: Path, records: list[Record], *, more: tuple[Trial, ...] = ()) -> store.Run:
+    """A run folder on disk with these records; `more` are trials of its plan that were not run."""
+    plan = (*(Trial(case=record.case, round=record.round) for record in records), *more)
+    store.create(folder, plan=plan, command="gcprof run mnist-cnn", environment=ENVIRONMENT)
+    writer = store.Writer(folder)
+    for record in records:
+        writer.append(record)
+    writer.close()
+    return store.load(folder)
+
+
+def _case(strategy: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the case that are given by name move into it."""
+    names = {"model", "batch_size", "device"} & fields.keys()
+    moved = {name: Choice(fields[name]) if name == "model" else fields[name] for name in names}
+    rest = {name: value for name, value in fields.items() if name not in names}
+    return {**rest, "case": make.case(strategy, **moved)}

@@ -1,0 +1,69 @@
+"""What exists is read without importing it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from profiler import catalogue, models, optimizers, strategies
+from profiler.case import Choice
+from profiler.errors import UserError
+
+TABLES = [models.TABLE, strategies.TABLE, optimizers.TABLE]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_entry_says_in_one_sentence_what_it_is_about(table):
+    for entry in catalogue.entries(table, hidden=True):
+        assert entry.about.endswith("."), entry.name
+
+
+def test_hidden_entries_are_listed_only_where_asked_for():
+    shown = [entry.name for entry in catalogue.entries(models.TABLE)]
+    everything = [entry.name for entry in catalogue.entries(models.TABLE, hidden=True)]
+
+    assert "_fault" not in shown
+    assert "_fault" in everything
+
+
+def test_options_are_read_from_the_source(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "raise ImportError('read, not imported')\n"
+        "def build(batch_size: int = 3, *,\n"
+        "          n: Count = 2, p: float = 0.5, on: bool = False, w: Literal['a', 'b'] = 'b'):\n"
+        "    '''Mine.\n\n    More.'''\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    entry = catalogue.read("mine", {"mine": "mine:build"})
+
+    assert "mine" not in sys.modules
+    assert entry.about == "Mine."
+    assert entry.parameters == {"batch_size": "3"}
+    assert [(option.name, option.kind, option.default) for option in entry.options] == [
+        ("n", "Count", "2"),
+        ("p", "float", "0.5"),
+        ("on", "bool", "false"),
+        ("w", "a or b", "b"),
+    ]
+    resolved = catalogue.resolve(Choice("mine:w=a,n=2,on=true"), {"mine": "mine:build"})
+    assert resolved == "mine:on=true,w=a"
+
+
+@pytest.mark.parametrize("bad", ["mine:n=0", "mine:n=1.5", "mine:on=maybe", "mine:p=half", "mine:w=c", "mine:q=1"])
+def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
+    (tmp_path / "mine2.py").write_text(
+        "def build(*, n: Count = 2, p: float = 0.5, on: bool = False, w: Literal['a', 'b'] = 'b'):\n    'Mine.'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(UserError, match=bad):
+        catalogue.resolve(Choice(bad), {"mine": "mine2:build"})
+
+
+def test_options_arrive_with_their_types():
+    function, options = catalogue.load(Choice("segments:k=3,split=balanced"), strategies.TABLE)
+
+    assert function.__module__ == "profiler.strategies.segments"
+    assert options == {"k": 3, "split": "balanced"}

@@ -1,0 +1,161 @@
+"""A run folder: once a record is appended it is on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler import store
+from profiler.case import Trial, encode
+from profiler.errors import UserError
+from profiler.record import Environment
+from tests import make
+
+HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux x86_64")
+
+
+def new_run(folder: Path, *strategies: str) -> Path:
+    plan = tuple(Trial(case=make.case(strategy)) for strategy in strategies)
+    store.create(folder, plan=plan, command="gcprof run", environment=HERE)
+    return folder
+
+
+def filled(folder: Path) -> Path:
+    new_run(folder, "none", "segments:k=2", "segments:k=4")
+    writer = store.Writer(folder)
+    for strategy in ("none", "segments:k=2", "segments:k=4"):
+        writer.append(make.record(strategy))
+    writer.close()
+    return folder
+
+
+def test_what_is_appended_is_read_back(tmp_path):
+    run = store.load(filled(tmp_path / "run"))
+
+    assert [record.case.strategy for record in run.records] == ["none", "segments:k=2", "segments:k=4"]
+    assert run.records[0] == make.record("none")
+    assert run.warnings == ()
+
+
+def test_a_run_folder_is_never_overwritten(tmp_path):
+    new_run(tmp_path / "run", "none")
+
+    with pytest.raises(UserError, match="is there already"):
+        new_run(tmp_path / "run", "none")
+
+
+def test_any_prefix_of_a_run_can_be_read(tmp_path):
+    folder = filled(tmp_path / "run")
+    whole = (folder / "trials.jsonl").read_bytes()
+    complete = store.load(folder).records
+
+    for size in range(0, len(whole), 7):
+        (folder / "trials.jsonl").write_bytes(whole[:size])
+        run = store.load(folder)
+        assert run.records == complete[: whole[:size].count(b"\n")]
+        assert bool(run.warnings) == (size > 0 and whole[size - 1 : size] != b"\n")
+
+
+def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
+    folder = filled(tmp_path / "run")
+    with (folder / "trials.jsonl").open("ab") as file:
+        file.write(b'{"schema": 1, "case"')
+
+    writer = store.Writer(folder)
+    writer.append(make.record("segments:k=8"))
+    writer.close()
+
+    assert [record.case.strategy for record in store.load(folder).records][-1] == "segments:k=8"
+    assert len(store.load(folder).records) == 4
+
+
+def test_a_second_writer_is_refused_while_the_first_is_there(tmp_path):
+    folder = new_run(tmp_path / "run", "none")
+    first = store.Writer(folder)
+
+    with pytest.raises(UserError, match="another gcprof is writing"):
+        store.Writer(folder)
+
+    first.close()
+    store.Writer(folder).close()
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"schema": "x"}', b"\xff\xfe", b"[" * 100_000, b"null"])
+def test_a_damaged_line_is_named_by_file_and_number(tmp_path, text):
+    folder = filled(tmp_path / "run")
+    with (folder / "trials.jsonl").open("ab") as file:
+        file.write(text + b"\n")
+
+    with pytest.raises(UserError, match=r"trials.jsonl:4") as caught:
+        store.load(folder)
+
+    assert caught.value.exit_code == 4
+
+
+def test_a_record_of_a_newer_schema_asks_for_an_upgrade(tmp_path):
+    folder = filled(tmp_path / "run")
+    text = encode(make.record("segments:k=8")).replace(b'"schema":1', b'"schema":99', 1)
+    with (folder / "trials.jsonl").open("ab") as file:
+        file.write(text + b"\n")
+
+    with pytest.raises(UserError, match="schema 99") as caught:
+        store.load(folder)
+
+    assert caught.value.hint == "upgrade gcprof"
+
+
+def test_fields_of_a_later_minor_version_are_no_harm(tmp_path):
+    folder = filled(tmp_path / "run")
+    text = encode(make.record("segments:k=8")).replace(b'"round":1', b'"round":1,"mood":"good"', 1)
+    with (folder / "trials.jsonl").open("ab") as file:
+        file.write(text + b"\n")
+
+    assert store.load(folder).records[-1] == make.record("segments:k=8")
+
+
+def test_a_folder_without_a_manifest_is_no_run(tmp_path):
+    with pytest.raises(UserError, match="is not a run folder") as caught:
+        store.load(tmp_path)
+
+    assert caught.value.exit_code == 4
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UserError, match="cannot write to") as caught:
+        new_run(tmp_path / "file" / "run", "none")
+
+    assert caught.value.exit_code == 74
+
+
+def test_a_full_disk_is_said_and_old_records_stay(tmp_path):
+    folder = filled(tmp_path / "run")
+    (folder / "trials.jsonl").rename(folder / "kept")
+    (folder / "trials.jsonl").symlink_to("/dev/full")
+
+    writer = store.Writer.__new__(store.Writer)
+    import os
+
+    writer._file = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(UserError, match="cannot write the result: No space left") as caught:
+        writer.append(make.record())
+    writer.close()
+
+    assert caught.value.exit_code == 74
+
+
+def test_new_folders_have_names_of_their_own():
+    names = {store.new_folder(Path("results"), ["mnist-cnn:channels=32", "mlp"]).name for _ in range(20)}
+
+    assert len(names) == 20
+    assert all("-mnist-cnn-mlp-" in name for name in names)
+
+
+def test_hostile_model_names_stay_inside_the_results():
+    folder = store.new_folder(Path("results"), ["../../x;rm:k=1", "a/b\n"])
+
+    assert folder.parent == Path("results")
+    assert "/" not in folder.name
+    assert "\n" not in folder.name

@@ -1,0 +1,89 @@
+import pytest
+
+from profiler import units
+from profiler.units import GIB, KIB, MIB
+
+
+def test_bytes_are_shown_in_binary_units_with_three_digits():
+    texts = [units.bytes_text(count) for count in (0, 1023, KIB, 1536, 100 * MIB, 3 * GIB // 2)]
+
+    assert texts == ["0 B", "1023 B", "1.00 KiB", "1.50 KiB", "100 MiB", "1.50 GiB"]
+
+
+def test_seconds_are_shown_in_the_unit_that_reads_best():
+    texts = [units.seconds_text(seconds) for seconds in (2.0, 0.0123, 4.5e-6, 5e-9)]
+
+    assert texts == ["2.00 s", "12.3 ms", "4.50 us", "5 ns"]
+
+
+def test_what_was_not_measured_is_never_a_zero():
+    shown = [
+        units.bytes_text(None),
+        units.seconds_text(None),
+        units.scaled(None, MIB),
+        units.change_text(None),
+        units.change_range_text(None),
+        units.spread_text(None),
+    ]
+
+    assert set(shown) == {units.MISSING}
+
+
+@pytest.mark.parametrize(
+    ("largest", "unit"),
+    [(0, "B"), (10 * KIB - 1, "B"), (10 * KIB, "KiB"), (10 * MIB, "MiB"), (10 * GIB - 1, "MiB"), (10 * GIB, "GiB")],
+)
+def test_a_column_of_bytes_takes_the_largest_unit_of_which_there_are_ten(largest: int, unit: str):
+    assert units.byte_unit([1, None, largest])[1] == unit
+
+
+@pytest.mark.parametrize(("largest", "unit"), [(10.0, "s"), (9.9, "ms"), (0.01, "ms"), (0.0099, "us"), (1e-6, "ns")])
+def test_a_column_of_seconds_takes_the_largest_unit_of_which_there_are_ten(largest: float, unit: str):
+    assert units.second_unit([None, largest / 2, largest])[1] == unit
+
+
+def test_an_empty_column_has_a_unit_too():
+    assert units.byte_unit([]) == (1, "B")
+    assert units.second_unit([None])[1] == "ns"
+
+
+def test_numbers_of_a_column_have_one_decimal_each():
+    texts = [units.scaled(count, MIB) for count in (0, 512 * KIB, 1234 * MIB + 512 * KIB)]
+
+    assert texts == ["0.0", "0.5", "1,234.5"]
+
+
+def test_plain_bytes_have_no_decimals():
+    assert units.scaled(1234, 1) == "1,234"
+
+
+def test_something_small_is_not_shown_as_nothing():
+    assert units.scaled(1, MIB) == "<0.1"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (1.0, "0.0 %"),
+        (0.51, "-49 %"),
+        (1.253, "+25 %"),
+        (1.034, "+3.4 %"),
+        (0.9999, "0.0 %"),
+        (1.0999, "+10 %"),
+        (3, "+200 %"),
+    ],
+)
+def test_a_ratio_is_shown_as_a_signed_percentage(ratio: float, text: str):
+    assert units.change_text(ratio) == text
+
+
+def test_a_range_of_ratios_is_shown_from_the_smallest_to_the_largest():
+    assert units.change_range_text((0.98, 1.27)) == "-2.0..+27"
+
+
+def test_a_spread_is_half_a_width():
+    assert units.spread_text(0.034) == "±3.4 %"
+
+
+def test_one_is_not_a_plural():
+    assert [units.count_text(count, "module") for count in (1, 2, 1000)] == ["1 module", "2 modules", "1,000 modules"]
