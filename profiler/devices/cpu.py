@@ -1,0 +1,107 @@
+"""The CPU: exact bytes from the allocator's own events, never RSS. Knows nothing of models."""
+
+from __future__ import annotations
+
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from profiler.devices import Facts, Span
+
+MARK = "gcprof: mark"
+
+
+def connect(name: str) -> Cpu:
+    """The CPU of this machine."""
+    return Cpu(name)
+
+
+class CpuWatch:
+    """Sums the events that torch's CPU allocator reports to the profiler.
+
+    The allocator knows the size of what it frees only where it was allocated under the profiler too, so enter the
+    watch before the step that creates gradients and optimizer state. Source: c10/core/CPUAllocator.cpp.
+    """
+
+    def __init__(self, resting_bytes: int) -> None:
+        self._resting = resting_bytes
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+
+    def __enter__(self) -> CpuWatch:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._profile.__exit__(None, None, None)
+
+    def mark(self) -> None:
+        with record_function(MARK):
+            pass
+
+    def spans(self) -> list[Span]:
+        found: Any = self._profile.profiler  # kineto's events are typed without their bytes
+        events = [event for event in found.kineto_results.events() if event.name() in (MARK, "[memory]")]
+        events.sort(key=lambda event: event.start_ns())
+        return sum_events([None if event.name() == MARK else event.nbytes() for event in events], self._resting)
+
+
+def sum_events(events: list[int | None], resting_bytes: int) -> list[Span]:
+    """Allocations (+bytes), releases (-bytes) and marks (None), in order of time, as the spans between the marks."""
+    live, start, peak = resting_bytes, None, resting_bytes
+    spans = []
+    for event in events:
+        if event is None:
+            if start is not None:
+                spans.append(Span(start_bytes=start, peak_bytes=peak, end_bytes=live))
+            start = peak = live
+        else:
+            live += event
+            peak = max(peak, live)
+    return spans
+
+
+class CpuStopwatch:
+    """Wall time: a CPU step is synchronous."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def mark(self) -> None:
+        self._times.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)]
+
+
+class Cpu:
+    """The CPU."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def watch(self, resting_bytes: int) -> CpuWatch:
+        return CpuWatch(resting_bytes)
+
+    def stopwatch(self) -> CpuStopwatch:
+        return CpuStopwatch()
+
+    def synchronize(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def facts(self) -> Facts:
+        return Facts(name=_processor(), total_bytes=psutil.virtual_memory().total)
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

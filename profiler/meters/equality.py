@@ -1,0 +1,144 @@
+"""Whether two steps gave the same loss, gradients and buffers: knows nothing of strategies or of clocks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+
+import msgspec
+import torch
+
+from profiler.record import Equality
+from profiler.workload import Workload
+
+NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
+Step = Callable[[], tuple[Workload, torch.Tensor]]
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step left behind, as copies on the host."""
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    random_state: torch.Tensor
+
+    def digests(self) -> dict[str, str]:
+        return {
+            "loss": _digest({"loss": self.loss}),
+            "gradients": _digest(self.gradients),
+            "buffers": _digest(self.buffers),
+            "random": _digest({"random": self.random_state}),
+        }
+
+
+def noise_floor(step: Step) -> Equality:
+    """The step without checkpointing against itself. `step` builds a fresh workload and runs it to the gradients."""
+    first = collect(step)
+    again = collect(step)
+    found = compare(first, again)
+    floor = found.largest_difference if found.largest_difference is not None else 0.0
+    return msgspec.structs.replace(found, noise_floor=floor, digests=first.digests())
+
+
+def verify(step: Step, baseline: Step, digests: Mapping[str, str]) -> Equality:
+    """A strategy's step against the baseline's, cheap where all is well: by digests alone.
+
+    Only where they differ is the baseline run again, twice, for the noise floor and the differences.
+    """
+    mine = collect(step)
+    if mine.digests() == dict(digests):
+        return Equality(
+            loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=mine.digests()
+        )
+    first, second = collect(baseline), collect(baseline)
+    found = min((compare(first, mine), compare(second, mine)), key=lambda one: one.largest_difference or 0.0)
+    floor = compare(first, second).largest_difference or 0.0
+    return msgspec.structs.replace(found, noise_floor=floor, digests=mine.digests())
+
+
+def collect(step: Step) -> Results:
+    """Run a step and copy what it left to the host."""
+    workload, loss = step()
+    module = workload.module
+    return Results(
+        loss=_copy(loss),
+        gradients={
+            name: None if parameter.grad is None else _copy(parameter.grad)
+            for name, parameter in module.named_parameters()
+        },
+        buffers={name: _copy(buffer) for name, buffer in module.named_buffers()},
+        random_state=_random_state(loss.device),
+    )
+
+
+def compare(reference: Results, other: Results) -> Equality:
+    """Bitwise equality of two steps, and where gradients differ by how much and worst in which parameter."""
+    differences = {name: difference(one, other.gradients.get(name)) for name, one in reference.gradients.items()}
+    differences["(loss)"] = difference(reference.loss, other.loss)
+    worst = max(differences, key=lambda name: differences[name])
+    mine, yours = reference.digests(), other.digests()
+    return Equality(
+        loss_equal=mine["loss"] == yours["loss"],
+        gradients_equal=mine["gradients"] == yours["gradients"],
+        buffers_equal=mine["buffers"] == yours["buffers"],
+        random_state_equal=mine["random"] == yours["random"],
+        largest_difference=differences[worst] or None,
+        worst_parameter=worst if differences[worst] else None,
+        missing=tuple(
+            name
+            for name, gradient in reference.gradients.items()
+            if gradient is not None and other.gradients.get(name) is None
+        ),
+    )
+
+
+def judge(equality: Equality | None, *, strict: bool) -> str | None:
+    """Why these gradients do not count as the baseline's; None where they do, or where nobody asks to be strict."""
+    if equality is None:
+        return "not verified: there is nothing to compare with" if strict else None
+    if equality.missing:
+        names = ", ".join(equality.missing[:3]) + (", ..." if len(equality.missing) > 3 else "")
+        return f"{len(equality.missing)} parameters have no gradient: {names}"
+    if equality.gradients_equal and equality.loss_equal:
+        return None
+    found, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0
+    if not strict and floor and found <= NOISE_MARGIN * floor:
+        return None
+    where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
+    return f"gradients differ by {found:.1e}{where}; two runs without checkpointing differ by {floor:.1e}"
+
+
+def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest absolute difference over the largest absolute value of both: 0 to 2; 2 where one is not finite."""
+    if reference is None or other is None:
+        return 0.0 if reference is other else 2.0
+    if torch.equal(_bytes(reference), _bytes(other)):
+        return 0.0
+    wide, other_wide = reference.double(), other.double()
+    scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
+    relative = float((wide - other_wide).abs().max() / scale)
+    return relative if math.isfinite(relative) else 2.0
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return dense.to("cpu", copy=True).contiguous()
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _digest(found: Mapping[str, torch.Tensor | None]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in found.items():
+        digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
+        if tensor is not None:
+            digest.update(_bytes(tensor).numpy().data)
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().view(torch.uint8)  # (bytes,)

@@ -1,0 +1,13 @@
+"""The table of models. A model is one file with one function, and one line here: knows nothing of torch itself.
+
+The function takes `batch_size` (its default is the model's) and, where it can read a data set, `data_directory`;
+its keyword-only parameters are the options. It returns a Workload.
+"""
+
+TABLE = {
+    "mlp": "profiler.models.mlp:build",
+    "mnist-cnn": "profiler.models.mnist_cnn:build",
+    "_fault": "profiler.models.fault:build",
+}
+
+WITHOUT_GPU = {"mnist-cnn": {"channels": 32}}  # smaller defaults of the same architecture

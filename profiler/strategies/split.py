@@ -1,0 +1,78 @@
+"""Where to cut a chain into segments: arithmetic on lengths and bytes, knows nothing of torch."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+
+import msgspec
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments of a chain, in order. The last is checkpointed only where `last_checkpointed` says so."""
+
+    sizes: tuple[int, ...]
+    last_checkpointed: bool = False
+
+    @property
+    def runs(self) -> list[range]:
+        """The checkpointed segments as ranges of indices."""
+        starts = [sum(self.sizes[:i]) for i in range(len(self.sizes) + 1)]
+        runs = [range(start, end) for start, end in pairwise(starts)]
+        return runs if self.last_checkpointed else runs[:-1]
+
+    def __str__(self) -> str:
+        """`31x3+7`: 31 checkpointed segments of 3, and 7 plain; `4+4+0`... where nothing is plain, the end is `+0`."""
+        checkpointed = self.sizes if self.last_checkpointed else self.sizes[:-1]
+        plain = 0 if self.last_checkpointed else self.sizes[-1]
+        runs = [(len(list(group)), size) for size, group in groupby(checkpointed)]
+        return "+".join([*(f"{count}x{size}" if count > 1 else str(size) for count, size in runs), str(plain)])
+
+
+class ChainBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a forward saves, by block, and after the chain (head and loss)."""
+
+    saved: tuple[int, ...]
+    inputs: tuple[int, ...]  # of each block: what a checkpoint that begins there keeps
+    tail: int = 0
+
+
+def split_as_torch(length: int, segments: int) -> Split:
+    """Exactly torch.utils.checkpoint.checkpoint_sequential's cut: the last segment takes the whole remainder."""
+    size = length // segments
+    return Split(sizes=(*(size,) * (segments - 1), length - size * (segments - 1)))
+
+
+def split_balanced(chain: ChainBytes, segments: int) -> Split:
+    """At most `segments` segments, the largest of which saves as few bytes as can be.
+
+    The last one is checkpointed only where that lowers the peak: where head and loss hold much beside it.
+    """
+    low, high = max(chain.saved), sum(chain.saved)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_fill(chain.saved, middle)) <= segments else (middle + 1, high)
+    sizes = tuple(_fill(chain.saved, low))
+    plain, whole = Split(sizes=sizes), Split(sizes=sizes, last_checkpointed=True)
+    return whole if peak(chain, whole) < peak(chain, plain) else plain
+
+
+def peak(chain: ChainBytes, split: Split) -> int:
+    """The largest number of saved bytes held at once: a model by saved bytes alone, without temporaries."""
+    starts = [sum(split.sizes[:i]) for i in range(len(split.sizes))]
+    segments = [sum(chain.saved[start : start + size]) for start, size in zip(starts, split.sizes, strict=True)]
+    kept = [sum(chain.inputs[start] for start in starts[: i + 1]) for i in range(len(starts))]
+    recomputed = [held + segment for held, segment in zip(kept, segments, strict=True)]
+    at_loss = kept[-1] + chain.tail + (0 if split.last_checkpointed else segments[-1])
+    return max(*recomputed, at_loss)
+
+
+def _fill(saved: tuple[int, ...], bound: int) -> list[int]:
+    """Segment sizes, each filled from the front as long as its bytes stay within the bound."""
+    sizes, held = [0], 0
+    for one in saved:
+        if sizes[-1] and held + one > bound:
+            sizes.append(0)
+            held = 0
+        sizes[-1] += 1
+        held += one
+    return sizes

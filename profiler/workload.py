@@ -1,0 +1,67 @@
+"""A model ready to train, and its training step: knows nothing of strategies, meters or devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's file builds.
+
+    `blocks` are names of submodules in the order in which the forward runs them, each one's output the next
+    one's input. `loss` runs the forward of the module on the batch and returns a scalar.
+    """
+
+    module: nn.Module
+    blocks: tuple[str, ...]
+    batch: Any  # any nesting of tensors
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    data: str = "synthetic"
+
+
+def train_step(
+    workload: Workload,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    mark: Callable[[str], None] = lambda phase: None,
+    accumulate: int = 1,
+    keep_gradients: bool = False,
+) -> torch.Tensor:
+    """Zero the gradients, then forward, loss and backward for each micro-batch, then the optimizer's step.
+
+    `mark` is told the phase that begins: zero, forward, backward, optimizer, and end. Without an optimizer the step
+    ends after the backward. Returns the last micro-batch's loss, detached.
+    """
+    mark("zero")
+    for parameter in workload.module.parameters():
+        if keep_gradients and parameter.grad is not None:
+            parameter.grad.zero_()
+        else:
+            parameter.grad = None
+    for _ in range(accumulate):
+        mark("forward")
+        loss = workload.loss(workload.module, workload.batch)
+        mark("backward")
+        (loss / accumulate if accumulate > 1 else loss).backward()
+    mark("optimizer")
+    if optimizer is not None:
+        optimizer.step()
+    mark("end")
+    return loss.detach()
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """All tensors in any nesting of tuples, lists and dicts."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def storage_bytes(found: list[torch.Tensor]) -> int:
+    """The bytes of all storages behind these tensors, each counted once."""
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in found}
+    return sum(storages.values())

@@ -1,0 +1,47 @@
+"""What several tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler import models
+from profiler.case import Choice, Trial
+from profiler.engines.local import Local
+from profiler.record import Record
+from tests import make
+
+
+@pytest.fixture
+def with_test_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transformer and the BatchNorm chain of the tests, as if they were in the table."""
+    monkeypatch.setitem(models.TABLE, "transformer", "tests.transformer:build")
+    monkeypatch.setitem(models.TABLE, "batchnorm", "tests.batchnorm:build")
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """One fork server for all tests that need real processes."""
+    with Local(stage_seconds=60.0, logs=tmp_path_factory.mktemp("logs")) as engine:
+        yield engine
+
+
+def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",), **fields: Any) -> Record:
+    """A record of a trial that ran in this process."""
+    from profiler.measure import measure
+
+    case = make.case(strategy, **{"model": Choice(model), "batch_size": 8, "warmup": 0, "samples": 1, **fields})
+    digests = None
+    if "equality" in passes and strategy != "none":
+        baseline = measure(Trial(case=case.baseline, passes=("equality",))).equality
+        digests = baseline.digests if baseline else None
+    return measure(Trial(case=case, passes=passes, digests=digests))
+
+
+def run_folder(root: Path) -> Path:
+    """The one run folder below a folder."""
+    (folder,) = (path.parent for path in root.glob("**/manifest.json"))
+    return folder

@@ -1,0 +1,150 @@
+"""Gradients are equal, or the row is invalid and says where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profiler import models
+from profiler.case import Choice
+from profiler.meters import equality
+from profiler.strategies import TABLE
+from tests.conftest import measured
+
+EVERY = {
+    "none": ["none"],
+    "segments": ["segments:k=1", "segments:k=2", "segments:k=4", "segments:k=3,split=balanced"],
+    "_planted": [],  # wrong on purpose, below
+}
+PASSES = ("equality",)
+
+
+def test_every_strategy_of_the_catalogue_is_tried_here():
+    assert EVERY.keys() == TABLE.keys()
+
+
+@pytest.mark.parametrize("model", ["mlp", "mnist-cnn:channels=4", "transformer:layers=4"])
+@pytest.mark.parametrize("strategy", [choice for choices in EVERY.values() for choice in choices])
+@pytest.mark.usefixtures("with_test_models")
+def test_gradients_are_bit_equal_on_the_cpu(model, strategy):
+    record = measured(model, strategy, passes=PASSES)
+
+    assert record.outcome == "ok", record.detail
+    assert record.equality.gradients_equal
+    assert record.equality.loss_equal
+    assert record.equality.buffers_equal
+    assert record.equality.random_state_equal
+
+
+def test_without_checkpointing_the_noise_floor_of_a_deterministic_model_is_nothing():
+    record = measured("mlp", "none", passes=PASSES)
+
+    assert record.equality.noise_floor == 0.0
+
+
+def test_without_checkpointing_the_noise_floor_of_a_noisy_model_is_its_noise():
+    record = measured("_fault:kind=noise", "none", passes=PASSES)
+
+    assert record.outcome == "ok"
+    assert record.equality.noise_floor > 0
+
+
+def test_a_difference_within_the_noise_is_ok_unless_strict():
+    noisy = measured("_fault:kind=noise", "segments:k=2", passes=PASSES)
+    strict = measured("_fault:kind=noise", "segments:k=2", passes=PASSES, verify="strict")
+
+    assert (noisy.outcome, strict.outcome) == ("ok", "invalid")
+    assert not noisy.equality.gradients_equal
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_of_an_input_without_gradient_is_invalid_and_names_the_parameters():
+    record = measured("mlp", "_planted:fault=reentrant", passes=PASSES)
+
+    assert record.outcome == "invalid"
+    assert record.equality.missing == ("0.weight", "0.bias", "2.weight", "2.bias")
+    assert record.detail.startswith("4 parameters have no gradient: 0.weight, 0.bias, 2.weight, ...")
+
+
+def test_dropout_without_its_random_state_is_invalid_and_names_the_worst_parameter():
+    record = measured("_fault:kind=dropout", "_planted:fault=random-state", passes=PASSES)
+
+    assert record.outcome == "invalid"
+    assert record.equality.loss_equal
+    assert record.equality.worst_parameter in record.detail
+    assert record.equality.largest_difference > 0.01
+
+
+def test_dropout_with_its_random_state_is_bit_equal():
+    record = measured("_fault:kind=dropout", "segments:k=2", passes=PASSES)
+
+    assert record.outcome == "ok"
+    assert record.equality.gradients_equal
+
+
+@pytest.mark.usefixtures("with_test_models")
+def test_batchnorm_updated_twice_is_a_note_and_not_a_failure():
+    record = measured("batchnorm", "segments:k=2", passes=PASSES)
+
+    assert record.outcome == "ok"
+    assert record.equality.gradients_equal
+    assert not record.equality.buffers_equal
+    assert [note.code for note in record.notes] == ["GCP004"]
+
+
+def test_verification_can_be_off_and_then_says_so():
+    record = measured("mlp", "segments:k=2", passes=PASSES, verify="off")
+
+    assert record.equality is None
+    assert "GCP006" in [note.code for note in record.notes]
+
+
+def test_a_strict_row_without_a_baseline_is_invalid():
+    from profiler.case import Trial
+    from profiler.measure import measure
+    from tests.make import case
+
+    lonely = measure(Trial(case=case("segments:k=2", model=Choice("mlp"), verify="strict"), passes=PASSES))
+
+    assert lonely.outcome == "invalid"
+    assert "nothing to compare with" in lonely.detail
+
+
+def test_a_loss_that_is_not_finite_is_a_note():
+    record = measured("_fault:kind=nan", "segments:k=2", passes=("equality", "memory"))
+
+    assert record.outcome == "ok"
+    assert "GCP007" in [note.code for note in record.notes]
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "expected"),
+    [
+        ([1.0, -4.0], [1.0, -4.0], 0.0),
+        ([1.0, -4.0], [1.0, -3.0], 0.25),
+        ([0.0], [0.0], 0.0),
+        ([0.0], [3.0], 1.0),
+        ([2.0], [-2.0], 2.0),
+        ([1.0], [float("nan")], 2.0),
+        ([1.0], [float("inf")], 2.0),
+    ],
+)
+def test_differences_are_relative_to_the_largest_value(reference, other, expected):
+    assert equality.difference(torch.tensor(reference), torch.tensor(other)) == expected
+
+
+def test_a_gradient_on_one_side_only_is_as_different_as_can_be():
+    assert equality.difference(None, torch.zeros(2)) == 2.0
+    assert equality.difference(None, None) == 0.0
+
+
+def test_negative_zero_is_not_bit_equal_to_zero():
+    zero, negative = torch.tensor([0.0]), torch.tensor([-0.0])
+
+    results = [equality.Results(loss=one, gradients={}, buffers={}, random_state=zero) for one in (zero, negative)]
+
+    assert not equality.compare(*results).loss_equal
+
+
+def test_models_of_the_catalogue_are_tried_here_or_hidden():
+    assert {name for name in models.TABLE if not name.startswith("_")} == {"mlp", "mnist-cnn"}

@@ -1,0 +1,153 @@
+"""The bytes on the CPU are the allocator's own."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint_sequential
+
+from profiler import catalogue, models, optimizers
+from profiler.case import Choice
+from profiler.devices.cpu import sum_events
+from tests.conftest import measured
+
+
+def allocations(tree: list, found: list[tuple[int, int]], marks: list[int]) -> None:
+    """Every allocation below these profiler events as (time, bytes), and when the step began."""
+    for event in tree:
+        if event.typed[0].name == "Allocation":
+            found.append((event.start_time_ns, event.extra_fields.alloc_size))
+        elif event.name == "the step":
+            marks.append(event.start_time_ns)
+        allocations(event.children, found, marks)
+
+
+def peak_of_a_plain_loop(build, optimizer, *, accumulate: int = 1, keep: bool = False) -> int:
+    """The largest sum of the allocator's events from before the model was built, in the second step of a plain loop."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        module, batch, loss = build()
+        stepper = optimizer(module.parameters())
+        for number in range(2):
+            with record_function("the step" if number else "the first step"):
+                stepper.zero_grad(set_to_none=not keep)
+                for _ in range(accumulate):
+                    (loss(module, batch) / accumulate).backward()
+                stepper.step()
+    found, marks = [], []
+    allocations(profiled.profiler.kineto_results.experimental_event_tree(), found, marks)
+    live = peak = 0
+    for when, size in sorted(found, key=lambda event: event[0]):
+        live += size
+        peak = max(peak, live) if when >= marks[0] else 0
+    return peak
+
+
+def plain(model: str, batch_size: int, change=lambda module: None):
+    """Builds the model without gcprof's passes; `change` may alter it."""
+
+    def build():
+        function, options = catalogue.load(Choice(model), models.TABLE)
+        torch.manual_seed(0)
+        workload = function(batch_size=batch_size, **options)
+        change(workload.module)
+        return workload.module, workload.batch, workload.loss
+
+    return build
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("model", ["mlp", "mnist-cnn:channels=8", "transformer"])
+@pytest.mark.usefixtures("with_test_models")
+def test_the_peak_is_the_sum_of_the_allocator_events_of_a_plain_loop(model, optimizer):
+    build_optimizer, _ = catalogue.load(Choice(optimizer), optimizers.TABLE)
+    expected = peak_of_a_plain_loop(plain(model, 8), build_optimizer)
+
+    readings = measured(model, "none", optimizer=Choice(optimizer)).readings
+
+    assert readings.peak_bytes == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("k", [2, 8, 32])
+def test_the_peak_under_segments_is_that_of_checkpoint_sequential(k):
+    def with_checkpoints(module):
+        trunk = list(module.trunk)
+        module.trunk.forward = lambda x: checkpoint_sequential(trunk, k, x, use_reentrant=False)
+
+    build_optimizer, _ = catalogue.load(Choice("sgd"), optimizers.TABLE)
+    expected = peak_of_a_plain_loop(plain("mnist-cnn:channels=8", 8, with_checkpoints), build_optimizer)
+
+    readings = measured("mnist-cnn:channels=8", f"segments:k={k}").readings
+
+    assert readings.peak_bytes == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 3}, {"keep_gradients": True}])
+def test_micro_batches_and_kept_gradients_have_the_peak_of_a_plain_loop(settings):
+    build_optimizer, _ = catalogue.load(Choice("sgd"), optimizers.TABLE)
+    loop = {"accumulate": settings.get("accumulate", 1), "keep": settings.get("keep_gradients", False)}
+    expected = peak_of_a_plain_loop(plain("mlp", 8), build_optimizer, **loop)
+
+    readings = measured("mlp", "none", **settings).readings
+
+    assert readings.peak_bytes == pytest.approx(expected, rel=1e-3)
+
+
+def test_saved_bytes_of_the_mlp_equal_arithmetic():
+    batch, hidden, classes, number = 64, 20, 5, 4  # 4 bytes a number
+
+    readings = measured("mlp", "none", batch_size=batch).readings
+
+    outputs_of_relu = 2 * batch * hidden * number  # Linear's own outputs are not saved
+    log_softmax = batch * classes * number
+    loss_and_its_weight = 2 * number
+    assert readings.saved_bytes == outputs_of_relu + log_softmax + loss_and_its_weight
+
+
+def test_static_bytes_of_the_mlp_equal_arithmetic():
+    parameters = 4 * (10 * 20 + 20 + 20 * 20 + 20 + 20 * 5 + 5)
+
+    static = {
+        name: measured("mlp", "none", batch_size=8, optimizer=Choice(name)).readings.static_bytes
+        for name in optimizers.TABLE
+    }
+
+    steps = 4 * 6  # Adam counts its steps in one number for each of the six parameters
+    assert {name: found["optimizer"] for name, found in static.items()} == {
+        "sgd": 0,
+        "momentum": parameters,
+        "adam": 2 * parameters + steps,
+        "adamw": 2 * parameters + steps,
+    }
+    for found in static.values():
+        assert found["parameters"] == found["gradients"] == parameters
+        assert found["inputs"] == 8 * 10 * 4 + 8 * 8  # images in fp32, labels in int64
+
+
+def test_gradients_are_part_of_the_start_only_where_they_are_kept():
+    dropped = measured("mlp", "none").readings
+    kept = measured("mlp", "none", keep_gradients=True).readings
+
+    assert sum(kept.static_bytes.values()) == kept.start_bytes
+    assert sum(dropped.static_bytes.values()) == dropped.start_bytes + dropped.static_bytes["gradients"]
+    assert kept.peak_gradient_bytes == 0
+
+
+def test_the_gradients_at_the_peak_are_those_that_have_arrived():
+    model = nn.Linear(10, 20), nn.Linear(20, 5)  # the first and last layer of the mlp
+    last = sum(parameter.numel() * 4 for parameter in model[1].parameters())
+
+    readings = measured("mlp", "none", batch_size=4096).readings
+
+    assert readings.peak_phase == "backward"
+    assert readings.peak_gradient_bytes == last  # the peak is in the backward of the second layer's ReLU
+
+
+def test_spans_are_cut_at_marks_and_keep_their_own_peak():
+    spans = sum_events([50, None, 100, -30, None, 5, -100, None, 999], resting_bytes=7)
+
+    assert [(span.start_bytes, span.peak_bytes, span.end_bytes) for span in spans] == [(57, 157, 127), (127, 132, 32)]

@@ -1,0 +1,126 @@
+"""Where chains are cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
+
+from profiler.strategies import probe
+from profiler.strategies.split import ChainBytes, Split, peak, split_as_torch, split_balanced
+from tests.test_memory import plain
+
+
+def calls_of_checkpoint_sequential(length: int, segments: int) -> list[int]:
+    """How often PyTorch runs each module in a step: twice where it is checkpointed, once where it is plain.
+
+    Early stopping leaves out what comes after the last saved tensor, so every module here saves one.
+    """
+    counts = [0] * length
+
+    class Counted(nn.Linear):
+        def __init__(self, index: int) -> None:
+            super().__init__(2, 2)
+            self.index = index
+
+        def forward(self, x):
+            counts[self.index] += 1
+            return super().forward(x).sin()
+
+    chain = nn.Sequential(*[Counted(i) for i in range(length)])
+    checkpoint_sequential(chain, segments, torch.randn(1, 2, requires_grad=True), use_reentrant=False).sum().backward()
+    return counts
+
+
+@pytest.mark.parametrize(("length", "segments"), [(5, 1), (5, 2), (5, 5), (9, 4), (50, 32), (100, 32)])
+def test_the_split_is_that_of_checkpoint_sequential(length, segments):
+    split = split_as_torch(length, segments)
+
+    checkpointed = {index for run in split.runs for index in run}
+    assert calls_of_checkpoint_sequential(length, segments) == [2 if i in checkpointed else 1 for i in range(length)]
+
+
+def test_the_real_split_is_written_with_its_plain_end():
+    written = {(n, k): str(split_as_torch(n, k)) for n, k in [(100, 32), (50, 32), (301, 1), (4, 2), (301, 8)]}
+
+    assert written == {(100, 32): "31x3+7", (50, 32): "31x1+19", (301, 1): "301", (4, 2): "2+2", (301, 8): "7x37+42"}
+
+
+def test_a_split_whose_last_segment_is_checkpointed_too_ends_in_nothing_plain():
+    assert str(Split(sizes=(4, 4, 2), last_checkpointed=True)) == "2x4+2+0"
+    assert Split(sizes=(4, 4, 2), last_checkpointed=True).runs == [range(4), range(4, 8), range(8, 10)]
+
+
+def test_one_segment_checkpoints_nothing():
+    assert split_as_torch(7, 1).runs == []
+
+
+def largest(saved: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return max(sum(saved[start : start + size]) for start, size in zip(starts, sizes, strict=True))
+
+
+def every_cut(length: int, segments: int):
+    """All ways to cut a chain into at most so many segments."""
+    if segments == 1 or length == 1:
+        yield (length,)
+        return
+    yield (length,)
+    for first in range(1, length):
+        for rest in every_cut(length - first, segments - 1):
+            yield (first, *rest)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 5), st.integers(0, 30))
+def test_balanced_has_the_smallest_possible_largest_segment(saved, segments, tail):
+    chain = ChainBytes(saved=tuple(saved), inputs=(1,) * len(saved), tail=tail)
+
+    split = split_balanced(chain, min(segments, len(saved)))
+
+    best = min(largest(chain.saved, sizes) for sizes in every_cut(len(saved), min(segments, len(saved))))
+    assert largest(chain.saved, split.sizes) == best
+    assert sum(split.sizes) == len(saved)
+    assert len(split.sizes) <= segments
+
+
+def test_the_last_segment_is_checkpointed_only_where_head_and_loss_hold_much():
+    little = ChainBytes(saved=(10, 10, 10, 10), inputs=(1, 1, 1, 1), tail=0)
+    much = ChainBytes(saved=(10, 10, 10, 10), inputs=(1, 1, 1, 1), tail=50)
+
+    plain_end, checkpointed_end = split_balanced(little, 2), split_balanced(much, 2)
+
+    assert (str(plain_end), str(checkpointed_end)) == ("2+2", "2x2+0")
+    assert peak(little, plain_end) == 1 + 1 + 20  # both inputs and the plain end, when the loss begins
+    assert peak(much, checkpointed_end) == 1 + 1 + 50
+
+
+def test_the_probe_counts_what_each_block_saves():
+    module, batch, loss = plain("mlp", 64)()
+    from profiler.workload import Workload
+
+    chain = probe.chain_bytes(Workload(module=module, blocks=("0", "1", "2", "3", "4"), batch=batch, loss=loss))
+
+    relu = 64 * 20 * 4
+    assert chain.saved == (0, relu, 0, relu, 0)  # Linear saves its input, which is the batch or is counted already
+    state = torch.get_rng_state().nbytes  # every checkpoint keeps it, on the CPU in the memory that is measured
+    assert chain.inputs == (64 * 10 * 4 + state, *[relu + state] * 4)
+    assert chain.tail == 64 * 5 * 4 + 4  # log-softmax and the loss's weight
+
+
+def test_the_probe_leaves_buffers_and_random_state_as_they_were():
+    from tests.batchnorm import build
+
+    workload = build()
+    before = {name: buffer.clone() for name, buffer in workload.module.named_buffers()}
+    state = torch.get_rng_state()
+
+    probe.chain_bytes(workload)
+
+    assert all(torch.equal(buffer, before[name]) for name, buffer in workload.module.named_buffers())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in workload.module.parameters())
+    workload.loss(workload.module, workload.batch)  # the twin: a forward does change them
+    assert any(not torch.equal(buffer, before[name]) for name, buffer in workload.module.named_buffers())
