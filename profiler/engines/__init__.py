@@ -1,0 +1,27 @@
+"""The table of engines: where trials run. An engine only decides where; a trial stays one case in a fresh process.
+
+An engine is a context manager with `survey()`, the devices there are, and `run(trials)`, which yields one record for
+each trial in any order, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from profiler.case import Trial
+from profiler.record import Environment, Record
+
+TABLE = {"local": "profiler.engines.local:connect"}
+
+
+class Engine(Protocol):
+    logs: Path | None  # where the output of trials goes
+
+    def __enter__(self) -> Engine: ...
+    def __exit__(self, *error: object) -> None: ...
+    def survey(self) -> dict[str, Environment]:
+        """Every device that can be measured, by name; the CPU first."""
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[Record]: ...

@@ -1,0 +1,199 @@
+"""One child of the fork server, from its request to its end: messages, log, time limits. Knows nothing of trials."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+LOG_BYTES = 1 << 20  # of each child's output; the rest is counted, not kept
+MESSAGE_BYTES = 64 << 20  # of all that a child may send
+GRACE_SECONDS = 2.0  # between asking a child to end and ending it
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a child ended. `status` is its exit code, minus a signal's number, or None where the server died too."""
+
+    status: int | None
+    stage: str
+    timed_out: bool = False
+    limit: float = 0.0
+
+    def describe(self) -> str:
+        """The end in words: which signal, in which stage, and what is likely behind it."""
+        if self.status is None:
+            return f"lost in {self.stage}: the server process died"
+        if self.status >= 0:
+            return f"ended in {self.stage} with exit code {self.status}"
+        name = signal.Signals(-self.status).name
+        likely = ": possibly out of host memory" if name == "SIGKILL" else ""
+        return f"killed in {self.stage} by {name}{likely}"
+
+
+class Child:
+    """Asks the server for a child when entered; kills what is left of it when left."""
+
+    def __init__(self, control: socket.socket, entry: str, text: str, *, log: Path | None) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.damaged = False
+        self._control = control
+        self._request = json.dumps({"entry": entry, "text": text}).encode() + b"\n"
+        self._log = _Log(log)
+        self._pid: int | None = None
+        self._stage = "start"
+        self._status: int | None = None
+        self._ended = False
+        self._said = b""
+        self._received = b""
+
+    def __enter__(self) -> Child:
+        self._channel, channel = os.pipe()
+        self._output, output = os.pipe()
+        self._open = {self._channel: self._take_messages, self._output: self._log.write}
+        for descriptor in self._open:
+            os.set_blocking(descriptor, False)
+        try:
+            socket.send_fds(self._control, [self._request[:1]], [channel, output])
+            self._control.sendall(self._request[1:])
+        except OSError:
+            self._ended = True
+        finally:
+            os.close(channel)
+            os.close(output)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._ended:
+            self._kill(signal.SIGKILL)
+        os.close(self._channel)
+        os.close(self._output)
+        self._log.close()
+
+    def wait(self, limit: float) -> Ended:
+        """Follow the child until it ends; end it where one stage takes longer than `limit` seconds."""
+        stage, since = self._stage, time.monotonic()
+        while not self._ended:
+            left = since + limit - time.monotonic()
+            if left <= 0:
+                return self._stop(limit)
+            self._read(left)
+            if self._stage != stage:
+                stage, since = self._stage, time.monotonic()
+        self._drain()
+        return Ended(status=self._status, stage=self._stage)
+
+    def last_words(self) -> str:
+        """The last line that the child printed."""
+        return self._log.last_line()
+
+    def _stop(self, limit: float) -> Ended:
+        late = self._stage
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not self._ended:
+                self._kill(number)
+        return Ended(status=self._status, stage=late, timed_out=True, limit=limit)
+
+    def _kill(self, number: int) -> None:
+        """Have the server signal the child and its group, and give it time to end."""
+        until = time.monotonic() + GRACE_SECONDS
+        while self._pid is None and not self._ended and time.monotonic() < until:
+            self._read(until - time.monotonic())
+        try:
+            self._control.sendall(json.dumps({"kill": self._pid, "signal": number}).encode() + b"\n")
+        except OSError:
+            self._ended = True
+        while not self._ended and time.monotonic() < until:
+            self._read(until - time.monotonic())
+
+    def _read(self, seconds: float) -> None:
+        control = self._control.fileno()
+        ready, _, _ = select.select([control, *self._open], [], [], max(0.0, seconds))
+        for descriptor in ready:
+            if descriptor == control:
+                self._read_control()
+            else:
+                self._read_pipe(descriptor)
+
+    def _drain(self) -> None:
+        """What a child wrote before its end is still in the pipes."""
+        for descriptor in list(self._open):
+            while self._read_pipe(descriptor):
+                continue
+
+    def _read_pipe(self, descriptor: int) -> bool:
+        """Take what is there; False where nothing is. A pipe that nobody writes to any more is watched no longer."""
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            del self._open[descriptor]
+            return False
+        self._open[descriptor](data)
+        return True
+
+    def _take_messages(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) > MESSAGE_BYTES:
+            self.damaged, self._received = True, b""
+        *lines, self._received = self._received.split(b"\n")
+        for line in lines:
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            self.damaged = True
+            return
+        self.messages.append(message)
+        self._stage = str(message.get("stage", self._stage))
+
+    def _read_control(self) -> None:
+        data = self._control.recv(1 << 16)
+        if not data:
+            self._ended = True
+        self._said += data
+        *lines, self._said = self._said.split(b"\n")
+        for message in map(json.loads, lines):
+            if "status" not in message:
+                self._pid = message["pid"]
+            elif message["pid"] == self._pid:
+                self._status, self._ended = message["status"], True
+
+
+class _Log:
+    """A file that takes LOG_BYTES and then a line that says how much it left out."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._tail = b""
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-4096:]
+        kept = data[: max(0, LOG_BYTES - self._size)]
+        self._size += len(data)
+        if kept and self._path:
+            self._file = self._file or self._path.open("wb")
+            self._file.write(kept)
+
+    def last_line(self) -> str:
+        lines = self._tail.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
+
+    def close(self) -> None:
+        if self._file:
+            if self._size > LOG_BYTES:
+                self._file.write(f"\n[gcprof: {self._size - LOG_BYTES} more bytes left out]\n".encode())
+            self._file.close()

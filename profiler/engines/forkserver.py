@@ -1,0 +1,150 @@
+"""The server process: imports torch once, then forks a child for every request. Knows nothing of trials.
+
+A request is one line of JSON on a Unix socket: {"entry", "text"} for a child, with two descriptors beside it, its
+channel and its output; or {"kill", "signal"}. The server tells {"pid"} when a child begins and {"pid", "status"} when
+it has ended. When the client is gone, by
+whatever death, every child's process group is killed and the server ends. It never touches CUDA, which does not
+survive a fork once it is initialised.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), where there is one
+
+
+def main(descriptor: int, preload: Sequence[str]) -> None:
+    """Serve the client at the other end of the socket until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the client decides
+    for name in preload:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a child's collections need not look at all of torch
+    _Server(socket.socket(fileno=descriptor)).serve()
+
+
+class _Server:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: set[int] = set()
+        self._woken, waker = os.pipe()
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def serve(self) -> None:
+        self._say({"ready": True})
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(self._woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is self._control and not self._accept():
+                    self._kill_all()
+                    return
+                if key.fileobj == self._woken:
+                    os.read(self._woken, 4096)
+                    self._reap()
+
+    def _accept(self) -> bool:
+        """Carry out what the client asks; False where it is gone."""
+        try:
+            text, descriptors, _, _ = socket.recv_fds(self._control, 1 << 20, 2)
+            while text and not text.endswith(b"\n"):
+                text += self._control.recv(1 << 20)
+        except ConnectionError:
+            return False
+        for line in text.splitlines():
+            request = json.loads(line)
+            if "kill" in request:
+                self._kill(request["kill"], request["signal"])
+            else:
+                self._fork(request, descriptors)
+        return bool(text)
+
+    def _fork(self, request: dict[str, str], descriptors: list[int]) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(request, *descriptors, server=server)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._children.add(pid)
+        self._say({"pid": pid})
+
+    def _become_child(self, request: dict[str, str], channel: int, output: int, *, server: int) -> None:
+        """Run the request in a session of its own and end the process: never returns."""
+        status = 1
+        try:
+            os.setsid()
+            die_with_parent(server)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            module, _, name = request["entry"].partition(":")
+            getattr(importlib.import_module(module), name)(request["text"], channel)
+            status = 0
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 1
+        except BaseException:  # noqa: BLE001  a forked child must never return into the server
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self) -> None:
+        """Tell the children that have ended, and end what they left behind while their number is still theirs."""
+        for pid in list(self._children):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                self._kill(pid, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
+                self._children.remove(pid)
+                self._say({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _kill(self, pid: int, number: int) -> None:
+        """Signal a child and all of its process group, as far as they are still there."""
+        if pid not in self._children:
+            return
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(pid, number)
+            except (ProcessLookupError, PermissionError):  # no group yet; or macOS, for a group of zombies
+                continue
+
+    def _kill_all(self) -> None:
+        for pid in self._children:
+            self._kill(pid, signal.SIGKILL)
+
+    def _say(self, message: dict[str, object]) -> None:
+        try:
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._kill_all()
+            os._exit(1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the server dies, where the system can do that (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the call
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,156 @@
+"""This machine: one fresh process a trial, forked from a server that has imported torch. Never imports torch itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiler import __version__
+from profiler.case import Trial, decode, encode
+from profiler.engines.child import Child, Ended
+from profiler.errors import UserError
+from profiler.record import Environment, Outcome, Record
+
+# All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
+PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", "profiler.worker")
+
+
+def connect(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
+    """This machine, one trial at a time."""
+    return Local(stage_seconds=stage_seconds, logs=logs)
+
+
+class Local:
+    """Starts the server when entered, and ends it with all its children when left.
+
+    `stage_seconds` is what each stage of a trial may take; `logs` is where the trials' output goes, capped.
+    """
+
+    def __init__(self, *, stage_seconds: float = 600.0, logs: Path | None = None) -> None:
+        self.logs = logs
+        self._stage_seconds = stage_seconds
+        self._server: _Server | None = None
+
+    def __enter__(self) -> Local:
+        self._server = _Server()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._server:
+            self._server.close()
+
+    def survey(self) -> dict[str, Environment]:
+        """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
+        child, ended = self._start("profiler.worker:survey", "", "survey")
+        for message in child.messages:
+            if "devices" in message:
+                devices: dict[str, Environment] = decode(json.dumps(message["devices"]), dict[str, Environment])
+                return devices
+        raise UserError(f"torch does not work here: {ended.describe()}", hint=child.last_words(), exit_code=3)
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
+        """One record for each trial, in order. Closing the iterator ends the trial at work."""
+        for trial in trials:
+            asked = time.monotonic()
+            child, ended = self._start("profiler.worker:run_trial", encode(trial).decode(), _log_name(trial))
+            yield _record(trial, child, ended, asked)
+
+    def _start(self, entry: str, text: str, log: str) -> tuple[Child, Ended]:
+        assert self._server, "enter the engine first"
+        if not self._server.alive():
+            self._server.close()
+            self._server = _Server()
+        log_file = self.logs / f"{log}.log" if self.logs else None
+        with Child(self._server.control, entry, text, log=log_file) as child:
+            return child, child.wait(self._stage_seconds)
+
+
+class _Server:
+    """The client's end of the fork server."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the server
+        words = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), *PRELOAD]
+        environment = {**os.environ, "KINETO_LOG_LEVEL": "5"}  # the profiler is chatty on stderr
+        self._process = subprocess.Popen(
+            words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+        if not self.control.recv(1 << 16):
+            self._process.wait()
+            self._errors.seek(0)
+            last = (self._errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise UserError(
+                f"the server process could not import torch: {last}", hint="`gcprof doctor` tells more", exit_code=3
+            )
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        self.control.close()  # the server kills its children and ends
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from profiler.engines.forkserver import main; "
+    "main(int(sys.argv[2]), sys.argv[3:])"
+)
+
+
+def _record(trial: Trial, child: Child, ended: Ended, asked: float) -> Record:
+    """The worker's own record where it gave one, else what its end says."""
+    told = next((message["record"] for message in child.messages if "record" in message), None)
+    if told is not None:
+        try:
+            record: Record = decode(json.dumps(told), Record)
+            if record.case != trial.case or record.round != trial.round:
+                raise msgspec.ValidationError("it is of another case")
+        except (msgspec.DecodeError, ValueError) as error:
+            return _lost(trial, "failed", f"bad result: {error}")
+        return msgspec.structs.replace(
+            record, stage_seconds={"start": _start_seconds(child, asked), **record.stage_seconds}
+        )
+    return _lost(trial, *_outcome(ended, child))
+
+
+def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
+    if ended.timed_out:
+        return "timed_out", f"{ended.stage} took longer than {ended.limit:g} s"
+    if child.damaged:
+        return "failed", "bad result: what it sent is not a result"
+    if ended.status is not None and ended.status >= 0:
+        return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
+    return "crashed", ended.describe()
+
+
+def _lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
+    system = f"{os.uname().sysname} {os.uname().machine}"
+    environment = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=environment)
+
+
+def _start_seconds(child: Child, asked: float) -> float:
+    at: Any = next((message["at"] for message in child.messages if message.get("stage") == "start"), asked)
+    return float(at) - asked
+
+
+def _log_name(trial: Trial) -> str:
+    return f"{trial.case.id}-{trial.round}"

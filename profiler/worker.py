@@ -1,0 +1,69 @@
+"""The child process: one request in, one Record out, on a channel of its own. Knows nothing of where it runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from profiler import __version__
+from profiler.case import Trial, decode, encode
+from profiler.errors import Unsupported, UserError
+from profiler.measure import environment, measure, open_device
+from profiler.record import Environment, Outcome, Record
+
+
+def run_trial(request: str, channel: int) -> None:
+    """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
+    tell(channel, {"stage": "start", "at": time.monotonic()})
+    trial: Trial = decode(request, Trial)
+    record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}))
+    tell(channel, {"record": record})
+
+
+def survey(request: str, channel: int) -> None:
+    """Tell the devices that torch can use here: the CPU first."""
+    names = [
+        "cpu",
+        *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
+    ]
+    found: dict[str, Environment] = {name: environment(open_device(name)) for name in names}
+    tell(channel, {"devices": found})
+
+
+def attempt(trial: Trial, *, on_stage: Callable[[str], None]) -> Record:
+    """The trial's record, whatever happens in the model: what it raises is the outcome of this trial only."""
+    try:
+        return measure(trial, on_stage=on_stage)
+    except (Unsupported, UserError) as error:
+        return _without_readings(trial, "skipped", str(error))
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return _without_readings(trial, "out_of_memory", _first_line(error))
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        traceback.print_exc()
+        no_memory = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        detail = f"{type(error).__name__}: {_first_line(error)} ({os.path.basename(where.filename)}:{where.lineno})"
+        return _without_readings(trial, "out_of_memory" if no_memory else "failed", detail)
+
+
+def tell(channel: int, message: object) -> None:
+    """One line of JSON on the channel, whole."""
+    rest = memoryview(encode(message) + b"\n")
+    while rest:
+        rest = rest[os.write(channel, rest) :]
+
+
+def _without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
+    known = Environment(
+        gcprof=__version__, python=platform.python_version(), system=platform.system(), torch=torch.__version__
+    )
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=known)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
