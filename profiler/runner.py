@@ -1,0 +1,78 @@
+"""A plan through an engine into a run folder: what comes when, and what is still owed. Knows nothing of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+
+from profiler import store
+from profiler.analysis import progress
+from profiler.case import Case, Trial
+from profiler.engines import Engine
+from profiler.errors import UserError
+from profiler.record import Environment, Record
+
+
+def carry_out(engine: Engine, folder: Path, *, data_directory: str | None = None) -> Iterator[tuple[Record, int]]:
+    """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
+
+    Raises UserError where the folder cannot be read or written, or belongs to another process.
+    """
+    run = store.load(folder)
+    plan = run.manifest.plan
+    left = len(progress.owed(plan, run.records))
+    engine.logs = folder / "logs"
+    writer = store.Writer(folder)
+    try:
+        for record in execute(engine, plan, done=run.records, data_directory=data_directory):
+            writer.append(record)
+            left -= 1 + _no_longer_owed(record, plan)
+            yield record, left
+    finally:
+        writer.close()
+
+
+def execute(
+    engine: Engine, plan: Iterable[Trial], *, done: Iterable[Record] = (), data_directory: str | None = None
+) -> Iterator[Record]:
+    """Run what `done` does not hold yet, and yield each record as it comes.
+
+    Trials go to the engine in waves: a round's baselines before the others of the first round, since those are
+    verified against them. A case whose first round is not ok has no further rounds.
+    """
+    found = {(record.case, record.round): record for record in done}
+    for _, wave in groupby(
+        plan, key=lambda trial: (trial.round, trial.round == 1 and trial.case == trial.case.baseline)
+    ):
+        ready = [
+            msgspec.structs.replace(trial, digests=_digests(trial.case, found), data_directory=data_directory)
+            for trial in progress.owed(wave, found.values())
+        ]
+        for record in engine.run(ready):
+            found[record.case, record.round] = record
+            yield record
+
+
+def refuse_other_machine(before: Environment, now: Environment | None) -> None:
+    """A run is of one device and one set of versions. Raises UserError that lists what is different."""
+    changed = [
+        f"{name} {getattr(before, name)} -> {getattr(now, name, None)}"
+        for name in ("gcprof", "python", "torch", "device_name")
+        if getattr(before, name) != getattr(now, name, None)
+    ]
+    if changed:
+        raise UserError(f"this run began elsewhere: {'; '.join(changed)}", hint="start a new run with the same options")
+
+
+def _no_longer_owed(record: Record, plan: tuple[Trial, ...]) -> int:
+    """How many later rounds a case loses whose first is not ok."""
+    lost = record.round == 1 and record.outcome != "ok"
+    return sum(trial.case == record.case and trial.round > 1 for trial in plan) if lost else 0
+
+
+def _digests(case: Case, found: dict[tuple[Case, int], Record]) -> dict[str, str] | None:
+    baseline = found.get((case.baseline, 1))
+    return baseline.equality.digests if baseline and baseline.equality and baseline.outcome == "ok" else None

@@ -1,0 +1,230 @@
+"""Words -> checked cases: every refusal of an impossible request happens here. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiler import catalogue, models, optimizers, strategies
+from profiler.case import PASSES, Case, Choice, Trial, split_choices
+from profiler.errors import UserError
+
+SEGMENTS = "1,2,4,8,16,32"
+LARGEST = 1_000_000  # segments; more than any chain has modules
+VERIFY = ("auto", "off", "strict")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user asks for, as words; None where they said nothing. The keys of a sweep file are these names."""
+
+    model: str | None = None
+    strategies: str | None = None
+    segments: str | None = None
+    optimizer: str | None = None
+    batch_size: str | None = None
+    device: str | None = None
+    data: str | None = None
+    verify: str | None = None
+    keep_grads: bool | None = None
+    rounds: int | None = None
+    samples: int | None = None
+    warmup: int | None = None
+    seed: int | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: what to measure, in order, and what the user should know first."""
+
+    trials: tuple[Trial, ...]
+    data_directory: str | None
+    remarks: tuple[str, ...] = ()
+
+
+def override(base: Request, words: Request) -> Request:
+    """The sweep file's request with the command line's words in place of its own."""
+    given = {name: value for name, value in msgspec.structs.asdict(words).items() if value is not None}
+    return msgspec.structs.replace(base, **given)
+
+
+def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
+    """All cases of a request, checked, and their trials in rounds.
+
+    `choose_device` turns the device's word into its name; it is asked last, since it may have to look. Raises
+    UserError.
+    """
+    remarks: list[str] = []
+    asked = split_choices("mnist-cnn" if request.model is None else request.model)
+    wanted = _resolved(asked, models.TABLE, "model", remarks)
+    chosen = _strategies(request, remarks)
+    words = split_choices("sgd" if request.optimizer is None else request.optimizer)
+    optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
+    sizes = _batch_sizes(request.batch_size, remarks)
+    fields: dict[str, Any] = {
+        "keep_gradients": bool(request.keep_grads),
+        "verify": _one_of("--verify", request.verify or "auto", VERIFY),
+        "data": "files" if request.data else "synthetic",
+        "seed": _at_least(0, "--seed", request.seed, 0),
+        "warmup": _at_least(0, "--warmup", request.warmup, 1),
+        "samples": _at_least(1, "--samples", request.samples, 5),
+    }
+    rounds = _at_least(1, "--rounds", request.rounds, 3)
+    _check_data(request.data, wanted)
+    device = choose_device(request.device or "auto")
+    if device == "cpu":
+        wanted = list(dict.fromkeys(_smaller(model, remarks) for model in asked))
+    cases = [
+        Case(
+            model=model,
+            strategy=strategy,
+            optimizer=optimizer,
+            batch_size=size or _batch_size(model),
+            device=device,
+            **fields,
+        )
+        for model in wanted
+        for optimizer in optimized
+        for size in sizes
+        for strategy in chosen
+    ]
+    return Plan(trials=in_rounds(cases, rounds), data_directory=request.data, remarks=tuple(remarks))
+
+
+def choose_device(word: str, devices: list[str]) -> str:
+    """The device's name for its word: `auto` and `cuda` are the first CUDA device, `auto` the CPU where there is none.
+
+    Raises UserError: exit code 3 where there is no CUDA device at all, 2 where there is not this one.
+    """
+    cuda = [name for name in devices if name.startswith("cuda")]
+    name = {"auto": cuda[0] if cuda else "cpu", "cuda": cuda[0] if cuda else "cuda"}.get(word, word)
+    if name in devices:
+        return name
+    if name.startswith("cuda") and not cuda:
+        message = f"--device: there is no '{word}': torch sees no CUDA device here"
+        raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)
+    raise UserError(f"--device: '{word}' is not a device here", hint=f"choose from auto, {', '.join(devices)}")
+
+
+def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:
+    """Rounds over all cases, every second one reversed, so that drift and heat favour none.
+
+    Only the first round verifies and reads the memory, both exact; the others add samples of time.
+    """
+    forth = list(cases)
+    return tuple(
+        Trial(case=case, round=number, passes=PASSES if number == 1 else ("time",))
+        for number in range(1, rounds + 1)
+        for case in (forth if number % 2 else reversed(forth))
+    )
+
+
+def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
+    """`1,2,4`, `1..32` or `1..32:x2` as choices of segments; duplicates are dropped with a remark."""
+    counts = [count for item in text.split(",") for count in _counts(item.strip())]
+    unique = _without_duplicates(counts, "--segments", remarks)
+    return [Choice.of("segments", {"k": count}) for count in unique]
+
+
+def _counts(item: str) -> list[int]:
+    span = re.fullmatch(r"(\d+)\.\.(\d+)(?::x(\d+))?", item)
+    if not span:
+        return [_segment_count(item, item)]
+    first, last = _segment_count(span[1], item), _segment_count(span[2], item)
+    factor = int(span[3]) if span[3] else None
+    if last < first or factor in (0, 1) or (factor is None and last - first >= 1000):
+        raise UserError(
+            f"--segments: '{item}' is not a range", hint="write first..last, up to 1000 long, or first..last:x2"
+        )
+    counts = list(range(first, last + 1)) if factor is None else [first]
+    while factor and counts[-1] * factor <= last:
+        counts.append(counts[-1] * factor)
+    return counts
+
+
+def _segment_count(word: str, item: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", word, flags=re.ASCII) or not 1 <= int(word) <= LARGEST:
+        raise UserError(
+            f"--segments: '{item}' is not a number of segments",
+            hint=f"whole numbers from 1 to {LARGEST}, like 1,2,4 or 1..32 or 1..32:x2",
+        )
+    return int(word)
+
+
+def _strategies(request: Request, remarks: list[str]) -> list[Choice]:
+    """The baseline first, then what was asked for, each once."""
+    words = [] if request.strategies is None else split_choices(request.strategies)
+    named = _resolved(words, strategies.TABLE, "strategy", remarks)
+    default = None if named else SEGMENTS
+    segments = request.segments if request.segments is not None else default
+    counted = parse_segments(segments, remarks) if segments is not None else []
+    return list(dict.fromkeys([Choice("none"), *named, *counted]))
+
+
+def _resolved(asked: list[Choice], table: dict[str, str], what: str, remarks: list[str]) -> list[Choice]:
+    choices = [catalogue.resolve(choice, table, what=what) for choice in asked]
+    return _without_duplicates(choices, f"--{what}", remarks)
+
+
+def _batch_sizes(text: str | None, remarks: list[str]) -> list[int | None]:
+    if text is None:
+        return [None]
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not re.fullmatch(r"\d{1,9}", word, flags=re.ASCII) or int(word) < 1:
+            raise UserError(
+                f"--batch-size: '{word}' is not a batch size", hint="whole numbers from 1, like 64 or 8,16,32"
+            )
+    return list(_without_duplicates([int(word) for word in words], "--batch-size", remarks))
+
+
+def _batch_size(model: Choice) -> int:
+    default = catalogue.read(model.name, models.TABLE).parameters["batch_size"]
+    assert default is not None, f"{model.name} has no default batch size"
+    return int(default)
+
+
+def _smaller(model: Choice, remarks: list[str]) -> Choice:
+    """On a CPU, a model's smaller defaults for the options that were not asked for."""
+    smaller = models.WITHOUT_GPU.get(model.name, {})
+    options = {key: value for key, value in smaller.items() if key not in model.options}
+    chosen = catalogue.resolve(Choice.of(model.name, {**model.options, **options}), models.TABLE)
+    if options:
+        known = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
+        full = Choice.of(model.name, {**model.options, **{key: known[key] for key in options}})
+        remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, --model {full}")
+    return chosen
+
+
+def _check_data(directory: str | None, wanted: list[Choice]) -> None:
+    if directory is None:
+        return
+    if not Path(directory).is_dir():
+        raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
+    for model in wanted:
+        if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
+            raise UserError(
+                f"--data has no effect on '{model}', which makes its own batch", hint="leave it out for this model"
+            )
+
+
+def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:
+    unique = list(dict.fromkeys(items))
+    if len(unique) < len(items):
+        twice = [str(item) for item in unique if items.count(item) > 1]
+        remarks.append(f"{option}: {', '.join(twice)} was given more than once and is measured once")
+    return unique
+
+
+def _one_of(option: str, word: str, allowed: tuple[str, ...]) -> str:
+    if word not in allowed:
+        raise UserError(f"{option}: '{word}' is not known", hint=f"choose from {', '.join(allowed)}")
+    return word
+
+
+def _at_least(least: int, option: str, value: int | None, default: int) -> int:
+    if value is not None and value < least:
+        raise UserError(f"{option}: {value} is too small", hint=f"{least} or more")
+    return default if value is None else value

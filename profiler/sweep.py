@@ -1,0 +1,52 @@
+"""Sweep files: TOML with the keys of a Request, strictly. Knows nothing of what the words mean."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from profiler.errors import UserError
+from profiler.spec import Request
+
+
+def read(path: Path) -> Request:
+    """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        found = tomllib.loads(text)
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror}", hint="examples are in configs/") from None
+    except UnicodeDecodeError:
+        raise UserError(f"'{path}' is not UTF-8 text", hint="save it as UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"'{path}' is not TOML: {error}", hint="key = value, one a line") from None
+    allowed = list(Request.__struct_fields__)
+    for key in found:
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(allowed)}"
+            raise UserError(f"{path}:{_line(text, key)}: no key is called '{key}'", hint=hint)
+    try:
+        return msgspec.convert({key: _as_words(key, value) for key, value in found.items()}, Request)
+    except msgspec.ValidationError as error:
+        key = str(error).rpartition("$.")[2].rstrip("`")
+        message = str(error).partition(" - at")[0]
+        raise UserError(f"{path}:{_line(text, key)}: {key}: {message}", hint="examples are in configs/") from None
+
+
+def _as_words(key: str, value: object) -> object:
+    """As on the command line: the list [1, 2] is `1,2`, and the number 64 is `64` where words are expected."""
+    if isinstance(value, list) and value and all(isinstance(item, (str, int)) for item in value):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and key in ("batch_size", "segments"):
+        return str(value)
+    return value
+
+
+def _line(text: str, key: str) -> int:
+    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
+    return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)

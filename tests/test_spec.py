@@ -1,0 +1,221 @@
+"""Words -> checked cases, and every refusal."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.case import Choice
+from profiler.errors import UserError
+from profiler.spec import Plan, Request, choose_device, in_rounds, override, parse_segments, plan
+from tests import make
+
+
+def planned(device: str = "cpu", **words) -> Plan:
+    return plan(Request(**words), lambda word: device)
+
+
+def strategies(found: Plan) -> list[str]:
+    return list(dict.fromkeys(str(trial.case.strategy) for trial in found.trials))
+
+
+def test_without_words_the_published_segments_run_beside_none():
+    found = planned()
+
+    assert strategies(found) == ["none", *[f"segments:k={k}" for k in (1, 2, 4, 8, 16, 32)]]
+    assert {trial.round for trial in found.trials} == {1, 2, 3}
+
+
+def test_on_a_cpu_the_default_is_smaller_and_says_so():
+    found = planned()
+
+    assert {trial.case.model for trial in found.trials} == {"mnist-cnn:channels=32"}
+    (remark,) = found.remarks
+    assert "mnist-cnn:channels=32 stands in for the full-size mnist-cnn" in remark
+    assert remark.endswith("--model mnist-cnn:channels=320")
+
+
+def test_on_a_gpu_the_default_is_the_full_size():
+    found = planned("cuda:0")
+
+    assert {trial.case.model for trial in found.trials} == {"mnist-cnn"}
+    assert found.remarks == ()
+
+
+def test_the_full_size_can_be_asked_for_on_a_cpu():
+    found = planned(model="mnist-cnn:channels=320,layers=5")
+
+    assert {trial.case.model for trial in found.trials} == {"mnist-cnn:layers=5"}  # 320 is what the model is made with
+    assert found.remarks == ()
+
+
+def test_the_batch_size_is_the_models_own_unless_given():
+    assert {trial.case.batch_size for trial in planned().trials} == {64}
+    assert [trial.case.batch_size for trial in planned(batch_size="8,16", segments="2", rounds=1).trials] == [
+        8,
+        8,
+        16,
+        16,
+    ]
+
+
+def test_the_baseline_comes_first_and_once():
+    assert strategies(planned(strategies="segments:k=8,none", segments="2,8")) == [
+        "none",
+        "segments:k=8",
+        "segments:k=2",
+    ]
+
+
+def test_two_spellings_of_a_choice_are_one_case():
+    found = planned(strategies="segments:k=8,split=torch,segments:k=8")
+
+    assert strategies(found) == ["none", "segments:k=8"]
+    assert any("given more than once" in remark for remark in found.remarks)
+
+
+def test_every_second_round_is_reversed_and_only_the_first_reads_memory():
+    cases = [make.case(name) for name in ("none", "segments:k=2", "segments:k=4")]
+
+    trials = in_rounds(cases, 3)
+
+    assert [trial.case for trial in trials] == [*cases, *reversed(cases), *cases]
+    assert [trial.passes for trial in trials[2:4]] == [("equality", "memory", "time"), ("time",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("1,2,4", [1, 2, 4]),
+        ("3", [3]),
+        ("1..4", [1, 2, 3, 4]),
+        ("1..32:x2", [1, 2, 4, 8, 16, 32]),
+        ("3..40:x3", [3, 9, 27]),
+        ("8,2", [8, 2]),
+        ("1..3,2,2", [1, 2, 3]),
+    ],
+)
+def test_segments_are_read_in_order_and_once(text, counts):
+    assert parse_segments(text, []) == [f"segments:k={count}" for count in counts]
+
+
+@pytest.mark.parametrize(
+    ("text", "bad"),
+    [
+        ("0", "'0'"),
+        ("-1", "'-1'"),
+        ("1.5", "'1.5'"),
+        ("abc", "'abc'"),
+        ("", "''"),
+        ("1,,2", "''"),
+        ("1e9", "'1e9'"),
+        ("1000001", "'1000001'"),
+        ("4..2", "'4..2'"),
+        ("1..9:x1", "'1..9:x1'"),
+        ("1..999999", "'1..999999'"),
+        ("٣", "'٣'"),
+    ],
+)
+def test_a_bad_number_of_segments_is_named_with_what_is_allowed(text, bad):
+    with pytest.raises(UserError) as caught:
+        parse_segments(text, [])
+
+    assert bad in caught.value.message
+    assert "1" in caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+@given(st.text(max_size=20))
+def test_any_text_for_segments_is_read_or_refused(text):
+    try:
+        found = parse_segments(text, [])
+    except UserError:
+        return
+    assert found
+    assert all(int(choice.options["k"]) >= 1 for choice in found)
+
+
+@given(st.text(max_size=20))
+def test_any_text_for_strategies_is_read_or_refused(text):
+    with suppress(UserError):
+        assert planned(strategies=text).trials
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "hint"),
+    [
+        ({"model": "mnst-cnn"}, "'mnst-cnn'", "did you mean 'mnist-cnn'?"),
+        ({"model": "mlp:wdth=3"}, "'wdth'", "did you mean 'width'?"),
+        ({"model": "mlp:width=0"}, "width=0", "a whole number from 1"),
+        ({"model": "mlp:width="}, "mlp:width=", "name:key=value"),
+        ({"model": ""}, "''", ""),
+        ({"strategies": "segments"}, "needs k", "segments:k="),
+        ({"strategies": "segments:k=two"}, "k=two", "a whole number from 1"),
+        ({"strategies": "segments:k=2,split=even"}, "split=even", "torch or balanced"),
+        ({"strategies": "none:k=2"}, "'k'", "takes no options"),
+        ({"optimizer": "sdg"}, "'sdg'", "did you mean 'sgd'?"),
+        ({"batch_size": "0"}, "'0'", "whole numbers from 1"),
+        ({"verify": "maybe"}, "'maybe'", "auto, off, strict"),
+        ({"rounds": 0}, "--rounds: 0", "1 or more"),
+        ({"samples": 0}, "--samples: 0", "1 or more"),
+        ({"warmup": -1}, "--warmup: -1", "0 or more"),
+        ({"data": "/nowhere/at/all"}, "'/nowhere/at/all'", "IDX"),
+        ({"data": "/", "model": "mlp"}, "--data has no effect on 'mlp'", "leave it out"),
+    ],
+)
+def test_a_bad_word_gets_one_line_that_names_it_and_what_to_do(words, named, hint):
+    with pytest.raises(UserError) as caught:
+        planned(**words)
+
+    assert named in caught.value.message
+    assert hint in (caught.value.hint or "")
+    assert "\n" not in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "devices", "chosen"),
+    [
+        ("auto", ["cpu"], "cpu"),
+        ("auto", ["cpu", "cuda:0", "cuda:1"], "cuda:0"),
+        ("cuda", ["cpu", "cuda:0"], "cuda:0"),
+        ("cuda:1", ["cpu", "cuda:0", "cuda:1"], "cuda:1"),
+        ("cpu", ["cpu", "cuda:0"], "cpu"),
+    ],
+)
+def test_a_word_for_a_device_is_the_device(word, devices, chosen):
+    assert choose_device(word, devices) == chosen
+
+
+@pytest.mark.parametrize(
+    ("word", "devices", "exit_code"), [("cuda", ["cpu"], 3), ("cuda:7", ["cpu", "cuda:0"], 2), ("tpu", ["cpu"], 2)]
+)
+def test_a_device_that_is_not_there_is_refused(word, devices, exit_code):
+    with pytest.raises(UserError, match=word) as caught:
+        choose_device(word, devices)
+
+    assert caught.value.exit_code == exit_code
+
+
+def test_words_of_the_command_line_win_over_the_sweep_file():
+    merged = override(Request(model="mlp", rounds=2), Request(rounds=5))
+
+    assert merged == Request(model="mlp", rounds=5)
+
+
+def test_an_id_depends_on_every_field_and_on_nothing_else():
+    same = make.case("none"), make.case("none")
+    others = [make.case("segments:k=2"), make.case(seed=1), make.case(batch_size=65), make.case(keep_gradients=True)]
+
+    assert same[0].id == same[1].id
+    assert len({case.id for case in (*same, *others)}) == 5
+    assert len(same[0].id) == 12
+
+
+def test_a_choice_of_a_family_keeps_its_colon():
+    assert Choice("torchvision:resnet18").name == "torchvision:resnet18"
+    assert Choice("hf:bert:layers=2").name == "hf:bert"
+    assert Choice("hf:bert:layers=2").options == {"layers": "2"}
