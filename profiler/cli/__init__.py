@@ -1,0 +1,129 @@
+"""The command line: words in, text out, errors caught once. Knows nothing of what the commands do.
+
+Only typer is imported here; every command imports what it needs when it runs, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+import typer.main
+
+from profiler.cli.doctor import doctor
+from profiler.cli.export import export
+from profiler.cli.list import list_runs
+from profiler.cli.models import models
+from profiler.cli.plot import plot
+from profiler.cli.run import run
+from profiler.cli.show import show
+from profiler.cli.strategies import strategies
+from profiler.errors import UserError
+
+INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 70, 74, 130, 141
+ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
+
+app = typer.Typer(
+    name="gcprof",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from profiler import __version__
+
+        print(f"gcprof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def gcprof(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and stop.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Measure what gradient checkpointing saves in memory and costs in time, and prove that the gradients are equal.
+
+    Start with: gcprof run
+    """
+
+
+app.command("run")(run)
+app.command("show")(show)
+app.command("plot")(plot)
+app.command("export")(export)
+app.command("list")(list_runs)
+app.command("models")(models)
+app.command("strategies")(strategies)
+app.command("doctor")(doctor)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one command and end the process with its exit code."""
+    sys.exit(answer(sys.argv[1:] if words is None else words))
+
+
+def answer(words: Sequence[str]) -> int:
+    """Run one command; the exit code. Every error becomes one line on stderr, here and nowhere else."""
+    try:
+        code = _invoke([*words] or ["--help"])
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _complain(error.message, hint=error.hint, code=error.exit_code)
+    except ClickError as error:
+        from profiler.cli.words import usage
+
+        message, hint = usage(error)
+        return _complain(message, hint=hint, code=2)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:  # `gcprof show | head`
+        _drop_stdout()
+        return BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001  # a bug of ours must not look like a result: one line, exit code 70
+        return _fail(error)
+
+
+def _invoke(words: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("gcprof", words) as context:
+            result: Any = command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str, *, hint: str | None, code: int) -> int:
+    from profiler.views.plain import plain
+
+    print(f"gcprof: {plain(message)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {plain(hint)}", file=sys.stderr)
+    return code
+
+
+def _fail(error: Exception) -> int:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        _drop_stdout()
+        return _complain("cannot write: no space left", hint="free some space", code=UNWRITABLE)
+    if os.environ.get("GCPROF_TRACEBACK"):
+        import traceback
+
+        traceback.print_exception(error)
+    hint = "set GCPROF_TRACEBACK=1 for the traceback, and report it"
+    return _complain(f"internal error: {type(error).__name__}: {error}", hint=hint, code=INTERNAL)
+
+
+def _drop_stdout() -> None:
+    """Nobody reads it any more: what is still to be flushed at the end must not raise again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,90 @@
+"""`gcprof doctor`: what is here, and whether a trial works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from profiler.cli.words import say_bytes
+
+if TYPE_CHECKING:
+    from profiler.record import Environment
+
+
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+    """Tell versions and devices, and run one tiny trial on each device.
+
+    Ends with 1 where a trial does not work, 3 where torch does not.
+
+    Example: gcprof doctor
+    """
+    from profiler import catalogue, engines
+    from profiler.case import Choice
+
+    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
+    with connect() as engine:
+        devices: dict[str, Environment] = engine.survey()
+        trials = {name: next(engine.run([_trial(name)])) for name in devices}
+    found = {
+        "versions": _versions(),
+        "devices": {name: _facts(environment) for name, environment in devices.items()},
+        "trials": {name: record.detail or record.outcome for name, record in trials.items()},
+        "start_seconds": {name: record.stage_seconds.get("start") for name, record in trials.items()},
+    }
+    _print_json(found) if json else _print(found)
+    raise typer.Exit(int(any(record.outcome != "ok" for record in trials.values())))
+
+
+def _trial(device: str) -> Any:
+    from profiler.case import Case, Choice, Trial
+
+    names = {"model": Choice("mlp"), "strategy": Choice("none"), "optimizer": Choice("sgd")}
+    return Trial(case=Case(**names, batch_size=8, device=device))  # type: ignore[arg-type]
+
+
+def _versions() -> dict[str, str | None]:
+    import platform
+    from importlib import metadata
+
+    from profiler import __version__
+
+    def of(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    packages = ("torch", "torchvision", "typer", "rich", "pandas", "matplotlib", "msgspec", "psutil", "nvidia-ml-py")
+    system = f"{platform.system()} {platform.machine()}"
+    return {
+        "gcprof": __version__,
+        "python": platform.python_version(),
+        "system": system,
+        **{p: of(p) for p in packages},
+    }
+
+
+def _facts(environment: Environment) -> dict[str, Any]:
+    names = ("device_name", "device_bytes", "driver", "cuda", "num_threads")
+    return {name: getattr(environment, name) for name in names}
+
+
+def _print_json(found: dict[str, Any]) -> None:
+    from profiler.case import encode
+
+    say_bytes(encode(found) + b"\n")
+
+
+def _print(found: dict[str, Any]) -> None:
+    from profiler.units import bytes_text, seconds_text
+
+    for name, version in found["versions"].items():
+        print(f"{name:14} {version or 'not installed'}")
+    for name, facts in found["devices"].items():
+        driver = f", driver {facts['driver']}" if facts["driver"] else ""
+        print(f"{name:14} {facts['device_name']}, {bytes_text(facts['device_bytes'])}{driver}")
+        started = seconds_text(found["start_seconds"][name])
+        print(f"{'':14} a tiny trial: {found['trials'][name]}; a fresh process in {started}")
+    if len(found["devices"]) == 1:
+        print("no CUDA device: torch sees none, so `gcprof run` measures the CPU")

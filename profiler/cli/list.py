@@ -1,0 +1,34 @@
+"""gcprof list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli.words import RESULTS, encoding, next_command, say, say_bytes, width
+
+
+def list_runs(
+    folder: Annotated[Path, typer.Option("--folder", help="Where the run folders are.")] = RESULTS,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """List the runs, the newest last.
+
+    Example: gcprof list
+    """
+    from profiler.case import encode
+    from profiler.errors import UserError
+    from profiler.views.overviews import overviews, table
+
+    if not folder.is_dir() and folder != RESULTS:
+        raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
+    found = overviews(folder)
+    if json:
+        say_bytes(encode(found) + b"\n")
+    elif found:
+        say(table(found, width=width(), encoding=encoding()))
+        next_command("gcprof", "show", str(folder / found[-1].name))
+    else:
+        next_command("gcprof", "run")

@@ -1,0 +1,35 @@
+"""gcprof models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from profiler.cli.words import encoding, next_command, say, width
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(help="A model or an optimizer, for all about it.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="The hidden ones too, made for tests.")] = False,
+) -> None:
+    """List the models and the optimizers, with their options.
+
+    Example: gcprof models mnist-cnn
+    """
+    from profiler import catalogue
+    from profiler.models import TABLE
+    from profiler.optimizers import TABLE as OPTIMIZERS
+    from profiler.views.listing import details, listings
+
+    if name is not None:
+        table, what = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
+        say(details(catalogue.read(name, table, what=what), width=width(), encoding=encoding()))
+        next_command("gcprof", "run", *(["--model", name] if what == "model" else ["--optimizer", name]))
+        return
+    shown = {
+        what: catalogue.entries(table, hidden=everything)
+        for what, table in (("models", TABLE), ("optimizers", OPTIMIZERS))
+    }
+    say(listings(shown, width=width(), encoding=encoding()))
+    next_command("gcprof", "models", next(iter(TABLE)))

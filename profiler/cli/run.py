@@ -1,0 +1,239 @@
+"""`gcprof run`: words in, a run folder, a table and its files out."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiler.cli.words import RESULTS, aside, encoding, next_command, say, say_bytes, width
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.case import Trial
+    from profiler.engines import Engine
+    from profiler.record import Environment
+    from profiler.spec import Plan, Request
+    from profiler.store import Run
+
+
+def run(
+    model: Annotated[
+        str | None, typer.Option(help="Models, as NAME:option=value,...; `gcprof models` lists them.")
+    ] = None,
+    segments: Annotated[str | None, typer.Option(help="Numbers of segments: 1,2,4 or 1..32 or 1..32:x2.")] = None,
+    strategies: Annotated[str | None, typer.Option(help="Other strategies; `gcprof strategies` lists them.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
+    batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder with the MNIST IDX files; without it the batch is synthetic.")
+    ] = None,
+    verify: Annotated[
+        str | None, typer.Option(help="Equality of gradients: auto, off, or strict (to the bit). [default: auto]")
+    ] = None,
+    keep_grads: Annotated[
+        bool | None, typer.Option("--keep-grads", help="Zero gradients in place: they persist between steps.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds over all cases, each in fresh processes. [default: 3]")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Timed steps a round. [default: 5]")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps before them, after a first one. [default: 1]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights and batch. [default: 0]")] = None,
+    config: Annotated[Path | None, typer.Option(help="A sweep file (TOML); options given here win over it.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this interrupted run.")] = None,
+    stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases, and run nothing.")] = False,
+) -> None:
+    """Measure memory and time of a model's training step under checkpointing strategies.
+
+    Without a strategy or segments: segments 1,2,4,8,16,32 beside `none`. Without a model: mnist-cnn.
+
+    Example: gcprof run --model mlp,mnist-cnn --segments 1..8
+    """
+    from profiler.spec import Request
+
+    words = Request(
+        model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
+        device=device, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
+        warmup=warmup, seed=seed,
+    )  # fmt: skip
+    if stage_limit <= 0:
+        raise UserError(f"--stage-limit: {stage_limit:g} is too small", hint="seconds, more than 0")
+    try:
+        with _signals():
+            code = (
+                _resume(resume, words, stage_limit, json)
+                if resume
+                else _start(words, config, output, stage_limit, json, dry_run)
+            )
+    except UserError as error:
+        if json:
+            _print_failure(error)
+        raise
+    except _Interrupted as interrupted:
+        code = 128 + interrupted.number  # before there was anything to keep
+    raise typer.Exit(code)
+
+
+def _print_failure(error: UserError) -> None:
+    """With --json, stdout holds one document also where nothing could be run."""
+    from profiler.views.json import document
+
+    say_bytes(document(None, [], status="failed", exit_code=error.exit_code))
+
+
+def _start(words: Request, config: Path | None, output: Path | None, limit: float, json: bool, dry_run: bool) -> int:
+    from profiler import catalogue, engines, spec, store, sweep
+    from profiler.case import Choice
+
+    request = spec.override(sweep.read(config), words) if config else words
+    spec.plan(request, lambda word: "cuda:0")  # refuse what is wrong before torch is imported, which takes seconds
+    if output is not None and output.exists():
+        raise UserError(f"'{output}' is there already", hint="name a new folder with -o, or go on with --resume")
+    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
+    with connect(stage_seconds=limit) as engine:
+        devices = engine.survey()
+        plan = spec.plan(request, lambda word: spec.choose_device(word, list(devices)))
+        if dry_run:
+            return _print_plan(plan, devices)
+        folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in plan.trials])
+        environment = devices[plan.trials[0].case.device]
+        store.create(folder, plan=plan.trials, command=_command_line(), environment=environment)
+        return _go_on(engine, folder, plan.data_directory, devices, json, plan.remarks)
+
+
+def _resume(folder: Path, words: Request, limit: float, json: bool) -> int:
+    from profiler import catalogue, engines, runner, store
+    from profiler.case import Choice
+    from profiler.spec import Request
+
+    if words != Request(data=words.data):
+        raise UserError(
+            "--resume goes on with the run's own cases",
+            hint="leave out the other options (--data names the files again)",
+        )
+    before = store.load(folder)
+    if any(trial.case.data == "files" for trial in before.manifest.plan) and words.data is None:
+        raise UserError("this run reads its batch from files", hint="name their folder with --data")
+    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
+    with connect(stage_seconds=limit) as engine:
+        devices = engine.survey()
+        runner.refuse_other_machine(before.manifest.environment, devices.get(before.manifest.plan[0].case.device))
+        return _go_on(engine, folder, words.data, devices, json, before.warnings)
+
+
+def _go_on(
+    engine: Engine,
+    folder: Path,
+    data: str | None,
+    devices: dict[str, Environment],
+    json: bool,
+    remarks: tuple[str, ...],
+) -> int:
+    """Run what is owed, then show and write what there is, also after Ctrl-C."""
+    from profiler import runner, store
+    from profiler.analysis import progress
+    from profiler.views.progress import Follow
+
+    _say_first(store.load(folder).manifest.plan, devices, remarks)
+    code = 0
+    try:
+        with Follow(sys.stderr) as follow:
+            for record, left in runner.carry_out(engine, folder, data_directory=data):
+                follow.show(record, left=left)
+    except _Interrupted as interrupted:
+        aside("interrupted; what was printed is safe")
+        code = 128 + interrupted.number
+    run = store.load(folder)
+    code = code or progress.exit_code(run.records)
+    _show(run, json=json, code=code)
+    if progress.status(run.manifest.plan, run.records) == "partial":
+        next_command("gcprof", "run", "--resume", str(folder))
+    else:
+        next_command("gcprof", "plot", str(folder), "--kind", "memory", "-o", "memory.png")
+    return code
+
+
+def _command_line() -> str:
+    """What was typed, without the names of folders and files."""
+    import shlex
+
+    words = ["gcprof", *sys.argv[1:]]
+    private = ("--data", "--config", "-o", "--output")
+    shown = [Path(word).name if before in private else word for before, word in zip(["", *words], words, strict=False)]
+    return shlex.join(shown)
+
+
+def _say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:
+    from profiler.units import bytes_text
+
+    name = plan[0].case.device
+    device = devices[name]
+    where = f"{device.device_name}, {bytes_text(device.device_bytes)}; torch {device.torch}"
+    why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
+    aside(f"{why}measuring the {'CPU' if name == 'cpu' else 'GPU'} ({where})")
+    for remark in remarks:
+        aside(f"note: {remark}")
+
+
+def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
+    _say_first(plan.trials, devices, plan.remarks)
+    for trial in plan.trials:
+        case = trial.case
+        what = f"{case.model}  {case.strategy}  batch {case.batch_size}  {case.optimizer}  {case.device}"
+        print(f"round {trial.round}  {what}  {'+'.join(trial.passes)}")
+    aside(f"{len(plan.trials)} trials")
+    return 0
+
+
+def _show(run: Run, *, json: bool, code: int) -> None:
+    """The table on stdout, or the document; then the files and what to try next."""
+    from profiler.analysis import progress, rows
+    from profiler.views import derived, terminal
+    from profiler.views.json import document
+
+    status = progress.status(run.manifest.plan, run.records)
+    written = derived.write(run)
+    if json:
+        say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
+    else:
+        say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
+    for path in (run.folder / "trials.jsonl", *written):
+        aside(f"wrote {path}")
+
+
+class _Interrupted(BaseException):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP end the trial at work and keep what is done; a second one ends at once."""
+
+    def handle(number: int, frame: object) -> None:
+        for one in asked:
+            signal.signal(one, signal.SIG_DFL)
+        raise _Interrupted(number)
+
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in asked}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,105 @@
+"""What users write -> what is meant, and the words back to them: knows nothing of any one command."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.views.terminal import Printed
+
+RESULTS = Path("results")
+RUN_HELP = "A run folder, its name below results/, or `last`."
+
+
+def run_folder(word: str, *, below: Path = RESULTS) -> Path:
+    """The run folder that is meant by a path, a name below the results, or `last`. Raises UserError."""
+    from profiler.store import runs
+
+    if (Path(word) / "manifest.json").is_file():
+        return Path(word)
+    known = runs(below)
+    if not known:
+        hint = "measure something first: gcprof run"
+        raise UserError(f"there are no runs below '{below}'", hint=hint, exit_code=4 if word != "last" else 2)
+    if word == "last":
+        return max(known, key=lambda path: ((path / "manifest.json").stat().st_mtime_ns, path.name))
+    names = [path.name for path in known]
+    if word in names:
+        return below / word
+    raise UserError(f"'{word}' is no run", hint=nearest(word, names) or "`gcprof list` shows the runs", exit_code=4)
+
+
+def one_of(word: str, known: Iterable[str], *, flag: str) -> str:
+    """The word, where it is one of those that a flag takes. Raises UserError."""
+    names = list(known)
+    if word not in names:
+        hint = nearest(word, names) or f"choose from {', '.join(names)}"
+        raise UserError(f"{flag} cannot be '{word}'", hint=hint)
+    return word
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+def usage(error: Any) -> tuple[str, str | None]:
+    """A complaint of click's in our words: the message, and the nearest flag or command or where to read on."""
+    message = re.split(r"\s*\(Possible options:|\s*Did you mean|\s*\(Did you mean", error.format_message())[0]
+    message = message[:1].lower() + message[1:]
+    context = error.ctx
+    if context is None:
+        return message, None
+    command = re.match(r"no such command '(.*)'", message)
+    flag = getattr(error, "option_name", "")
+    if command:
+        near = nearest(command[1], context.command.commands)
+    else:
+        near = nearest(flag, {name for parameter in context.command.params for name in parameter.opts} - {flag})
+    return message, near or f"{context.command_path} --help"
+
+
+def width(asked: int | None = None) -> int | None:
+    """The width to print at: as asked, the terminal's, or None (as wide as it takes) into a pipe or a file."""
+    import shutil
+
+    return asked or (shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+
+
+def say(text: Printed) -> None:
+    """Print a result."""
+    from profiler.views.terminal import write
+
+    write(text, file=sys.stdout)
+
+
+def say_bytes(text: bytes) -> None:
+    """Print a document as it is."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
+def encoding() -> str:
+    return sys.stdout.encoding or "utf-8"
+
+
+def aside(text: str) -> None:
+    """Tell, beside the result."""
+    from profiler.views.plain import plain
+
+    print(plain(text), file=sys.stderr)
+
+
+def next_command(*words: str) -> None:
+    """The one command that the user will want next."""
+    import shlex
+
+    aside(f"next: {shlex.join(words)}")

@@ -1,0 +1,27 @@
+"""The tables of views, readable without importing one: what a run can be exported to, and plotted as.
+
+An export is one file with `render(run)`, which gives the whole file as bytes; a plot is one file with
+`draw(axes, rows)`, `has(row)` and `height(rows)`. Each is one line here.
+"""
+
+import importlib
+from typing import Any
+
+EXPORTS = {
+    "csv": "profiler.views.csv:render",
+    "json": "profiler.views.json:render",
+    "md": "profiler.views.markdown:render",
+    "latex": "profiler.views.latex:render",
+}
+PLOTS = {
+    "frontier": "profiler.views.plot_frontier",
+    "memory": "profiler.views.plot_memory",
+    "time": "profiler.views.plot_time",
+    "samples": "profiler.views.plot_samples",
+}
+
+
+def load(target: str) -> Any:
+    """The function that a line of EXPORTS names, imported only now."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,178 @@
+"""Rows -> the columns, the heading and the remarks that every table shows, as text. Knows nothing of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from profiler.analysis.rows import Row, group
+from profiler.case import Case
+from profiler.units import (
+    MISSING,
+    byte_unit,
+    change_range_text,
+    change_text,
+    count_text,
+    scaled,
+    second_unit,
+    spread_text,
+)
+
+MAX_NAMED = 4  # strategies that one note names before it only counts them
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One column: its head in up to two lines, and a cell for every row."""
+
+    head: tuple[str, str]
+    cells: tuple[str, ...]
+    is_number: bool = False  # right-aligned, and never shortened or broken
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in self.head if part)
+
+
+class Columns(msgspec.Struct, frozen=True, kw_only=True):
+    """The one table of a group of rows, in the parts into which a narrow screen may cut it."""
+
+    name: Column
+    memory: tuple[Column, ...]
+    time: tuple[Column, ...]
+    verdict: tuple[Column, ...]
+
+    @property
+    def all(self) -> tuple[Column, ...]:
+        return (self.name, *self.memory, *self.time, *self.verdict)
+
+
+def columns(rows: Sequence[Row]) -> Columns:
+    """The columns of rows that are of one group; bytes share one unit, seconds another."""
+    return Columns(
+        name=_text("strategy", "", [row.case.strategy for row in rows]),
+        memory=_memory(rows),
+        time=_time(rows),
+        verdict=(
+            _text("gradients", "", [row.gradients for row in rows]),
+            _text("outcome", "", [outcome(row) for row in rows]),
+        ),
+    )
+
+
+def groups(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows that may be compared with each other, together."""
+    found: dict[Case, list[Row]] = {}
+    for row in rows:
+        found.setdefault(group(row), []).append(row)
+    return list(found.values())
+
+
+def heading(rows: Sequence[Row]) -> str:
+    """What the rows of one group share: the model, its size, and what it was trained with and on."""
+    case = rows[0].case
+    built = next((row.built for row in rows if row.built), None)
+    environment = next((row.environment for row in rows if row.environment), None)
+    size = [count_text(built.num_parameters, "parameter"), count_text(built.num_blocks, "module")] if built else []
+    software = [f"torch {environment.torch}"] if environment and environment.torch else []
+    data = f"{built.data if built else case.data} data"
+    return ", ".join([case.model, *size, *_setting(case), data, device(rows), *software])
+
+
+def device(rows: Sequence[Row]) -> str:
+    """The device of one group of rows by the name that its maker gave it."""
+    name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
+    asked = rows[0].case.device
+    text = f"{asked} ({name})" if name and name != asked else asked
+    return f"{text}: predicted, not measured" if is_predicted(rows[0]) else text
+
+
+def outcome(row: Row) -> str:
+    """The outcome in words; a prediction always says that it is one."""
+    words = row.outcome.replace("_", " ")
+    return words if not is_predicted(row) else "predicted" if row.outcome == "ok" else f"{words} (predicted)"
+
+
+def is_predicted(row: Row) -> bool:
+    return row.case.device.startswith("fake:")
+
+
+def reasons(rows: Iterable[Row]) -> list[str]:
+    """One line for each row that is not ok: which, what, and why."""
+    return [
+        f"{row.case.strategy}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
+        for row in rows
+        if row.outcome != "ok"
+    ]
+
+
+def remarks(rows: Iterable[Row]) -> list[str]:
+    """One line for each code of note, with the strategies that it concerns."""
+    strategies: dict[str, list[str]] = {}
+    texts: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for note in row.notes:
+            strategies.setdefault(note.code, []).append(row.case.strategy)
+            texts.setdefault(note.code, {})[note.text] = None
+    return [f"{_named(strategies[code])}: {_one(list(texts[code]))}" for code in texts]
+
+
+def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
+    saved = [row.readings.saved_bytes for row in rows]
+    peak = [row.readings.peak_bytes for row in rows]
+    static = [row.static_bytes for row in rows]
+    size, unit = byte_unit([*saved, *peak, *static])
+    return (
+        _number("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
+        _number("saved", unit, [scaled(count, size) for count in saved]),
+        _number("peak", unit, [scaled(count, size) for count in peak]),
+        _number("of which", f"static {unit}", [scaled(count, size) for count in static]),
+        _text("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
+        _number("peak", "against none", [_against_none(row, change_text(row.peak_ratio)) for row in rows]),
+    )
+
+
+def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
+    size, unit = second_unit([row.step_seconds for row in rows])
+    return (
+        _number("step", unit, [scaled(row.step_seconds, size) for row in rows]),
+        _number("spread", "", [spread_text(row.step_spread) for row in rows]),
+        _number("time", "against none", [_against_none(row, _time_change(row)) for row in rows]),
+    )
+
+
+def _against_none(row: Row, change: str) -> str:
+    return "baseline" if row.case.strategy == "none" and row.outcome == "ok" else change
+
+
+def _time_change(row: Row) -> str:
+    text = change_text(row.time_ratio)
+    if row.time_ratio_range is None or row.time_ratio_range[0] == row.time_ratio_range[1]:
+        return text
+    return f"{text} ({change_range_text(row.time_ratio_range)})"
+
+
+def _setting(case: Case) -> list[str]:
+    """What the step is made with; what everyone expects is left out."""
+    precision = [case.precision] if case.precision != "fp32" else []
+    accumulate = [f"accumulate {case.accumulate}"] if case.accumulate != 1 else []
+    gradients = ["gradients kept"] if case.keep_gradients else []
+    return [f"batch {case.batch_size}", case.optimizer, *precision, *accumulate, *gradients]
+
+
+def _named(strategies: list[str]) -> str:
+    more = len(strategies) - MAX_NAMED
+    return ", ".join(strategies[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _one(texts: list[str]) -> str:
+    """A text that differs from row to row is quoted once, and said to be an example."""
+    return texts[0] if len(texts) == 1 else f"for example: {texts[0]}"
+
+
+def _text(first: str, second: str, cells: list[str]) -> Column:
+    return Column(head=(first, second), cells=tuple(str(cell) for cell in cells))
+
+
+def _number(first: str, second: str, cells: list[str]) -> Column:
+    return Column(head=(first, second), cells=tuple(cells), is_number=True)

@@ -1,0 +1,111 @@
+"""Columns -> lines of text that fit a width, or none. Knows nothing of rows, of colour or of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+from rich.cells import cell_len
+
+from profiler.views.cells import Column
+
+GAP = "  "
+PIECE = re.compile(r"[^,: ]*[,: ]?")  # text may break behind a comma, a colon or a space
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a laid-out table, and the row that it shows: -1 in the head, -2 in the rule."""
+
+    row: int
+    text: str
+
+
+def grid(columns: Sequence[Column], *, width: int | None) -> list[Line] | None:
+    """The table in lines no wider than `width`; None where that would take cutting a number.
+
+    Text columns break over several lines, number columns never do. A width of None is as wide as it takes.
+    """
+    widths = _widths(columns, width)
+    if widths is None:
+        return None
+    lines = [Line(row=-1, text=text) for text in _head(columns, widths)]
+    lines.append(Line(row=-2, text=GAP.join("-" * one for one in widths)))
+    for row in range(len(columns[0].cells)):
+        lines += [Line(row=row, text=text) for text in _row([column.cells[row] for column in columns], columns, widths)]
+    return lines
+
+
+def block(columns: Sequence[Column], *, row: int) -> list[Line]:
+    """One row as lines of `label  value`: what is left where no table fits."""
+    labels = max(cell_len(column.label) for column in columns)
+    values = max((cell_len(column.cells[row]) for column in columns if column.is_number), default=0)
+    return [
+        Line(
+            row=row,
+            text=f"{_pad(column.label, labels)}{GAP}{_pad(column.cells[row], values, right=column.is_number)}".rstrip(),
+        )
+        for column in columns
+    ]
+
+
+def broken(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width` where its pieces allow it; no piece is ever cut."""
+    lines = [""]
+    for piece in PIECE.findall(text):
+        if lines[-1] and cell_len(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
+    natural = [max(cell_len(text) for text in (*column.head, *column.cells)) for column in columns]
+    if width is None:
+        return natural
+    least = [one if column.is_number else _longest_piece(column) for one, column in zip(natural, columns, strict=True)]
+    excess = sum(natural) + len(GAP) * (len(columns) - 1) - width
+    while excess > 0:  # the widest text column gives way first
+        room = [one - floor for one, floor in zip(natural, least, strict=True)]
+        widest = max((index for index in range(len(columns)) if room[index] > 0), key=natural.__getitem__, default=None)
+        if widest is None:
+            return None
+        natural[widest] -= 1
+        excess -= 1
+    return natural
+
+
+def _longest_piece(column: Column) -> int:
+    texts = (*column.head, *column.cells)
+    return max(cell_len(piece.rstrip()) for text in texts for piece in PIECE.findall(text))
+
+
+def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    lines = [[column.head[0] for column in columns], [column.head[1] for column in columns]]
+    return [
+        GAP.join(
+            _pad(text, one, right=column.is_number) for text, one, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in lines
+        if any(line)
+    ]
+
+
+def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    parts = [
+        [cell] if column.is_number else broken(cell, one)
+        for cell, one, column in zip(cells, widths, columns, strict=True)
+    ]
+    height = max(len(part) for part in parts)
+    return [
+        GAP.join(
+            _pad(part[index] if index < len(part) else "", one, right=column.is_number)
+            for part, one, column in zip(parts, widths, columns, strict=True)
+        ).rstrip()
+        for index in range(height)
+    ]
+
+
+def _pad(text: str, width: int, *, right: bool = False) -> str:
+    spaces = " " * (width - cell_len(text))
+    return spaces + text if right else text + spaces

@@ -1,0 +1,115 @@
+"""How every plot looks: colours, names, titles, axes. Knows nothing of any one plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from profiler.analysis.rows import Row
+from profiler.views.cells import is_predicted, outcome
+from profiler.views.grid import broken
+from profiler.views.plain import plain
+
+# Okabe and Ito (2008), told apart by all kinds of colour vision
+BLUE, ORANGE, GREEN, SKY, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00"
+INK, GREY, FAINT = "#222222", "#767676", "#E4E4E4"
+FONT = 11.0
+BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar and its gap; from so many bars on, a smaller one
+LONGEST_NAME = 44
+
+
+def name(row: Row) -> str:
+    """The strategy as one short line; it is never read as mathematics (`parse_math` is off wherever it is drawn)."""
+    text = plain(row.case.strategy)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+
+
+def plain_axes(axes: Axes, *, grid: Literal["both", "x"] = "both") -> None:
+    """Two spines, a faint grid, few ticks."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=INK, labelsize=FONT - 1, length=3, color=GREY)
+    axes.grid(axis=grid, color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def number_axis(axes: Axes, which: str) -> None:
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+
+
+def name_axis(axes: Axes, rows: Sequence[Row]) -> None:
+    """One row of the picture for each strategy, the first on top."""
+    axes.set_yticks(range(len(rows)), [name(row) for row in rows], parse_math=False)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def legend_square(axes: Axes, label: str, colour: str) -> None:
+    """A line of the legend for bars of this colour."""
+    axes.scatter([], [], s=110, marker="s", color=colour, label=label)
+
+
+def bars_height(rows: Sequence[Row]) -> float:
+    """Inches for a panel with one bar a row."""
+    return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
+
+
+def absent(axes: Axes, row: Row, at: int) -> None:
+    """Say in words why there is no bar."""
+    text = outcome(row) if row.outcome != "ok" else "not measured"
+    axes.annotate(
+        text,
+        (0, at),
+        xycoords=("axes fraction", "data"),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        color=GREY,
+        style="italic",
+        fontsize=FONT - 1,
+    )
+
+
+def is_shown(row: Row) -> bool:
+    """Only what went well is drawn: wrong gradients are never a saving."""
+    return row.outcome == "ok"
+
+
+def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
+    """Model and batch; below it, what they ran on."""
+    case = rows[0].case
+    environment = next((row.environment for row in rows if row.environment), None)
+    device = (environment.device_name if environment else None) or case.device
+    torch = [f"torch {environment.torch}"] if environment and environment.torch else []
+    predicted = [f"predicted for {case.device}, not measured"] if is_predicted(rows[0]) else [device]
+    precision = [case.precision] if case.precision != "fp32" else []
+    below = ", ".join([case.optimizer, *precision, *predicted, *torch])
+    lines = [_wrapped(f"{case.model}, batch {case.batch_size}", inches, FONT + 2), _wrapped(below, inches, FONT - 1)]
+    axes.set_title(
+        lines[0], loc="left", fontsize=FONT + 2, color=INK, weight="bold", parse_math=False, pad=12 + _height(lines[1])
+    )
+    axes.annotate(
+        lines[1],
+        (0, 1),
+        xytext=(0, 8),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        parse_math=False,
+        fontsize=FONT - 1,
+        color=GREY,
+    )
+
+
+def _wrapped(text: str, inches: float, size: float) -> str:
+    characters = int(inches * 72 / (size * 0.62))  # 0.62 em: wider than nearly every text in DejaVu Sans
+    return "\n".join(broken(plain(text), max(16, characters)))
+
+
+def _height(text: str) -> float:
+    return (text.count("\n") + 1) * (FONT - 1) * 1.25

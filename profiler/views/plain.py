@@ -1,0 +1,22 @@
+"""Text from files and child processes, made harmless for one line of a screen. Knows nothing of tables."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+ASCII = str.maketrans({"±": "+-", "…": "..."})  # ours; whatever else there is, is escaped
+
+
+ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")  # colours, titles, links of a terminal
+
+
+def plain(text: str, *, encoding: str = "utf-8") -> str:
+    """The text on one line, without control characters, in characters that the encoding has."""
+    spaced = " ".join(ESCAPE.sub("", text).split())
+    harmless = "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
+    try:
+        harmless.encode(encoding)
+        return harmless
+    except UnicodeEncodeError:
+        return harmless.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,353 @@
+"""The commands that read, as words in and text out."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler import models, strategies
+from profiler.case import Trial
+from profiler.cli import answer
+from profiler.cli.words import run_folder
+from tests import examples, make
+
+ROOT = Path(__file__).parents[1]
+FIRST, SECOND = "20261120T174900Z-mnist-cnn-3fa9c1", "20261121T090000Z-mnist-cnn-77ab02"
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two runs, the second one partial; the commands run in it."""
+    monkeypatch.chdir(tmp_path)
+    examples.run(tmp_path / "results" / FIRST, examples.sweep((2, 4)))
+    examples.run(tmp_path / "results" / SECOND, examples.troubled(), more=(Trial(case=make.case("segments:k=7")),))
+    for name, time in ((FIRST, 1_000_000_000), (SECOND, 2_000_000_000)):
+        os.utime(tmp_path / "results" / name / "manifest.json", (time, time))
+    return tmp_path / "results"
+
+
+def gcprof(
+    *words: str, torch: bool = True, stdout: int = subprocess.PIPE, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The command in its own process; where torch is False, importing it raises."""
+    hook = "" if torch else (
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('torch', 'torchvision'): raise ImportError('torch is not installed')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )  # fmt: skip
+    code = f"import sys\n{hook}from profiler.cli import main\nmain(sys.argv[1:])"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+def test_show_prints_the_table_and_only_that_to_stdout(results: Path, capsys: pytest.CaptureFixture[str]):
+    code = answer(["show", FIRST])
+
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert out.startswith("mnist-cnn:channels=32, 2,800,000 parameters")
+    assert "segments:k=4" in out
+    assert err == f"next: gcprof plot {FIRST} --kind memory -o memory.png\n"
+
+
+def test_show_takes_the_last_run_where_none_is_named(results: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["show"]) == 0
+
+    assert "segments:k=400" in capsys.readouterr().out
+
+
+def test_a_run_is_meant_by_path_by_name_or_by_last(results: Path):
+    found = [run_folder(word).resolve() for word in (str(results / FIRST), FIRST, "last")]
+
+    assert found == [results / FIRST, results / FIRST, results / SECOND]
+
+
+def test_show_says_how_much_of_a_partial_run_is_owed(results: Path, capsys: pytest.CaptureFixture[str]):
+    answer(["show", SECOND])
+
+    assert "partial: 1 of 9 trials are not there yet" in capsys.readouterr().err
+
+
+def test_a_later_round_is_not_owed_where_the_first_was_not_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    case = make.case("segments:k=2")
+    examples.run(tmp_path / "run", [make.failed("segments:k=2", "skipped", "why")], more=(Trial(case=case, round=2),))
+
+    answer(["show", str(tmp_path / "run"), "--json"])
+
+    assert json.loads(capsys.readouterr().out)["status"] == "complete"
+
+
+def test_show_as_json_is_one_document(results: Path, capsys: pytest.CaptureFixture[str]):
+    code = answer(["show", SECOND, "--json"])
+
+    whole = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (whole["run"], whole["status"], whole["exit_code"], len(whole["records"])) == (SECOND, "partial", 1, 8)
+
+
+def test_a_flag_without_effect_is_refused(results: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["show", "--json", "--samples"]) == 2
+    assert answer(["export", "--force"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_show_gives_every_sample(results: Path, capsys: pytest.CaptureFixture[str]):
+    answer(["show", FIRST, "--samples"])
+
+    steps = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    assert steps[0].split()[-5:] == ["98.0", "99.0", "100.0", "101.0", "102.0"]  # 100 ms and one or two percent
+
+
+def test_show_keeps_to_the_width_that_is_asked_for(results: Path, capsys: pytest.CaptureFixture[str]):
+    answer(["show", FIRST, "--width", "60"])
+
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+
+
+def test_list_shows_the_newest_run_last(results: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["list"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [FIRST, SECOND]
+    assert lines[2].split()[-2:] == ["3/3", "complete"]
+    assert lines[3].split()[-2:] == ["4/9", "partial"]
+
+
+def test_list_as_json_is_one_document(results: Path, capsys: pytest.CaptureFixture[str]):
+    answer(["list", "--json"])
+
+    assert [(run["name"], run["num_ok"], run["num_rows"]) for run in json.loads(capsys.readouterr().out)] == [
+        (FIRST, 3, 3),
+        (SECOND, 4, 9),
+    ]
+
+
+def test_a_damaged_run_does_not_hide_the_others(results: Path, capsys: pytest.CaptureFixture[str]):
+    (results / FIRST / "manifest.json").write_text("{")
+
+    assert answer(["list"]) == 0
+
+    out = capsys.readouterr().out
+    assert "unreadable" in out
+    assert "4/9" in out
+
+
+def test_a_damaged_run_cannot_be_shown(results: Path, capsys: pytest.CaptureFixture[str]):
+    (results / FIRST / "manifest.json").write_text("{")
+
+    assert answer(["show", FIRST]) == 4
+
+
+def test_export_goes_to_stdout_or_to_a_file(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["export", FIRST, "--to", "csv"]) == 0
+    printed = capsys.readouterr().out
+    assert answer(["export", FIRST, "--to", "csv", "-o", "table.csv"]) == 0
+
+    assert capsys.readouterr().out == ""
+    assert (tmp_path / "table.csv").read_text() == printed
+
+
+def test_export_keeps_a_file_that_is_there(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "table.csv").write_text("mine")
+
+    refused = answer(["export", "-o", "table.csv"])
+    kept = (tmp_path / "table.csv").read_text()
+    forced = answer(["export", "-o", "table.csv", "--force"])
+
+    assert (refused, kept, forced) == (2, "mine", 0)
+    assert "hint: name another file, or overwrite it with --force" in capsys.readouterr().err
+
+
+def test_plot_writes_the_figure_and_names_it(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["plot", FIRST, "--kind", "memory", "-o", "memory.png"]) == 0
+
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().err.startswith("wrote memory.png\nnext: gcprof export")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["shwo"], "did you mean 'show'?"),
+        (["show", "--jsno"], "did you mean '--json'?"),
+        (["plot", "--kind", "memry"], "did you mean 'memory'?"),
+        (["export", "--to", "cvs"], "did you mean 'csv'?"),
+        (["show", FIRST[:-1]], f"did you mean '{FIRST}'?"),
+        (["models", "mnist-cn"], "did you mean 'mnist-cnn'?"),
+        (["strategies", "segment"], "did you mean 'segments'?"),
+    ],
+)
+def test_what_is_misspelt_is_answered_with_the_nearest(
+    words: list[str], hint: str, results: Path, capsys: pytest.CaptureFixture[str]
+):
+    code = answer(words)
+
+    out, err = capsys.readouterr()
+    assert code in (2, 4)
+    assert out == ""
+    assert err.splitlines()[0].startswith("gcprof: ")
+    assert err.splitlines()[1] == f"hint: {hint}"
+
+
+def test_where_there_are_no_runs_the_way_to_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+
+    assert answer(["show"]) == 2
+    assert answer(["list"]) == 0
+    assert capsys.readouterr().err.count("gcprof run") == 2
+
+
+@pytest.mark.parametrize(("command", "table"), [("models", models.TABLE), ("strategies", strategies.TABLE)])
+def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(
+    command: str, table: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    def names(*words: str) -> set[str]:
+        assert answer([command, *words]) == 0
+        return {line.split()[0] for line in capsys.readouterr().out.splitlines() if line} & table.keys()
+
+    assert names() == {name for name in table if not name.startswith("_")}
+    assert names("--all") == table.keys()
+
+
+def test_one_strategy_is_told_with_its_options(capsys: pytest.CaptureFixture[str]):
+    assert answer(["strategies", "segments"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("k ")).split(maxsplit=1)[1].endswith("a whole number from 1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show"],
+        ["show", "--samples"],
+        ["show", "--json"],
+        ["list"],
+        ["export", "--to", "md"],
+        ["plot", "-o", "plot.png"],
+        ["models"],
+        ["strategies", "segments"],
+        ["--help"],
+    ],
+)
+def test_results_can_be_read_where_torch_is_not_installed(words: list[str], results: Path):
+    done = gcprof(*words, torch=False)
+
+    assert (done.returncode, "torch is not installed" in done.stderr) == (0, False)
+
+
+def test_that_process_could_not_import_torch():
+    code = gcprof("--version", torch=False).args[2].replace("main(sys.argv[1:])", "import torch")
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+    assert "ImportError: torch is not installed" in done.stderr
+
+
+HEAVY = ("torch", "numpy", "pandas", "matplotlib", "rich", "msgspec")
+
+
+def imported(*words: str) -> set[str]:
+    code = f"import sys; from profiler.cli import answer; answer({list(words)!r}); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    return set(HEAVY) & set(done.stderr.split())
+
+
+def test_help_imports_nothing_heavy():
+    assert imported("--help") == set()
+
+
+def test_a_command_that_needs_something_heavy_would_be_seen():
+    assert "rich" in imported("models")
+
+
+@pytest.mark.parametrize("command", ["show", "plot", "export", "list", "models", "strategies"])
+def test_every_command_helps_with_an_example(command: str, capsys: pytest.CaptureFixture[str]):
+    assert answer([command, "--help"]) == 0
+
+    assert f"Example: gcprof {command}" in capsys.readouterr().out
+
+
+def test_no_words_are_a_request_for_help(capsys: pytest.CaptureFixture[str]):
+    assert answer([]) == 0
+
+    assert capsys.readouterr().out.startswith("Usage: gcprof")
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
+    from profiler import __version__
+
+    assert answer(["--version"]) == 0
+
+    assert capsys.readouterr().out == f"gcprof {__version__}\n"
+
+
+def break_show(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("profiler.store.load", fail)
+
+
+def test_a_bug_of_ours_is_one_line_and_exit_code_70(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("GCPROF_TRACEBACK", raising=False)
+    break_show(monkeypatch, KeyError("lost"))
+
+    code = answer(["show"])
+
+    err = capsys.readouterr().err
+    assert code == 70
+    assert err.splitlines()[0] == "gcprof: internal error: KeyError: 'lost'"
+    assert "GCPROF_TRACEBACK=1" in err.splitlines()[1]
+    assert "Traceback" not in err
+
+
+def test_the_traceback_is_there_where_it_is_asked_for(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("GCPROF_TRACEBACK", "1")
+    break_show(monkeypatch, KeyError("lost"))
+
+    answer(["show"])
+
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_exit_code_130(results: Path, monkeypatch: pytest.MonkeyPatch):
+    break_show(monkeypatch, KeyboardInterrupt())
+
+    assert answer(["show"]) == 130
+
+
+def test_a_reader_that_went_away_is_no_error(results: Path):
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    done = gcprof("show", stdout=writing)
+
+    os.close(writing)
+    assert (done.returncode, "internal error" in done.stderr, "Exception" in done.stderr) == (141, False, False)
+
+
+def test_an_ascii_terminal_gets_ascii(results: Path):
+    done = gcprof("show", FIRST, PYTHONIOENCODING="ascii")
+
+    assert done.returncode == 0
+    assert "+-1.0 %" in done.stdout
+    assert done.stdout.isascii()

@@ -1,0 +1,211 @@
+"""What the pictures promise: every point named, nothing over anything else, no name read as mathematics."""
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from profiler.analysis.rows import Row
+from profiler.errors import UserError
+from profiler.record import Record
+from profiler.views import PLOTS, paint
+from profiler.views.labels import Label, place
+from profiler.views.plot import draw, plot
+from tests import examples, make
+
+CASES = {
+    "usual": examples.sweep() + examples.sweep(round=2),
+    "crowded": examples.sweep(tuple(range(1, 33))),
+    "models": examples.sweep() + examples.sweep((2, 4, 8), model="transformer:layers=12,width=768"),
+    "troubled": examples.troubled(),
+    "single": [examples.point("none", segments=1, seconds=0.1)],
+    "alike": [make.record(f"segments:k={number}") for number in range(2, 16)],  # fourteen points on one spot
+}
+HEADS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+def boxes(axes: Axes, names: set[str]) -> dict[str, Bbox]:
+    canvas = axes.figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    texts = [text for text in axes.texts if text.get_text() in names]
+    return {text.get_text(): Text.get_window_extent(text, canvas.get_renderer()) for text in texts}
+
+
+def names(rows: tuple[Row, ...]) -> set[str]:
+    return {paint.name(row) for row in rows}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_label_meets_another_or_leaves_the_axes(name: str):
+    rows = examples.table(CASES[name])
+    figure = draw(rows, kind="frontier")
+
+    for axes in figure.axes:
+        found = boxes(axes, names(rows))
+        frame = axes.get_window_extent()
+        assert found
+        for box in found.values():
+            assert frame.x0 <= box.x0 < box.x1 <= frame.x1
+            assert frame.y0 <= box.y0 < box.y1 <= frame.y1
+        for one, other in combinations(found.values(), 2):
+            assert not one.overlaps(other)
+
+
+def test_labels_written_straight_on_their_points_would_meet():
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    for x in (0.5, 0.51):
+        axes.annotate(f"segments:k={x}", (x, 0.5))
+
+    one, other = boxes(axes, {"segments:k=0.5", "segments:k=0.51"}).values()
+
+    assert one.overlaps(other)
+
+
+@pytest.mark.parametrize("name", ["usual", "troubled", "single", "alike"])
+def test_up_to_fourteen_points_are_all_named(name: str):
+    rows = examples.table(CASES[name])
+    drawn = {
+        paint.name(row) for row in rows if row.outcome == "out_of_memory" or (row.outcome == "ok" and row.step_seconds)
+    }
+
+    assert set(boxes(draw(rows, kind="frontier").axes[0], names(rows))) == drawn
+
+
+def test_in_a_crowd_the_ends_of_the_frontier_are_named():
+    rows = examples.table(CASES["crowded"])
+    smallest = min(rows, key=lambda row: row.readings.peak_bytes or 0)
+    slowest = max(rows, key=lambda row: row.step_seconds or 0)
+
+    named = set(boxes(draw(rows, kind="frontier").axes[0], names(rows)))
+
+    assert {"none", paint.name(smallest), paint.name(slowest)} <= named
+
+
+def test_a_label_keeps_off_the_points_that_have_none():
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    right = (0.56, 0.5)  # just where the label would be
+
+    alone = place(axes, [Label(x=0.5, y=0.5, text="segments:k=2")])[0]
+    aside = place(axes, [Label(x=0.5, y=0.5, text="segments:k=2")], others=[right])[0]
+
+    def covers(text: Text) -> bool:
+        return bool(Text.get_window_extent(text).contains(*axes.transData.transform(right)))
+
+    assert covers(alone)
+    assert not covers(aside)
+
+
+def test_labels_are_placed_the_same_way_every_time():
+    rows = examples.table(CASES["crowded"])
+
+    first, second = (boxes(draw(rows, kind="frontier").axes[0], names(rows)) for _ in range(2))
+
+    assert {name: box.bounds for name, box in first.items()} == {name: box.bounds for name, box in second.items()}
+
+
+def test_a_label_that_need_not_be_there_is_left_out_where_there_is_no_room():
+    figure = Figure(figsize=(1.2, 0.6))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    labels = [Label(x=0.5, y=0.5, text="segments:k=16,split=balanced", must=False)]
+
+    assert place(axes, labels) == []
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+@pytest.mark.parametrize("suffix", HEADS)
+def test_every_plot_is_written_as_what_its_name_ends_in(kind: str, suffix: str, tmp_path: Path):
+    path = plot(examples.table(CASES["troubled"]), kind=kind, path=tmp_path / f"figure.{suffix}")
+
+    assert path.read_bytes().startswith(HEADS[suffix])
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_every_model_has_its_panel(kind: str):
+    figure = draw(examples.table(CASES["models"]), kind=kind)
+
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["mnist-cnn:channels=32, batch 64", "transformer:layers=12,width=768, batch 64"]
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_a_name_is_never_read_as_mathematics(kind: str):
+    name = "$\\frac$"
+    records = [make.record(name, case=make.case(name, model=name)), make.failed(f"{name}2", "out_of_memory", "why")]
+
+    draw(examples.table(records), kind=kind)
+
+
+def test_that_name_would_be_refused_as_mathematics():
+    figure = Figure()
+    canvas = FigureCanvasAgg(figure)
+    figure.text(0.5, 0.5, "$\\frac$")
+
+    with pytest.raises(ValueError, match="frac"):
+        canvas.draw()
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_axes_name_their_units(kind: str):
+    axes = draw(examples.table(CASES["usual"]), kind=kind).axes[0]
+
+    labels = axes.get_xlabel() + axes.get_ylabel()
+    assert ("(MiB)" in labels) == (kind in ("frontier", "memory"))
+    assert ("(ms)" in labels) == (kind != "memory")
+
+
+def test_the_bars_of_a_peak_sum_to_it_and_carry_it():
+    axes = draw(examples.table([make.record("none", peak=100 * make.MIB)]), kind="memory").axes[0]
+
+    bars = [patch.get_width() for patch in axes.patches]  # type: ignore[attr-defined]
+    assert sum(bars) == pytest.approx(100)
+    assert any(text.get_text() == "100.0" for text in axes.texts)
+
+
+def test_an_invalid_row_is_named_and_has_no_bar():
+    records = [make.record("none"), make.record("_planted", peak=1, outcome="invalid")]
+
+    axes = draw(examples.table(records), kind="memory").axes[0]
+
+    assert any(text.get_text() == "invalid" for text in axes.texts)
+    assert {round(patch.get_y() + patch.get_height() / 2) for patch in axes.patches} == {0}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["frontier", "time", "samples"])
+def test_without_times_there_is_nothing_to_plot(kind: str):
+    with pytest.raises(UserError, match="nothing to plot"):
+        draw(examples.table(untimed()), kind=kind)
+
+
+def test_without_times_there_is_still_the_memory_to_plot():
+    assert draw(examples.table(untimed()), kind="memory").axes
+
+
+def untimed() -> list[Record]:
+    return [make.record("none", readings=examples.untimed_readings(make.record().readings))]
+
+
+def test_another_suffix_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="jpg"):
+        plot(examples.table(CASES["usual"]), kind="memory", path=tmp_path / "figure.jpg")
+
+
+def test_a_figure_that_is_there_is_kept(tmp_path: Path):
+    path = tmp_path / "figure.png"
+    path.write_bytes(b"mine")
+
+    with pytest.raises(UserError):
+        plot(examples.table(CASES["usual"]), kind="memory", path=path)
+
+    assert path.read_bytes() == b"mine"

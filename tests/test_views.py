@@ -1,0 +1,222 @@
+"""How the table looks on screens of all kinds."""
+
+import io
+import re
+from collections import Counter
+
+import pytest
+
+from profiler.analysis.rows import Row
+from profiler.units import MISSING
+from profiler.views import terminal
+from profiler.views.cells import columns, remarks
+from profiler.views.plain import plain
+from profiler.views.samples import samples
+from tests import examples, golden_files, make
+from tests.make import MIB
+
+CASES = {
+    "troubled": examples.troubled(),
+    "rounds": examples.sweep() + examples.sweep(round=2),
+    "one": [examples.point("none", segments=1, seconds=0.1)],
+    "models": examples.sweep((2,), device="fake:cuda") + examples.sweep((4,), model="mlp:width=4096"),
+}
+
+
+def printed(rows: tuple[Row, ...], *, width: int | None = None, encoding: str = "utf-8") -> str:
+    file = io.StringIO()
+    terminal.write(terminal.table(rows, width=width, encoding=encoding), file=file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200, None])
+@pytest.mark.parametrize("name", CASES)
+def test_the_table_looks_as_it_did(name: str, width: int | None):
+    golden_files.compare(f"{name}-{width or 'pipe'}.txt", printed(examples.table(CASES[name]), width=width))
+
+
+def test_the_table_looks_as_it_did_in_ascii():
+    text = printed(examples.table(CASES["rounds"]), width=80, encoding="ascii")
+
+    text.encode("ascii")
+    golden_files.compare("rounds-80-ascii.txt", text)
+
+
+def test_without_ascii_the_spread_has_its_sign():
+    with pytest.raises(UnicodeEncodeError):
+        printed(examples.table(CASES["rounds"]), width=80).encode("ascii")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_number_is_cut_at_any_width(name: str):
+    rows = examples.table(CASES[name])
+    numbers = number_texts(rows)
+
+    for width in range(40, 201):
+        found = Counter(re.findall(r"(?<!\S)(\S+(?: %)?(?: \(\S+\))?)(?!\S)", printed(rows, width=width)))
+        assert not numbers - found, f"at width {width}"
+
+
+def number_texts(rows: tuple[Row, ...]) -> Counter[str]:
+    from profiler.views.cells import groups
+
+    shown = [columns(group).all for group in groups(rows)]
+    cells = [cell for part in shown for column in part if column.is_number for cell in column.cells]
+    return Counter(cell for cell in cells if cell != MISSING)
+
+
+def test_a_cut_number_would_be_seen():
+    rows = examples.table(CASES["rounds"])
+    cut = printed(rows, width=200).replace("662.0", "662.…")
+
+    assert number_texts(rows) - Counter(cut.split())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_line_is_wider_than_the_screen(name: str):
+    rows = examples.table(CASES[name])
+
+    for width in range(40, 201):
+        assert max(len(line) for line in printed(rows, width=width).splitlines()) <= width
+
+
+def test_a_pipe_is_as_wide_as_it_takes():
+    name = "segments:k=8,split=balanced,with=" + "a" * 200
+    rows = examples.table([make.record("none"), make.record(name)])
+
+    assert name in printed(rows)
+
+
+def test_a_long_name_breaks_behind_its_commas_and_the_numbers_stay():
+    rows = examples.table([make.record("none", peak=612 * MIB), make.record("segments:k=8,split=balanced,other=false")])
+
+    lines = printed(rows, width=75).splitlines()
+
+    first = next(at for at, line in enumerate(lines) if line.startswith("segments:k=8"))
+    assert "100.0" in lines[first]
+    assert not any(line.startswith("segments:k=8,split=balanced,other=false") for line in lines)
+
+
+def test_a_row_out_of_memory_is_there_with_its_reason():
+    text = printed(examples.table(CASES["troubled"]), width=120)
+
+    assert "segments:k=3: out of memory: tried to allocate 96 MiB in the backward" in text
+
+
+def test_an_invalid_row_has_no_percent_and_is_dim():
+    records = [make.record("none", peak=200 * MIB), make.record("_planted", peak=50 * MIB, outcome="invalid")]
+
+    text = terminal.table(examples.table(records))
+
+    line = next(line for line in text.plain.splitlines() if line.startswith("_planted"))
+    assert line.count("%") == 1  # its own spread
+    assert any(span.style == "dim" and "_planted" in text.plain[span.start : span.end] for span in text.spans)
+
+
+def test_the_same_row_is_a_saving_where_it_is_ok():
+    records = [make.record("none", peak=200 * MIB), make.record("_planted", peak=50 * MIB)]
+
+    assert "-75 %" in printed(examples.table(records))  # 1 - 50 / 200
+
+
+def test_a_prediction_is_marked_in_every_row_and_in_the_heading():
+    records = [
+        make.record("none", case=make.case("none", device="fake:cuda")),
+        make.failed("segments:k=2", "out_of_memory", "why", case=make.case("segments:k=2", device="fake:cuda")),
+    ]
+
+    lines = printed(examples.table(records)).splitlines()
+
+    assert "predicted, not measured" in lines[0]
+    assert lines[5].endswith("predicted")
+    assert lines[6].endswith("out of memory (predicted)")
+
+
+def test_a_measured_row_is_not_called_predicted():
+    assert "predicted" not in printed(examples.table([make.record("none")]))
+
+
+def test_two_models_have_a_table_each():
+    text = printed(examples.table([make.record("none"), make.record("none", case=make.case("none", model="mlp"))]))
+
+    assert sum(line.startswith("strategy") for line in text.splitlines()) == 2
+
+
+def test_a_range_is_shown_only_for_more_than_one_round():
+    one = [make.record("none", seconds=(0.1,)), make.record("segments:k=2", seconds=(0.123,))]
+    two = [make.record("none", round=2, seconds=(0.1,)), make.record("segments:k=2", round=2, seconds=(0.127,))]
+
+    assert ".." not in printed(examples.table(one))
+    assert "+25 % (+23..+27)" in printed(examples.table(one + two))
+
+
+def test_a_note_is_told_once_for_all_its_strategies():
+    notes = (examples.NOISY,)
+    records = [make.record(f"segments:k={number}", notes=notes) for number in range(2, 8)]
+
+    told = remarks(examples.table(records))
+
+    names = "segments:k=2, segments:k=3, segments:k=4, segments:k=5 and 2 more"
+    assert told == [f"{names}: {examples.NOISY.text}"]
+
+
+def test_control_characters_and_markup_of_others_do_nothing():
+    text = printed(examples.table(CASES["troubled"]), width=80)
+
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "segments:k=5: crashed: [bold]signal 11[/bold]" in text
+
+
+@pytest.mark.parametrize(
+    ("dirty", "clean"),
+    [("a\nb\tc", "a b c"), ("\x1b[31mred\x1b[0m", "red"), ("\u202eevil", "evil"), ("\x1b]8;;http://x\x07link", "link")],
+)
+def test_text_from_others_is_made_plain(dirty: str, clean: str):
+    assert plain(dirty) == clean
+
+
+def test_characters_that_a_terminal_lacks_are_escaped():
+    assert plain("±1 é", encoding="ascii") == "+-1 \\xe9"
+
+
+def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    screen, pipe = Terminal(), io.StringIO()
+    text = terminal.table(examples.table([make.record("none")]))
+
+    terminal.write(text, file=screen)
+    terminal.write(text, file=pipe)
+
+    assert "\x1b[1m" in screen.getvalue()
+    assert "\x1b" not in pipe.getvalue()
+
+
+def test_samples_are_all_shown_in_order():
+    row = make.record("none", seconds=(0.300, 0.100, 0.200))
+
+    text = samples(examples.table([row])).plain
+
+    step = next(line for line in text.splitlines() if line.startswith("step"))
+    assert step.split()[-3:] == ["300.0", "100.0", "200.0"]
+
+
+def test_samples_break_between_numbers():
+    row = make.record("none", seconds=tuple(0.1 + index / 1000 for index in range(30)))
+
+    text = samples(examples.table([row]), width=60).plain
+
+    assert max(map(len, text.splitlines())) <= 60
+    assert {f"{100 + index:.1f}" for index in range(30)} <= set(text.split())
+
+
+def test_a_row_whose_time_was_not_measured_says_so():
+    untimed = make.record("none", readings=examples.untimed_readings(make.record().readings))
+
+    assert "none: time not measured" in samples(examples.table([untimed])).plain
