@@ -90,8 +90,9 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
             raise UserError(f"'{choice}': {what} '{choice.name}' has no option '{key}'", hint=hint)
     for option in entry.options:
         if option.default is None and option.name not in given:
+            kind = KINDS.get(option.kind, option.kind)
             raise UserError(
-                f"'{choice}' needs {option.name}", hint=f"write {choice.name}:{option.name}=<{option.kind}>"
+                f"'{choice}' needs {option.name}", hint=f"write {choice.name}:{option.name}=... with {kind}"
             )
     values = {key: str(_value(given[key], option, choice)) for key, option in known.items() if key in given}
     canonical = {key: value.lower() if known[key].kind == "bool" else value for key, value in values.items()}

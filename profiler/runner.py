@@ -21,12 +21,12 @@ def carry_out(engine: Engine, folder: Path, *, data_directory: str | None = None
 
     Raises UserError where the folder cannot be read or written, or belongs to another process.
     """
-    run = store.load(folder)
-    plan = run.manifest.plan
-    left = len(progress.owed(plan, run.records))
-    engine.logs = folder / "logs"
-    writer = store.Writer(folder)
+    writer = store.Writer(folder)  # first, so that nobody else adds to what is read here
     try:
+        run = store.load(folder)
+        plan = run.manifest.plan
+        left = len(progress.owed(plan, run.records))
+        engine.logs = folder / "logs"
         for record in execute(engine, plan, done=run.records, data_directory=data_directory):
             writer.append(record)
             left -= 1 + _no_longer_owed(record, plan)

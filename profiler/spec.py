@@ -93,6 +93,13 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     return Plan(trials=in_rounds(cases, rounds), data_directory=request.data, remarks=tuple(remarks))
 
 
+def any_device(word: str) -> str:
+    """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
+        raise UserError(f"--device: '{word}' is not a device", hint="choose from auto, cpu, cuda, cuda:N")
+    return "cuda:0"
+
+
 def choose_device(word: str, devices: list[str]) -> str:
     """The device's name for its word: `auto` and `cuda` are the first CUDA device, `auto` the CPU where there is none.
 

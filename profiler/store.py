@@ -56,10 +56,10 @@ class Writer:
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails."""
-        line = encode(record) + b"\n"
+        rest = memoryview(encode(record) + b"\n")
         try:
-            written = os.write(self._file, line)
-            assert written == len(line), f"only {written} of {len(line)} bytes written"
+            while rest:  # a disk takes what still fits, and only then says that it is full
+                rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
         except OSError as error:
             raise UserError(
@@ -80,21 +80,37 @@ def new_folder(root: Path, models: Sequence[str]) -> Path:
 
 
 def create(folder: Path, *, plan: tuple[Trial, ...], command: str, environment: Environment) -> None:
-    """Make a new run folder with its manifest. Never touches an existing one. Raises UserError (exit code 74)."""
+    """Make a new run folder with its manifest, at once or not at all.
+
+    Raises UserError where there is one already, or (exit code 74) where it cannot be made.
+    """
+    refuse_existing(folder)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(created=now, command=command, plan=plan, environment=environment)
+    making = folder.with_name(f".{folder.name}.{secrets.token_hex(3)}.new")
     try:
-        folder.mkdir(parents=True)
-        (folder / "logs").mkdir()
-        (folder / "derived").mkdir()
-        (folder / "trials.jsonl").touch()
-        _write_whole(folder / "manifest.json", msgspec.json.format(encode(manifest), indent=1))
-    except FileExistsError:
-        hint = "name a new folder with -o, or go on with --resume"
-        raise UserError(f"'{folder}' is there already", hint=hint) from None
+        making.mkdir(parents=True)
+        (making / "logs").mkdir()
+        (making / "derived").mkdir()
+        (making / "trials.jsonl").touch()
+        _write_safely(making / "manifest.json", msgspec.json.format(encode(manifest), indent=1))
+        making.rename(folder)
+        _sync_folder(folder.parent)
     except OSError as error:
-        message = f"cannot write to '{folder}': {error.strerror}"
-        raise UserError(message, hint="name a folder you may write to with -o", exit_code=74) from error
+        raise _unwritable(folder, error) from error
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raises UserError where a run folder of this name cannot be new: it is there, or a file is in its way (74)."""
+    try:
+        if folder.exists():
+            hint = "name a new folder with -o, or go on with --resume"
+            raise UserError(f"'{folder}' is there already", hint=hint)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
+        raise _unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
 
 
 def load(folder: Path) -> Run:
@@ -112,7 +128,7 @@ def load(folder: Path) -> Run:
 
 def runs(folder: Path) -> list[Path]:
     """The run folders below a folder, oldest first."""
-    found = [path.parent for path in folder.glob("*/manifest.json")]
+    found = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
     return sorted(found, key=lambda path: path.name)
 
 
@@ -134,16 +150,23 @@ class _Schema(msgspec.Struct):
     schema: int
 
 
-def _write_whole(path: Path, text: bytes) -> None:
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    message = f"cannot write to '{folder}': {error.strerror}"
+    return UserError(message, hint="name a folder you may write to with -o", exit_code=74)
+
+
+def _write_safely(path: Path, text: bytes) -> None:
+    with path.open("wb") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    os.fsync(directory)
-    os.close(directory)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def _cut_torn_line(path: Path) -> None:

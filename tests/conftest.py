@@ -10,6 +10,7 @@ import pytest
 
 from profiler import models
 from profiler.case import Choice, Trial
+from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.record import Record
 from tests import make
@@ -27,6 +28,28 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     """One fork server for all tests that need real processes."""
     with Local(stage_seconds=60.0, logs=tmp_path_factory.mktemp("logs")) as engine:
         yield engine
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every `gcprof run` of this process goes to the one fork server of all tests."""
+    monkeypatch.setattr(local, "_Server", lambda: Lent(engine._server))
+
+
+class Lent:
+    """The server of another engine: whoever borrows it cannot end it."""
+
+    def __init__(self, server: Any) -> None:
+        self.control, self.alive = server.control, server.alive
+
+    def close(self) -> None: ...
 
 
 def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",), **fields: Any) -> Record:

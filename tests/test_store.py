@@ -146,6 +146,19 @@ def test_a_full_disk_is_said_and_old_records_stay(tmp_path):
     assert caught.value.exit_code == 74
 
 
+def test_a_disk_that_takes_a_little_at_a_time_gets_the_whole_record(tmp_path, monkeypatch):
+    folder = new_run(tmp_path / "run", "none")
+    writer = store.Writer(folder)
+    write = store.os.write
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.os, "write", lambda file, text: write(file, text[:100]))
+        writer.append(make.record())
+    writer.close()
+
+    assert store.load(folder).records == (make.record(),)
+
+
 def test_new_folders_have_names_of_their_own():
     names = {store.new_folder(Path("results"), ["mnist-cnn:channels=32", "mlp"]).name for _ in range(20)}
 

@@ -78,19 +78,19 @@ def answer(words: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        return _complain(error.message, hint=error.hint, code=error.exit_code)
+        return _complain(error.message, hint=error.hint, code=error.exit_code, words=words)
     except ClickError as error:
         from profiler.cli.words import usage
 
         message, hint = usage(error)
-        return _complain(message, hint=hint, code=2)
+        return _complain(message, hint=hint, code=2, words=words)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:  # `gcprof show | head`
         _drop_stdout()
         return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  # a bug of ours must not look like a result: one line, exit code 70
-        return _fail(error)
+        return _fail(error, words)
 
 
 def _invoke(words: list[str]) -> int:
@@ -103,25 +103,28 @@ def _invoke(words: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _complain(message: str, *, hint: str | None, code: int) -> int:
+def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:
+    from profiler.cli.words import say_failure
     from profiler.views.plain import plain
 
+    if [*words[:1]] == ["run"] and "--json" in words:
+        say_failure(code)
     print(f"gcprof: {plain(message)}", file=sys.stderr)
     if hint:
         print(f"hint: {plain(hint)}", file=sys.stderr)
     return code
 
 
-def _fail(error: Exception) -> int:
+def _fail(error: Exception, words: Sequence[str]) -> int:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         _drop_stdout()
-        return _complain("cannot write: no space left", hint="free some space", code=UNWRITABLE)
+        return _complain("cannot write: no space left", hint="free some space", code=UNWRITABLE, words=words)
     if os.environ.get("GCPROF_TRACEBACK"):
         import traceback
 
         traceback.print_exception(error)
     hint = "set GCPROF_TRACEBACK=1 for the traceback, and report it"
-    return _complain(f"internal error: {type(error).__name__}: {error}", hint=hint, code=INTERNAL)
+    return _complain(f"internal error: {type(error).__name__}: {error}", hint=hint, code=INTERNAL, words=words)
 
 
 def _drop_stdout() -> None:

@@ -6,12 +6,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.words import RESULTS, aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.words import RESULTS, aside, encoding, next_command, say, say_bytes, say_failure, width
 from profiler.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from profiler.record import Environment
     from profiler.spec import Plan, Request
     from profiler.store import Run
+
+LONGEST = 1_000_000  # seconds of a stage: eleven days
 
 
 def run(
@@ -68,8 +71,13 @@ def run(
         device=device, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
         warmup=warmup, seed=seed,
     )  # fmt: skip
-    if stage_limit <= 0:
-        raise UserError(f"--stage-limit: {stage_limit:g} is too small", hint="seconds, more than 0")
+    if not 0 < stage_limit <= LONGEST:
+        raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
+    if dry_run and json:
+        raise UserError("--json has no effect with --dry-run", hint="it measures nothing; leave one of them out")
+    if resume and (config or output or dry_run):
+        flag = "--config" if config else "--output" if output else "--dry-run"
+        raise UserError(f"{flag} has no effect with --resume", hint="a run goes on in its own folder, by its own plan")
     try:
         with _signals():
             code = (
@@ -77,20 +85,11 @@ def run(
                 if resume
                 else _start(words, config, output, stage_limit, json, dry_run)
             )
-    except UserError as error:
-        if json:
-            _print_failure(error)
-        raise
     except _Interrupted as interrupted:
         code = 128 + interrupted.number  # before there was anything to keep
+        if json:
+            say_failure(code)
     raise typer.Exit(code)
-
-
-def _print_failure(error: UserError) -> None:
-    """With --json, stdout holds one document also where nothing could be run."""
-    from profiler.views.json import document
-
-    say_bytes(document(None, [], status="failed", exit_code=error.exit_code))
 
 
 def _start(words: Request, config: Path | None, output: Path | None, limit: float, json: bool, dry_run: bool) -> int:
@@ -98,9 +97,8 @@ def _start(words: Request, config: Path | None, output: Path | None, limit: floa
     from profiler.case import Choice
 
     request = spec.override(sweep.read(config), words) if config else words
-    spec.plan(request, lambda word: "cuda:0")  # refuse what is wrong before torch is imported, which takes seconds
-    if output is not None and output.exists():
-        raise UserError(f"'{output}' is there already", hint="name a new folder with -o, or go on with --resume")
+    spec.plan(request, spec.any_device)  # refuse what is wrong before torch is imported, which takes seconds
+    store.refuse_existing(output or RESULTS / "new")
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect(stage_seconds=limit) as engine:
         devices = engine.survey()
@@ -115,6 +113,7 @@ def _start(words: Request, config: Path | None, output: Path | None, limit: floa
 
 def _resume(folder: Path, words: Request, limit: float, json: bool) -> int:
     from profiler import catalogue, engines, runner, store
+    from profiler.analysis import progress
     from profiler.case import Choice
     from profiler.spec import Request
 
@@ -126,6 +125,9 @@ def _resume(folder: Path, words: Request, limit: float, json: bool) -> int:
     before = store.load(folder)
     if any(trial.case.data == "files" for trial in before.manifest.plan) and words.data is None:
         raise UserError("this run reads its batch from files", hint="name their folder with --data")
+    if not progress.owed(before.manifest.plan, before.records):
+        aside("there is nothing left to do: the run is complete")
+        return _finish(before, code=0, json=json)
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect(stage_seconds=limit) as engine:
         devices = engine.survey()
@@ -143,7 +145,6 @@ def _go_on(
 ) -> int:
     """Run what is owed, then show and write what there is, also after Ctrl-C."""
     from profiler import runner, store
-    from profiler.analysis import progress
     from profiler.views.progress import Follow
 
     _say_first(store.load(folder).manifest.plan, devices, remarks)
@@ -155,24 +156,37 @@ def _go_on(
     except _Interrupted as interrupted:
         aside("interrupted; what was printed is safe")
         code = 128 + interrupted.number
-    run = store.load(folder)
+    _end_at_once()
+    return _finish(store.load(folder), code=code, json=json)
+
+
+def _finish(run: Run, *, code: int, json: bool) -> int:
+    """Show and write what there is, and name what to do next; the exit code."""
+    from profiler.analysis import progress
+
+    folder = run.folder
     code = code or progress.exit_code(run.records)
     _show(run, json=json, code=code)
     if progress.status(run.manifest.plan, run.records) == "partial":
         next_command("gcprof", "run", "--resume", str(folder))
+    elif all(record.readings.peak_bytes is None for record in run.records):
+        next_command("gcprof", "show", str(folder))
     else:
         next_command("gcprof", "plot", str(folder), "--kind", "memory", "-o", "memory.png")
     return code
 
 
 def _command_line() -> str:
-    """What was typed, without the names of folders and files."""
+    """What was typed, each file and folder by its last name alone."""
+    import re
     import shlex
 
-    words = ["gcprof", *sys.argv[1:]]
-    private = ("--data", "--config", "-o", "--output")
-    shown = [Path(word).name if before in private else word for before, word in zip(["", *words], words, strict=False)]
-    return shlex.join(shown)
+    words = ["gcprof"]
+    for before, word in pairwise(sys.argv):
+        alone = before in ("--data", "--config", "--output", "-o")
+        flag = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
+        words.append(flag + Path(word[len(flag) :]).name if alone or flag else word)
+    return shlex.join(words)
 
 
 def _say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:
@@ -226,14 +240,24 @@ def _signals() -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP end the trial at work and keep what is done; a second one ends at once."""
 
     def handle(number: int, frame: object) -> None:
-        for one in asked:
-            signal.signal(one, signal.SIG_DFL)
+        _end_at_once()
         raise _Interrupted(number)
 
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in asked}
+    before = {number: signal.signal(number, handle) for number in _heeded()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_at_once() -> None:
+    """From here on a signal ends this process; the engine's processes end with it."""
+    for number in _heeded():
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _heeded() -> list[int]:
+    """The signals that are not ignored already: `nohup` ignores SIGHUP, and means it."""
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in asked if signal.getsignal(number) != signal.SIG_IGN]

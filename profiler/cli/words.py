@@ -87,6 +87,13 @@ def say_bytes(text: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+def say_failure(code: int) -> None:
+    """With --json, stdout holds one document also where nothing could be run."""
+    from profiler.views.json import document
+
+    say_bytes(document(None, [], status="failed", exit_code=code))
+
+
 def encoding() -> str:
     return sys.stdout.encoding or "utf-8"
 

@@ -24,11 +24,13 @@ from collections.abc import Sequence
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), where there is one
 
 
-def main(descriptor: int, preload: Sequence[str]) -> None:
-    """Serve the client at the other end of the socket until it is gone."""
+def main(descriptor: int, client: int, preload: Sequence[str]) -> None:
+    """Serve the process `client`, at the other end of the socket, until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the client decides
+    die_with_parent(client)  # nobody watches the socket while torch is being imported
     for name in preload:
         importlib.import_module(name)
+    set_death_signal(0)  # from here on the socket tells, so that the children's offspring is ended too
     gc.collect()
     gc.freeze()  # a child's collections need not look at all of torch
     _Server(socket.socket(fileno=descriptor)).serve()
@@ -61,9 +63,13 @@ class _Server:
         """Carry out what the client asks; False where it is gone."""
         try:
             text, descriptors, _, _ = socket.recv_fds(self._control, 1 << 20, 2)
-            while text and not text.endswith(b"\n"):
-                text += self._control.recv(1 << 20)
+            more = text
+            while more and not text.endswith(b"\n"):
+                more = self._control.recv(1 << 20)
+                text += more
         except ConnectionError:
+            return False
+        if not more:  # also where it died in the middle of a request
             return False
         for line in text.splitlines():
             request = json.loads(line)
@@ -71,7 +77,7 @@ class _Server:
                 self._kill(request["kill"], request["signal"])
             else:
                 self._fork(request, descriptors)
-        return bool(text)
+        return True
 
     def _fork(self, request: dict[str, str], descriptors: list[int]) -> None:
         server = os.getpid()
@@ -139,12 +145,17 @@ class _Server:
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the server dies, where the system can do that (Linux)."""
+    """Be killed when the parent dies, where the system can do that (Linux)."""
+    set_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
+
+
+def set_death_signal(number: int) -> None:
+    """Ask for a signal at the parent's death, or for none by 0, where the system can do that (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call
-            os._exit(1)
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, number)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

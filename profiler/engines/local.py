@@ -81,7 +81,7 @@ class _Server:
     def __init__(self) -> None:
         self.control, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the server
-        words = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), *PRELOAD]
+        words = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), *PRELOAD]
         environment = {**os.environ, "KINETO_LOG_LEVEL": "5"}  # the profiler is chatty on stderr
         self._process = subprocess.Popen(
             words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
@@ -111,7 +111,7 @@ class _Server:
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from profiler.engines.forkserver import main; "
-    "main(int(sys.argv[2]), sys.argv[3:])"
+    "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])"
 )
 
 

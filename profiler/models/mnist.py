@@ -29,7 +29,8 @@ def read_batch(batch_size: int, data_directory: str | None) -> tuple[torch.Tenso
     try:
         found = Files(data_directory, train=True, download=False)
     except RuntimeError as error:
-        raise Unsupported(f"no MNIST files (train-images-idx3-ubyte and so on) in {data_directory}") from error
+        files = "train-images-idx3-ubyte and so on"  # and not the folder's name, which would go into the record
+        raise Unsupported(f"no MNIST files ({files}) in the folder that --data names") from error
     if len(found) < batch_size:
         raise Unsupported(f"the MNIST files hold {len(found)} images, fewer than the batch of {batch_size}")
     images = found.data[:batch_size].unsqueeze(1).float() / 255

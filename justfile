@@ -1,0 +1,37 @@
+# What developing needs. `just check` is what CI does besides the tests.
+python := ".venv/bin/python"
+
+# lint, format, types
+check:
+    {{python}} -m ruff check .
+    {{python}} -m ruff format --check .
+    {{python}} -m mypy
+
+# all tests that need no GPU
+test:
+    {{python}} -m pytest
+
+# write the golden files anew; look at the difference before committing it
+golden:
+    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py
+
+# on a CUDA machine: the tests that need one, then the sweep that is committed under results/reference/
+gpu output="results/gpu":
+    {{python}} -m pytest -m gpu
+    {{python}} -m profiler run --config configs/gpu.toml -o {{output}}
+
+# start-up of a trial, against a new interpreter
+bench-startup:
+    {{python}} -m benchmarks.startup
+
+# recorded step time, against a bare loop
+bench-overhead:
+    {{python}} -m benchmarks.overhead
+
+# a whole run, against the steps that it ran
+bench-cost:
+    {{python}} -m benchmarks.cost
+
+# kill -9 of the parent at random moments
+bench-kill times="50":
+    {{python}} -m benchmarks.kill --times {{times}}

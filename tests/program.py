@@ -1,0 +1,96 @@
+"""The real program in processes of its own: knows nothing of what it should do."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.kill import TAG
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_SECONDS = 120.0  # for what surely comes; nothing waits so long unless it is broken
+
+Done = subprocess.CompletedProcess[str]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's own, without what would change the program's words."""
+    kept = {key: value for key, value in os.environ.items() if key != "GCPROF_TRACEBACK"}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+def gcprof(*words: str, cwd: Path, **more: str) -> Done:
+    """The program from its first word to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "profiler", *words],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def next_words(stderr: str) -> list[str]:
+    """The command that the program proposes in its last line, without its own name."""
+    told, _, command = stderr.splitlines()[-1].partition(": ")
+    name, *words = shlex.split(command)
+    assert (told, name) == ("next", "gcprof")
+    return words
+
+
+class Started:
+    """The program at work, its stderr read as it comes; the tag finds all of its processes."""
+
+    def __init__(self, *words: str, cwd: Path, tag: str, code: str | None = None, **more: Any) -> None:
+        how = ["-c", code] if code else ["-m", "profiler"]
+        self.stderr = ""
+        self._process = subprocess.Popen(
+            [sys.executable, *how, *words],
+            cwd=cwd,
+            env=environment(**{TAG: tag}),
+            stdin=subprocess.DEVNULL,
+            stdout=more.pop("stdout", subprocess.PIPE),
+            stderr=subprocess.PIPE,
+            **more,
+        )
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream:
+                stream.close()
+
+    def wait_for(self, text: str) -> None:
+        """Read stderr until it says this."""
+        assert self._process.stderr
+        until = time.monotonic() + PATIENCE_SECONDS
+        while text not in self.stderr:
+            ready, _, _ = select.select([self._process.stderr], [], [], max(0.0, until - time.monotonic()))
+            data = os.read(self._process.stderr.fileno(), 1 << 16) if ready else b""
+            if not data:
+                pytest.fail(f"it never said {text!r}, but: {self.stderr}")
+            self.stderr += data.decode()
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> Done:
+        """Wait for its end."""
+        out, err = self._process.communicate(timeout=PATIENCE_SECONDS)
+        self.stderr += err.decode()
+        code = self._process.returncode
+        return subprocess.CompletedProcess(self._process.args, code, (out or b"").decode(), self.stderr)

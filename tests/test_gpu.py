@@ -1,0 +1,103 @@
+"""What only a CUDA device can show; `just gpu` runs these."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+import torch
+
+from profiler import catalogue, models
+from profiler.case import Choice, Trial
+from profiler.engines.local import Local
+from profiler.runner import execute
+from tests import make
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
+
+MODEL, BATCH = "mnist-cnn:channels=64", 64
+
+
+@pytest.fixture(scope="module")
+def records():
+    strategies = ("none", "segments:k=2", "segments:k=8", "segments:k=8,split=balanced")
+    cases = [make.case(s, model=Choice(MODEL), batch_size=BATCH, device="cuda:0", samples=10) for s in strategies]
+    with Local(stage_seconds=120.0) as engine:
+        yield {str(record.case.strategy): record for record in execute(engine, [Trial(case=case) for case in cases])}
+
+
+def bare_loop() -> tuple[int, float]:
+    """Peak bytes by torch.cuda.max_memory_allocated and the median step by events, of a loop as one writes it."""
+    build, options = catalogue.load(Choice(MODEL), models.TABLE)
+    torch.manual_seed(0)
+    with torch.device("cuda:0"):
+        work = build(batch_size=BATCH, **options)
+    optimizer = torch.optim.SGD(work.module.parameters(), lr=0.01)
+    seconds = []
+    for step in range(12):
+        if step == 1:
+            torch.cuda.reset_peak_memory_stats()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        optimizer.zero_grad()
+        work.loss(work.module, work.batch).backward()
+        optimizer.step()
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1e3)
+    return torch.cuda.max_memory_allocated(), median(seconds[2:])
+
+
+def test_a_child_initialises_cuda_after_the_fork(records):
+    assert [record.outcome for record in records.values()] == ["ok"] * 4, [r.detail for r in records.values()]
+
+
+def test_the_peak_is_max_memory_allocated_of_a_bare_loop(records):
+    peak, _ = bare_loop()
+
+    assert records["none"].readings.peak_bytes == pytest.approx(peak, rel=1e-3)
+
+
+def test_reserved_and_device_level_bytes_are_read_beside_the_allocated(records):
+    readings = records["none"].readings
+
+    assert readings.peak_bytes <= readings.reserved_bytes <= readings.device_bytes
+    assert all(phase.reserved >= phase.allocated for phase in readings.phases.values())
+
+
+def test_segments_save_memory_between_forward_and_backward(records):
+    assert records["segments:k=8"].readings.saved_bytes < records["none"].readings.saved_bytes / 2
+
+
+def test_gradients_are_equal_or_within_the_measured_noise(records):
+    for record in records.values():
+        assert record.equality is not None
+        assert not record.equality.missing
+
+
+def test_the_environment_names_the_device(records):
+    environment = records["none"].environment
+
+    assert environment.device_name == torch.cuda.get_device_name(0)
+    assert environment.driver
+    assert environment.device_uuid
+
+
+def test_running_out_of_memory_is_an_outcome_and_the_next_trial_is_clean():
+    total = torch.cuda.get_device_properties(0).total_memory
+    width = int((total / 4) ** 0.5)  # one weight as large as the device
+    cases = [
+        make.case(model=Choice(f"mlp:width={width}"), batch_size=4, device="cuda:0"),
+        make.case(model=Choice("mlp"), device="cuda:0"),
+    ]
+
+    with Local(stage_seconds=120.0) as engine:
+        full, clean = engine.run([Trial(case=case) for case in cases])
+
+    assert (full.outcome, clean.outcome) == ("out_of_memory", "ok")
+
+
+def test_the_survey_finds_the_device():
+    with Local() as engine:
+        assert "cuda:0" in engine.survey()

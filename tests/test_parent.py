@@ -1,0 +1,83 @@
+"""The process that talks to the user stays small and never imports torch, from its first word to its last file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.program import PATIENCE_SECONDS, environment
+
+LARGEST_MIB = 150
+
+# Runs commands one after the other, and tells exit codes, what was imported, and the largest size of the process. Not
+# by getrusage: Linux counts the process that started this one, which may be a pytest with all of torch in it.
+SCRIPT = """
+import json, resource, sys
+from pathlib import Path
+from profiler.cli import answer
+
+def largest_mib():
+    status = Path("/proc/self/status")
+    if status.exists():
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+words = json.loads(sys.argv[1])
+found = {"codes": [answer(command) for command in words[:1]], "mib": largest_mib()}
+found["codes"] += [answer(command) for command in words[1:]]
+found["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps(found), file=sys.stderr)
+"""
+
+
+def look(*commands: str, cwd: Path, before: str = "") -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", before + SCRIPT, json.dumps([command.split() for command in commands])],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A process that measured, wrote all derived files, and then read everything."""
+    cwd = tmp_path_factory.mktemp("parent")
+    found = look(
+        "run --model mlp --segments 1,2,4 --device cpu --rounds 2 --samples 1 -o results/run",
+        "show", "show --samples", "list", "export --to csv", "export --to latex", "export --to json -o run.json",
+        "plot --kind memory -o memory.png", "plot --kind time -o time.svg", "models", "strategies segments",
+        cwd=cwd,
+    )  # fmt: skip
+    return {**found, "written": sorted(path.name for path in (cwd / "results" / "run" / "derived").iterdir())}
+
+
+def test_the_parent_did_all_of_its_work(parent: dict[str, Any]):
+    assert parent["codes"] == [0] * 11
+    assert parent["written"] == ["frontier.png", "table.csv", "table.md"]
+    assert {"matplotlib", "rich", "msgspec"} <= set(parent["modules"])
+
+
+def test_the_parent_never_imports_torch(parent: dict[str, Any]):
+    assert not {"torch", "torchvision"} & set(parent["modules"])
+
+
+def test_the_parent_of_a_whole_run_stays_small(parent: dict[str, Any]):
+    assert parent["mib"] < LARGEST_MIB
+
+
+def test_a_parent_that_imports_torch_would_be_seen_by_name_and_by_size(tmp_path: Path):
+    found = look("list", cwd=tmp_path, before="import torch\n")
+
+    assert "torch" in found["modules"]
+    assert found["mib"] > LARGEST_MIB

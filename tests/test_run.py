@@ -1,0 +1,570 @@
+"""`gcprof run` from its words to its files: once as a whole program, then on the fork server that all tests share."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from profiler import models, store
+from profiler.case import Choice, Trial, encode
+from profiler.cli import answer
+from profiler.engines import local
+from profiler.engines.local import Local
+from profiler.record import Record
+from profiler.views.progress import Follow
+from tests import make
+from tests.conftest import run_folder
+from tests.program import Done, gcprof, next_words
+from tests.test_models import write_mnist
+
+QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
+SECRET = "hunter2-3fa9c1"
+
+
+class Whole:
+    """The one run of the real program that most of these tests look at."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = home / "work" / "mine" / "run"
+        self.folder.parent.mkdir(parents=True)
+        words = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "2", "--samples", "2")
+        self.done: Done = gcprof(
+            "run", *words, "-o", str(self.folder), cwd=home / "work", HOME=str(home), API_TOKEN=SECRET
+        )
+
+    def stderr(self) -> list[str]:
+        return self.done.stderr.splitlines()
+
+    def row(self, strategy: str) -> list[str]:
+        """The cells of this strategy's one row."""
+        (line,) = (line for line in self.done.stdout.splitlines() if re.match(rf"{strategy} +\S", line))
+        return re.split(r"  +", line.strip())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("home-of-somebody"))
+
+
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start a server, which is to import torch, is a bug: exit code 70."""
+
+    def fail() -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(local, "_Server", fail)
+
+
+def records(folder: Path) -> tuple[Record, ...]:
+    return store.load(folder).records
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def complaint(err: str) -> str:
+    """The one line that says what is wrong; at most a hint comes after it."""
+    first, *rest = err.splitlines()
+    assert first.startswith("gcprof: ")
+    assert len(rest) <= 1
+    assert all(line.startswith("hint: ") for line in rest)
+    return first
+
+
+# The whole program
+
+
+def test_a_run_ends_with_0_and_a_row_for_every_case(whole: Whole):
+    assert whole.done.returncode == 0
+    assert [whole.row(name)[-1] for name in ("none", "segments:k=1", "segments:k=2")] == ["ok"] * 3
+    assert whole.row("segments:k=8")[-1] == "skipped"
+
+
+def test_more_segments_than_modules_are_skipped_with_the_reason(whole: Whole):
+    assert "segments:k=8: skipped: only 5 modules for 8 segments" in whole.done.stdout.splitlines()
+
+
+def test_one_segment_is_said_to_checkpoint_nothing(whole: Whole):
+    assert "note: segments:k=1: checkpoints nothing" in whole.done.stdout
+
+
+def test_the_real_split_stands_beside_the_number_of_segments(whole: Whole):
+    assert whole.row("segments:k=2")[1] == "2+3"  # 5 modules in 2 segments: 5 // 2 = 2, and the rest is plain
+
+
+def test_the_first_thing_said_is_what_is_measured(whole: Whole):
+    assert "measuring the CPU (" in whole.stderr()[0]
+
+
+def test_progress_is_plain_lines_where_nobody_watches(whole: Whole):
+    told = [line for line in whole.stderr() if line.startswith("[")]
+
+    assert [line.partition(": ")[0] for line in told] == [
+        "[1/8] mlp none round 1",
+        "[2/8] mlp segments:k=1 round 1",
+        "[3/8] mlp segments:k=2 round 1",
+        "[4/7] mlp segments:k=8 round 1",  # it has no second round
+        "[5/7] mlp segments:k=2 round 2",
+        "[6/7] mlp segments:k=1 round 2",
+        "[7/7] mlp none round 2",
+    ]
+    assert not {"\x1b", "\r"} & set(whole.done.stderr)
+
+
+def test_on_a_terminal_progress_is_a_bar(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+
+    with Follow(terminal) as follow:
+        follow.show(make.record(), left=3)
+
+    assert "\x1b" in terminal.getvalue()
+    assert "1/4" in terminal.getvalue()
+
+
+def test_what_was_written_is_named_and_there(whole: Whole):
+    named = [Path(line.removeprefix("wrote ")) for line in whole.stderr() if line.startswith("wrote ")]
+
+    assert [path.name for path in named] == ["trials.jsonl", "table.csv", "table.md", "frontier.png"]
+    assert all(path.stat().st_size for path in named)
+
+
+def test_the_last_line_is_a_command_that_works(whole: Whole, here: Path, capsys: pytest.CaptureFixture[str]):
+    words = next_words(whole.done.stderr)
+
+    assert answer(words) == 0
+    assert (here / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_folder_holds_what_it_should_and_no_more(whole: Whole):
+    logs = {f"logs/{record.case.id}-{record.round}.log" for record in records(whole.folder)}
+
+    assert set(files(whole.folder)) - logs == {
+        "manifest.json",
+        "trials.jsonl",
+        "derived/table.csv",
+        "derived/table.md",
+        "derived/frontier.png",
+    }
+
+
+def test_nothing_is_written_outside_the_run_folder(whole: Whole):
+    assert {path.name for path in (whole.home / "work").iterdir()} == {"mine"}
+    assert [path.name for path in whole.folder.parent.iterdir()] == ["run"]
+
+
+def places(folder: Path, pattern: str) -> list[str]:
+    return [name for name, text in files(folder).items() if re.search(pattern.encode(), text)]
+
+
+def test_no_file_tells_who_measured_and_where(whole: Whole):
+    assert places(whole.folder, re.escape(SECRET)) == []
+    assert places(whole.folder, re.escape(str(whole.home))) == []
+    host = places(whole.folder, rf"\b{re.escape(socket.gethostname())}\b")
+    assert [name for name in host if not name.endswith(".png")] == []  # pixels may spell a short name by chance
+
+
+def test_what_the_files_tell_would_be_found(whole: Whole):
+    assert places(whole.folder, r"\bsegments:k=2\b") == [
+        name for name in files(whole.folder) if name.startswith(("derived/table", "manifest", "trials"))
+    ]
+
+
+# Files and folders
+
+
+@pytest.mark.parametrize("spelling", ["-o {}", "-o{}", "--output {}", "--output={}"])
+def test_the_stored_command_names_no_folder(
+    spelling: str, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folder = here / "private" / "run"
+    words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, *spelling.format(folder).split()]
+    monkeypatch.setattr(sys, "argv", ["gcprof", *words])
+
+    assert answer(words) == 0
+
+    command = store.load(folder).manifest.command
+    assert command.endswith(spelling.format("run"))
+    assert places(folder, "private") == []
+
+
+def test_a_folder_that_is_there_is_refused_and_left_alone(whole: Whole, no_server: None, capsys: Any):
+    before = files(whole.folder)
+
+    assert answer(["run", "--model", "mlp", "-o", str(whole.folder)]) == 2
+
+    assert "is there already" in complaint(capsys.readouterr().err)
+    assert files(whole.folder) == before
+
+
+def test_an_output_folder_below_a_file_cannot_be_written(here: Path, shared: None, capsys: Any):
+    (here / "file").write_text("mine")
+
+    assert answer(["run", "--model", "mlp", *QUICK, "-o", "file/run"]) == 74
+
+    complaint(capsys.readouterr().err)
+    assert files(here) == {"file": b"mine"}
+
+
+def test_a_dry_run_prints_the_trials_and_leaves_nothing_behind(here: Path, shared: None, capsys: Any):
+    words = ["--model", "mlp", "--segments", "1,2", "--device", "cpu", "--rounds", "2"]
+
+    assert answer(["run", *words, "--dry-run"]) == 0
+
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in printed] == [
+        ["round", number, "mlp", strategy]
+        for number, strategies in (("1", ["none", "segments:k=1", "segments:k=2"]),
+                                   ("2", ["segments:k=2", "segments:k=1", "none"]))
+        for strategy in strategies
+    ]  # fmt: skip
+    assert list(here.iterdir()) == []
+
+
+def test_a_run_without_a_folder_named_is_below_results(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--strategies", "none", *QUICK]) == 0
+
+    assert run_folder(here).parent == here / "results"
+
+
+# Options
+
+
+def test_options_win_over_the_sweep_file(here: Path, shared: None, capsys: Any):
+    (here / "sweep.toml").write_text('model = "mlp"\nsegments = [1, 2]\nrounds = 3\ndevice = "cpu"\n')
+
+    assert answer(["run", "--config", "sweep.toml", "--rounds", "1", "--segments", "4", "--dry-run"]) == 0
+
+    assert [line.split()[1:4] for line in capsys.readouterr().out.splitlines()] == [
+        ["1", "mlp", "none"],
+        ["1", "mlp", "segments:k=4"],
+    ]
+
+
+def test_without_verifying_the_table_says_so(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--segments", "2", *QUICK, "--verify", "off"]) == 0
+
+    out = capsys.readouterr().out
+    assert "gradients were not compared: --verify off" in out
+    assert "bit-equal" not in out
+    assert [record.equality for record in records(run_folder(here))] == [None, None]
+
+
+def test_verified_gradients_are_in_the_table(whole: Whole):
+    assert "bit-equal" in whole.row("segments:k=2")
+    assert "not compared" not in whole.done.stdout
+
+
+def test_kept_gradients_and_adam_are_measured(here: Path, shared: None, capsys: Any):
+    words = ["--model", "mlp", "--strategies", "none", "--optimizer", "sgd,adam", "--keep-grads"]
+
+    assert answer(["run", *words, *QUICK]) == 0
+
+    sgd, adam = (record.readings for record in records(run_folder(here)))
+    weights = 4 * (10 * 20 + 20 + 20 * 20 + 20 + 20 * 5 + 5)  # bytes
+    assert sgd.static_bytes is not None
+    assert adam.static_bytes is not None
+    assert sgd.start_bytes == weights + weights + sgd.static_bytes["inputs"]  # the gradients of the step before
+    assert sgd.static_bytes["optimizer"] == 0
+    assert adam.static_bytes["optimizer"] >= 2 * weights
+
+
+def test_without_kept_gradients_a_step_starts_without_them(whole: Whole):
+    readings = records(whole.folder)[0].readings
+
+    assert readings.static_bytes is not None
+    assert readings.start_bytes == readings.static_bytes["parameters"] + readings.static_bytes["inputs"]
+
+
+def test_mnist_from_files_is_recorded_as_such_and_not_where_it_was(here: Path, shared: None, capsys: Any):
+    write_mnist(here / "my-data", 6)
+    model = ["--model", "mnist-cnn:channels=2,layers=5", "--batch-size", "4", "--strategies", "none"]
+
+    assert answer(["run", *model, *QUICK, "--data", str(here / "my-data"), "-o", "run"]) == 0
+
+    (record,) = records(here / "run")
+    assert record.built is not None
+    assert (record.case.data, record.built.data) == ("files", "mnist")
+    assert "mnist" in capsys.readouterr().out
+    assert places(here / "run", "my-data") == []
+
+
+def test_a_folder_without_mnist_is_told_in_the_row_and_not_by_name(here: Path, shared: None, capsys: Any):
+    (here / "my-data").mkdir()
+    words = ["--model", "mnist-cnn", "--strategies", "none", *QUICK, "--data", str(here / "my-data")]
+
+    assert answer(["run", *words, "-o", "run"]) == 1
+
+    assert "skipped: no MNIST files" in capsys.readouterr().out
+    assert places(here / "run", "my-data") == []
+
+
+# Bad words
+
+BAD_WORDS = [
+    ("--frobnicate", 2, "no such option: --frobnicate"),
+    ("--segmnts 4", 2, "no such option: --segmnts"),
+    ("--model mpl", 2, "no model is called 'mpl'"),
+    ("--model mlp:wdith=3", 2, "no option 'wdith'"),
+    ("--model mlp:width=0", 2, "width=0"),
+    ("--model ,", 2, "empty item"),
+    ("--strategies segmnts", 2, "no strategy is called 'segmnts'"),
+    ("--strategies segments", 2, "needs k"),
+    ("--strategies segments:k=0", 2, "k=0 is not a whole number from 1"),
+    ("--optimizer adma", 2, "no optimizer is called 'adma'"),
+    ("--optimizer sgd:lr=fast", 2, "lr=fast is not a number"),
+    ("--segments 0", 2, "'0'"),
+    ("--segments -1", 2, "'-1'"),
+    ("--segments 1.5", 2, "'1.5'"),
+    ("--segments abc", 2, "'abc'"),
+    ("--segments=", 2, "''"),
+    ("--segments 1,,2", 2, "''"),
+    ("--segments 1e9", 2, "'1e9'"),
+    ("--segments 4..1", 2, "'4..1'"),
+    ("--batch-size 0", 2, "'0'"),
+    ("--batch-size many", 2, "'many'"),
+    ("--rounds 0", 2, "--rounds: 0"),
+    ("--samples 0", 2, "--samples: 0"),
+    ("--warmup -1", 2, "--warmup: -1"),
+    ("--rounds two", 2, "'--rounds'"),
+    ("--verify maybe", 2, "'maybe'"),
+    ("--device tpu", 2, "'tpu'"),
+    ("--device cuda:x", 2, "'cuda:x'"),
+    ("--data nowhere", 2, "'nowhere'"),
+    ("--data .", 2, "no effect on 'mlp'"),
+    ("--config nowhere.toml", 2, "nowhere.toml"),
+    ("--stage-limit 0", 2, "cannot be 0"),
+    ("--stage-limit nan", 2, "cannot be nan"),
+    ("--stage-limit inf", 2, "cannot be inf"),
+    ("superfluous", 2, "superfluous"),
+]
+RESUMED = [
+    ("--resume nowhere", 4, "'nowhere' is not a run folder"),
+    ("--resume .", 4, "'.' is not a run folder"),
+    ("--resume RUN --model mlp", 2, "--resume goes on with the run's own cases"),
+    ("--resume RUN --rounds 4", 2, "--resume goes on with the run's own cases"),
+    ("--resume RUN -o other", 2, "--output has no effect with --resume"),
+    ("--resume RUN --config sweep.toml", 2, "--config has no effect with --resume"),
+    ("--resume RUN --dry-run", 2, "--dry-run has no effect with --resume"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "wrong"), [*BAD_WORDS, *RESUMED])
+def test_a_bad_word_is_one_line_before_torch_is_imported(
+    words: str, code: int, wrong: str, whole: Whole, here: Path, no_server: None, capsys: pytest.CaptureFixture[str]
+):
+    model = [] if "--model" in words or "--resume" in words else ["--model", "mlp"]
+    before = files(whole.folder)
+
+    assert answer(["run", *model, *words.replace("RUN", str(whole.folder)).split()]) == code
+
+    out, err = capsys.readouterr()
+    assert wrong in complaint(err)
+    assert out == ""
+    assert list(here.iterdir()) == []
+    assert files(whole.folder) == before
+
+
+def test_good_words_would_have_started_a_server(here: Path, no_server: None, capsys: pytest.CaptureFixture[str]):
+    assert answer(["run", "--model", "mlp"]) == 70
+
+    assert "a server was started" in capsys.readouterr().err
+
+
+def test_a_misspelt_flag_of_the_real_program_is_answered_with_the_nearest(tmp_path: Path):
+    done = gcprof("run", "--modle", "mlp", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr == "gcprof: no such option: --modle\nhint: did you mean '--model'?\n"
+    assert done.stdout == ""
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]):
+    assert answer(["rnu"]) == 2
+
+    assert capsys.readouterr().err.splitlines()[1] == "hint: did you mean 'run'?"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_this_machine_lacks_is_exit_code_3(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--device", "cuda"]) == 3
+
+    assert "torch sees no CUDA device here" in complaint(capsys.readouterr().err)
+    assert list(here.iterdir()) == []
+
+
+# One JSON document
+
+
+def test_json_is_one_document_with_the_records_as_stored(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--segments", "2,8", *QUICK, "--json", "-o", "run"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    stored = [json.loads(encode(record)) for record in records(here / "run")]
+    assert document == {"schema": 1, "run": "run", "status": "complete", "exit_code": 0, "records": stored}
+    assert stored[1]["case"]["strategy"] == "segments:k=2"
+    assert type(stored[1]["readings"]["peak_bytes"]) is int
+    assert [type(second) for second in stored[1]["readings"]["step_seconds"]] == [float]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--model mpl", 2),
+        ("--frobnicate", 2),
+        ("--rounds two", 2),
+        ("--stage-limit 0", 2),
+        ("--dry-run", 2),
+        ("--resume nowhere", 4),
+    ],
+)
+def test_json_is_one_document_where_nothing_could_be_run(
+    words: str, code: int, here: Path, no_server: None, capsys: pytest.CaptureFixture[str]
+):
+    assert answer(["run", *words.split(), "--json"]) == code
+
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"schema": 1, "run": None, "status": "failed", "exit_code": code, "records": []}
+    complaint(err)
+
+
+def test_json_is_one_document_also_for_a_bug_of_ours(here: Path, no_server: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--json"]) == 70
+
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 70
+
+
+# What becomes of trials
+
+
+def outcomes(folder: Path) -> dict[tuple[str, int], str]:
+    return {(str(record.case.model), record.round): record.outcome for record in records(folder)}
+
+
+def test_a_trial_that_goes_wrong_stops_no_other(here: Path, shared: None, capsys: pytest.CaptureFixture[str]):
+    kinds = {"kill": "crashed", "raise": "failed", "hang": "timed_out", "memory": "out_of_memory"}
+    wanted = ",".join([*(f"_fault:kind={kind}" for kind in kinds), "mlp"])
+    words = ["--strategies", "none", *QUICK, "--rounds", "2", "--stage-limit", "3"]
+
+    assert answer(["run", "--model", wanted, *words, "-o", "run"]) == 1
+
+    expected = {(f"_fault:kind={kind}", 1): outcome for kind, outcome in kinds.items()}
+    assert outcomes(here / "run") == {**expected, ("mlp", 1): "ok", ("mlp", 2): "ok"}
+    out, err = capsys.readouterr()
+    assert "none: crashed: killed in equality by SIGKILL" in out
+    assert "none: timed out: equality took longer than 3 s" in out
+    assert "[6/6] mlp none round 2: ok" in err
+
+
+@pytest.mark.parametrize("kind", ["kill", "raise"])
+def test_one_trial_that_went_wrong_is_exit_code_1(kind: str, here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", f"mlp,_fault:kind={kind}", "--strategies", "none", *QUICK]) == 1
+
+
+def test_out_of_memory_beside_an_ok_row_is_a_finding(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp,_fault:kind=memory", "--strategies", "none", *QUICK]) == 0
+
+    assert "none: out of memory: CUDA out of memory. Tried to allocate 20.00 GiB" in capsys.readouterr().out
+
+
+def test_where_nothing_is_ok_the_exit_code_is_1_and_the_next_command_works(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "_fault:kind=memory", "--strategies", "none", *QUICK, "-o", "run"]) == 1
+
+    assert not (here / "run" / "derived" / "frontier.png").exists()
+    assert answer(next_words(capsys.readouterr().err)) == 0
+
+
+def test_missing_gradients_make_a_strategy_invalid_and_are_named(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--strategies", "_planted:fault=reentrant", *QUICK, "-o", "run"]) == 1
+
+    reason = "invalid: 4 parameters have no gradient: 0.weight, 0.bias, 2.weight, ..."
+    assert f"_planted:fault=reentrant: {reason}" in capsys.readouterr().out
+    assert [record.outcome for record in records(here / "run")] == ["ok", "invalid"]
+
+
+# Resuming
+
+
+def test_a_finished_run_has_nothing_to_resume(whole: Whole, shared: None, capsys: pytest.CaptureFixture[str]):
+    before = (whole.folder / "trials.jsonl").read_bytes()
+
+    assert answer(["run", "--resume", str(whole.folder)]) == 0
+
+    out, err = capsys.readouterr()
+    assert (whole.folder / "trials.jsonl").read_bytes() == before
+    assert out == whole.done.stdout
+    assert "[" not in {line[:1] for line in err.splitlines()}
+
+
+@pytest.fixture
+def half(whole: Whole, here: Path) -> Path:
+    """A copy of the whole run that ends in the middle of its third record."""
+    folder = here / "half"
+    folder.mkdir()
+    (folder / "logs").mkdir()
+    (folder / "manifest.json").write_bytes((whole.folder / "manifest.json").read_bytes())
+    lines = (whole.folder / "trials.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "trials.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:100])
+    return folder
+
+
+def test_a_torn_run_is_resumed_where_it_ends(half: Path, whole: Whole, shared: None, capsys: Any):
+    assert answer(["run", "--resume", "half"]) == 0
+
+    done = [(record.case, record.round) for record in records(half)]
+    assert done == [(record.case, record.round) for record in records(whole.folder)]
+    assert "the last line of trials.jsonl is torn" in capsys.readouterr().err
+
+
+def test_a_run_in_progress_cannot_be_resumed(half: Path, shared: None, capsys: pytest.CaptureFixture[str]):
+    writer = store.Writer(half)
+
+    assert answer(["run", "--resume", "half"]) == 2
+
+    writer.close()
+    assert "another gcprof is writing" in capsys.readouterr().err
+
+
+def test_a_run_of_another_torch_cannot_be_resumed(half: Path, shared: None, capsys: pytest.CaptureFixture[str]):
+    manifest = (half / "manifest.json").read_text()
+    (half / "manifest.json").write_text(manifest.replace(torch.__version__, "1.13.1"))
+    before = files(half)
+
+    assert answer(["run", "--resume", "half"]) == 2
+
+    assert f"this run began elsewhere: torch 1.13.1 -> {torch.__version__}" in complaint(capsys.readouterr().err)
+    assert files(half) == before
+
+
+def test_a_run_from_files_needs_them_again(here: Path, shared: None, engine: Local, capsys: Any):
+    write_mnist(here / "data", 6)
+    case = make.case(model=Choice("mnist-cnn:channels=2,layers=5"), batch_size=4, samples=1, data="files")
+    store.create(here / "run", plan=(Trial(case=case),), command="gcprof run", environment=engine.survey()["cpu"])
+
+    refused = answer(["run", "--resume", "run"])
+    resumed = answer(["run", "--resume", "run", "--data", str(here / "data")])
+
+    assert (refused, resumed) == (2, 0)
+    assert [record.outcome for record in records(here / "run")] == ["ok"]
+    assert "hint: name their folder with --data" in capsys.readouterr().err
+
+
+def test_every_model_that_is_listed_can_be_asked_for(here: Path, no_server: None, capsys: Any):
+    codes = {name: answer(["run", "--model", name]) for name in models.TABLE if not name.startswith("_")}
+
+    assert set(codes.values()) == {70}  # it came as far as the server, which may not start here
