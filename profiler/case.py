@@ -40,6 +40,10 @@ class Choice(str):
                 raise UserError(
                     f"'{self}' has an option without a name or a value", hint="write name:key=value,key=value"
                 )
+        keys = [key for key, _, _ in pairs]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise UserError(f"'{self}' gives {twice} twice", hint=f"{twice}=a|b measures both")
         return {key: value for key, _, value in pairs}
 
     def _halves(self) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import ast
 import difflib
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from profiler.errors import UserError
 
 Count = int  # as an annotation of an option: a whole number from 1
 KINDS = {
-    "Count": "a whole number from 1",
+    "Count": "a whole number from 1 to 2147483647",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -135,12 +136,18 @@ def _value(text: str, option: Option, choice: Choice) -> Any:
     }
     try:
         value = read_as.get(option.kind, str)(text)
-        if (option.words and value not in option.words) or (option.kind == "Count" and value < 1):
+        if not _allowed(value, option):
             raise ValueError
     except (ValueError, KeyError):
         kind = KINDS.get(option.kind, option.kind)
         raise UserError(f"'{choice}': {option.name}={text} is not {kind}", hint=f"{option.name} is {kind}") from None
     return value
+
+
+def _allowed(value: Any, option: Option) -> bool:
+    if option.kind == "Count":
+        return bool(1 <= value < 2**31)
+    return math.isfinite(value) if option.kind == "float" else not option.words or value in option.words
 
 
 @cache

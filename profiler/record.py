@@ -74,7 +74,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int | None = None
     device_uuid: str | None = None
     num_threads: int | None = None
-    git_sha: str | None = None
     started: str | None = None  # UTC, ISO 8601
 
 

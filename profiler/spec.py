@@ -14,6 +14,7 @@ from profiler.case import PASSES, Case, Choice, Trial, split_choices
 from profiler.errors import UserError
 
 SEGMENTS = "1,2,4,8,16,32"
+MOST = 100_000  # steps of a kind in a round
 LARGEST = 1_000_000  # segments; more than any chain has modules
 VERIFY = ("auto", "off", "strict")
 
@@ -65,15 +66,15 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     sizes = _batch_sizes(request.batch_size, remarks)
     fields: dict[str, Any] = {
         "keep_gradients": bool(request.keep_grads),
-        "verify": _one_of("--verify", request.verify or "auto", VERIFY),
-        "data": "files" if request.data else "synthetic",
-        "seed": _at_least(0, "--seed", request.seed, 0),
-        "warmup": _at_least(0, "--warmup", request.warmup, 1),
-        "samples": _at_least(1, "--samples", request.samples, 5),
+        "verify": _one_of("--verify", "auto" if request.verify is None else request.verify, VERIFY),
+        "data": "synthetic" if request.data is None else "files",
+        "seed": _within(0, 2**63 - 1, "--seed", request.seed, 0),
+        "warmup": _within(0, MOST, "--warmup", request.warmup, 1),
+        "samples": _within(1, MOST, "--samples", request.samples, 5),
     }
-    rounds = _at_least(1, "--rounds", request.rounds, 3)
+    rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     _check_data(request.data, wanted)
-    device = choose_device(request.device or "auto")
+    device = choose_device("auto" if request.device is None else request.device)
     if device == "cpu":
         wanted = list(dict.fromkeys(_smaller(model, remarks) for model in asked))
     cases = [
@@ -136,7 +137,7 @@ def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
 
 
 def _counts(item: str) -> list[int]:
-    span = re.fullmatch(r"(\d+)\.\.(\d+)(?::x(\d+))?", item)
+    span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})(?::x(\d{1,9}))?", item)
     if not span:
         return [_segment_count(item, item)]
     first, last = _segment_count(span[1], item), _segment_count(span[2], item)
@@ -167,7 +168,8 @@ def _strategies(request: Request, remarks: list[str]) -> list[Choice]:
     default = None if named else SEGMENTS
     segments = request.segments if request.segments is not None else default
     counted = parse_segments(segments, remarks) if segments is not None else []
-    return list(dict.fromkeys([Choice("none"), *named, *counted]))
+    both = _without_duplicates([*named, *counted], "--strategies and --segments", remarks)
+    return list(dict.fromkeys([Choice("none"), *both]))
 
 
 def _resolved(asked: list[Choice], table: dict[str, str], what: str, remarks: list[str]) -> list[Choice]:
@@ -208,13 +210,16 @@ def _smaller(model: Choice, remarks: list[str]) -> Choice:
 def _check_data(directory: str | None, wanted: list[Choice]) -> None:
     if directory is None:
         return
-    if not Path(directory).is_dir():
+    if not directory or not Path(directory).is_dir():
         raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
     for model in wanted:
         if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
             raise UserError(
                 f"--data has no effect on '{model}', which makes its own batch", hint="leave it out for this model"
             )
+    if not any((Path(directory) / below / name).is_file() for below, name in models.DATA_FILES):
+        names = " or ".join(str(Path(below) / name) for below, name in models.DATA_FILES)
+        raise UserError(f"--data: '{directory}' holds no MNIST files", hint=f"it should have {names}")
 
 
 def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:
@@ -231,7 +236,8 @@ def _one_of(option: str, word: str, allowed: tuple[str, ...]) -> str:
     return word
 
 
-def _at_least(least: int, option: str, value: int | None, default: int) -> int:
-    if value is not None and value < least:
-        raise UserError(f"{option}: {value} is too small", hint=f"{least} or more")
+def _within(least: int, most: int, option: str, value: int | None, default: int) -> int:
+    if value is not None and not least <= value <= most:
+        size = "small" if value < least else "large"
+        raise UserError(f"{option}: {value} is too {size}", hint=f"{least} to {most}")
     return default if value is None else value

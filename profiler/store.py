@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +45,10 @@ class Writer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / "trials.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._file = os.open(folder / "trials.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -97,6 +101,7 @@ def create(folder: Path, *, plan: tuple[Trial, ...], command: str, environment: 
         making.rename(folder)
         _sync_folder(folder.parent)
     except OSError as error:
+        shutil.rmtree(making, ignore_errors=True)
         raise _unwritable(folder, error) from error
 
 
@@ -117,8 +122,8 @@ def load(folder: Path) -> Run:
     """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read."""
     if not (folder / "manifest.json").is_file():
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
-    manifest = _decode((folder / "manifest.json").read_bytes(), Manifest, folder / "manifest.json")
-    lines = (folder / "trials.jsonl").read_bytes().split(b"\n") if (folder / "trials.jsonl").exists() else [b""]
+    manifest = _decode(_read(folder / "manifest.json"), Manifest, folder / "manifest.json")
+    lines = _read(folder / "trials.jsonl").split(b"\n") if (folder / "trials.jsonl").exists() else [b""]
     warnings = ("the last line of trials.jsonl is torn and was ignored",) if lines[-1] else ()
     records = tuple(
         _decode(line, Record, f"{folder / 'trials.jsonl'}:{number}") for number, line in enumerate(lines[:-1], start=1)
@@ -130,6 +135,15 @@ def runs(folder: Path) -> list[Path]:
     """The run folders below a folder, oldest first."""
     found = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
     return sorted(found, key=lambda path: path.name)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read '{path}': {error.strerror}", hint="the other runs are fine", exit_code=4
+        ) from error
 
 
 def _decode(text: bytes, kind: type[Any], where: object) -> Any:
@@ -165,8 +179,10 @@ def _write_safely(path: Path, text: bytes) -> None:
 
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,14 @@ from profiler.case import Trial, decode, encode
 from profiler.errors import Unsupported, UserError
 from profiler.measure import environment, measure, open_device
 from profiler.record import Environment, Outcome, Record
+
+# Host and device say it in other ways than torch.OutOfMemoryError too.
+NO_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 def run_trial(request: str, channel: int) -> None:
@@ -31,7 +40,12 @@ def survey(request: str, channel: int) -> None:
         "cpu",
         *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
     ]
-    found: dict[str, Environment] = {name: environment(open_device(name)) for name in names}
+    found: dict[str, Environment] = {}
+    for name in names:
+        try:
+            found[name] = environment(open_device(name))
+        except RuntimeError as error:  # a device that is broken, or taken, is not one that can be measured
+            print(f"{name}: {error}", file=sys.stderr)
     tell(channel, {"devices": found})
 
 
@@ -45,7 +59,7 @@ def attempt(trial: Trial, *, on_stage: Callable[[str], None]) -> Record:
         return _without_readings(trial, "out_of_memory", _first_line(error))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         traceback.print_exc()
-        no_memory = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        no_memory = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
         where = traceback.extract_tb(error.__traceback__)[-1]
         detail = f"{type(error).__name__}: {_first_line(error)} ({os.path.basename(where.filename)}:{where.lineno})"
         return _without_readings(trial, "out_of_memory" if no_memory else "failed", detail)

@@ -225,7 +225,11 @@ def test_one_strategy_is_told_with_its_options(capsys: pytest.CaptureFixture[str
     assert answer(["strategies", "segments"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert next(line for line in lines if line.startswith("k ")).split(maxsplit=1)[1].endswith("a whole number from 1")
+    assert (
+        next(line for line in lines if line.startswith("k "))
+        .split(maxsplit=1)[1]
+        .endswith("a whole number from 1 to 2147483647")
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,20 @@ def trial(kind: str | None = None, *, strategy: str = "none", **fields) -> Trial
     return Trial(case=make.case(strategy, model=model, batch_size=4, samples=1, warmup=0), **fields)
 
 
-def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+def sleepers() -> set[int]:
+    """What the fault `offspring` starts, whoever its parent is by now."""
+    found = (process for process in psutil.process_iter(["cmdline", "status"]))
+    return {
+        p.pid
+        for p in found
+        if "import time; time.sleep(3600)" in (p.info["cmdline"] or []) and p.info["status"] != "zombie"
+    }
+
+
+def gone(pids: set[int]) -> bool:
+    """Whether they end, given time; nothing waits so long unless it is broken."""
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+    return not alive
 
 
 @pytest.mark.parametrize(
@@ -57,11 +69,13 @@ def test_a_child_that_hangs_is_ended_at_the_limit_of_its_stage(kind):
 
 
 def test_what_a_child_leaves_running_is_ended_with_it(engine):
-    before = len(children())
+    before = sleepers()
 
-    list(engine.run([trial("offspring")]))
+    (record,) = engine.run([trial("offspring")])
 
-    assert len(children()) == before
+    assert record.outcome == "ok"
+    assert "offspring" in (Path(engine.logs) / f"{record.case.id}-1.log").read_text()  # the twin: it did start one
+    assert gone(sleepers() - before)
 
 
 def test_the_output_of_a_child_is_logged_up_to_a_limit_that_is_told(engine):
@@ -102,7 +116,13 @@ def test_a_later_round_runs_the_time_pass_alone(engine):
     assert len(record.readings.step_seconds) == 1
 
 
-def test_a_server_that_died_is_replaced_and_its_trial_is_lost_alone():
+def test_a_child_killed_by_a_signal_without_a_name_is_an_outcome():
+    from profiler.engines.child import Ended
+
+    assert Ended(status=-40, stage="memory").describe() == "killed in memory by signal 40"
+
+
+def test_a_server_that_died_is_replaced():
     with Local(stage_seconds=60.0) as engine:
         list(engine.run([trial()]))
         server = engine._server._process

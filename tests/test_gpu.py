@@ -6,10 +6,12 @@ from statistics import median
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint_sequential
 
 from profiler import catalogue, models
 from profiler.case import Choice, Trial
 from profiler.engines.local import Local
+from profiler.meters.equality import NOISE_MARGIN
 from profiler.runner import execute
 from tests import make
 
@@ -26,12 +28,15 @@ def records():
         yield {str(record.case.strategy): record for record in execute(engine, [Trial(case=case) for case in cases])}
 
 
-def bare_loop() -> tuple[int, float]:
+def bare_loop(segments: int | None = None) -> tuple[int, float]:
     """Peak bytes by torch.cuda.max_memory_allocated and the median step by events, of a loop as one writes it."""
     build, options = catalogue.load(Choice(MODEL), models.TABLE)
     torch.manual_seed(0)
     with torch.device("cuda:0"):
         work = build(batch_size=BATCH, **options)
+    if segments:
+        trunk = list(work.module.trunk)
+        work.module.trunk.forward = lambda x: checkpoint_sequential(trunk, segments, x, use_reentrant=False)
     optimizer = torch.optim.SGD(work.module.parameters(), lr=0.01)
     seconds = []
     for step in range(12):
@@ -53,10 +58,11 @@ def test_a_child_initialises_cuda_after_the_fork(records):
     assert [record.outcome for record in records.values()] == ["ok"] * 4, [r.detail for r in records.values()]
 
 
-def test_the_peak_is_max_memory_allocated_of_a_bare_loop(records):
-    peak, _ = bare_loop()
+@pytest.mark.parametrize(("strategy", "segments"), [("none", None), ("segments:k=8", 8)])
+def test_the_peak_is_max_memory_allocated_of_a_bare_loop(records, strategy, segments):
+    peak, _ = bare_loop(segments)
 
-    assert records["none"].readings.peak_bytes == pytest.approx(peak, rel=1e-3)
+    assert records[strategy].readings.peak_bytes == pytest.approx(peak, rel=1e-3)
 
 
 def test_reserved_and_device_level_bytes_are_read_beside_the_allocated(records):
@@ -72,8 +78,16 @@ def test_segments_save_memory_between_forward_and_backward(records):
 
 def test_gradients_are_equal_or_within_the_measured_noise(records):
     for record in records.values():
-        assert record.equality is not None
+        floor = max(records["none"].equality.noise_floor, record.equality.noise_floor or 0.0)
+        assert record.outcome == "ok"
         assert not record.equality.missing
+        assert (record.equality.largest_difference or 0.0) <= NOISE_MARGIN * floor
+
+
+def test_the_recorded_step_is_within_a_fifth_of_a_bare_loops(records):
+    _, seconds = bare_loop()
+
+    assert median(records["none"].readings.step_seconds) == pytest.approx(seconds, rel=0.2)
 
 
 def test_the_environment_names_the_device(records):

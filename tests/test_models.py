@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 
 import pytest
@@ -103,9 +102,3 @@ def test_one_seed_gives_one_batch_and_one_set_of_weights():
 
     assert torch.equal(built[0].batch[0], built[1].batch[0])
     assert torch.equal(built[0].module[0].weight, built[1].module[0].weight)
-
-
-def test_the_files_need_not_be_compressed(tmp_path):
-    write_mnist(tmp_path / "data", 2)
-    for path in (tmp_path / "data").iterdir():
-        assert not path.read_bytes().startswith(gzip.compress(b"")[:2])

@@ -1,3 +1,5 @@
+import msgspec
+
 from profiler.analysis import progress
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import rows, spread
@@ -148,3 +150,29 @@ def test_running_out_of_memory_is_a_finding_and_a_crash_is_a_failure():
 
     assert progress.exit_code(found) == 0
     assert progress.exit_code([*found, make.failed("segments:k=3", "crashed", "signal 11")]) == 1
+
+
+def test_noisy_times_carry_a_note_that_names_what_helps():
+    calm, noisy = rows(
+        [make.record(seconds=(0.100, 0.101, 0.102)), make.record("segments:k=2", seconds=(0.1, 0.2, 0.4))]
+    )
+
+    assert [note.code for note in calm.notes] == []
+    assert [note.code for note in noisy.notes] == ["GCP012"]
+    assert "--rounds" in noisy.notes[0].text
+
+
+def test_a_noise_floor_as_large_as_the_gradients_makes_equality_not_verifiable():
+    found = msgspec.structs.replace(
+        make.record().equality, gradients_equal=False, largest_difference=0.5, noise_floor=0.5
+    )
+
+    (row,) = rows([make.record(equality=found)])
+
+    assert row.gradients == "not verifiable"
+
+
+def test_a_step_of_no_time_is_no_division_by_zero():
+    none, other = rows([make.record(seconds=(0.0, 0.0)), make.record("segments:k=2")])
+
+    assert (none.step_spread, other.time_ratio) == (None, None)

@@ -301,17 +301,16 @@ def test_mnist_from_files_is_recorded_as_such_and_not_where_it_was(here: Path, s
     assert record.built is not None
     assert (record.case.data, record.built.data) == ("files", "mnist")
     assert "mnist" in capsys.readouterr().out
-    assert places(here / "run", "my-data") == []
+    assert places(here / "run", str(here)) == []
 
 
-def test_a_folder_without_mnist_is_told_in_the_row_and_not_by_name(here: Path, shared: None, capsys: Any):
+def test_a_folder_without_mnist_is_refused_and_leaves_nothing_behind(here: Path, shared: None, capsys: Any):
     (here / "my-data").mkdir()
-    words = ["--model", "mnist-cnn", "--strategies", "none", *QUICK, "--data", str(here / "my-data")]
 
-    assert answer(["run", *words, "-o", "run"]) == 1
+    assert answer(["run", "--model", "mnist-cnn", *QUICK, "--data", str(here / "my-data"), "-o", "run"]) == 2
 
-    assert "skipped: no MNIST files" in capsys.readouterr().out
-    assert places(here / "run", "my-data") == []
+    assert "holds no MNIST files" in capsys.readouterr().err
+    assert not (here / "run").exists()
 
 
 # Bad words
@@ -354,8 +353,8 @@ BAD_WORDS = [
     ("superfluous", 2, "superfluous"),
 ]
 RESUMED = [
-    ("--resume nowhere", 4, "'nowhere' is not a run folder"),
-    ("--resume .", 4, "'.' is not a run folder"),
+    ("--resume nowhere", 4, "there are no runs"),
+    ("--resume .", 4, "there are no runs"),
     ("--resume RUN --model mlp", 2, "--resume goes on with the run's own cases"),
     ("--resume RUN --rounds 4", 2, "--resume goes on with the run's own cases"),
     ("--resume RUN -o other", 2, "--output has no effect with --resume"),

@@ -38,6 +38,20 @@ def test_on_a_cpu_the_default_is_smaller_and_says_so():
     assert remark.endswith("--model mnist-cnn:channels=320")
 
 
+def test_data_for_a_model_that_makes_its_own_is_refused(tmp_path):
+    (tmp_path / "train-images-idx3-ubyte").touch()
+
+    with pytest.raises(UserError, match="--data has no effect on 'mlp'"):
+        planned(model="mlp", data=str(tmp_path))
+
+
+def test_segments_given_twice_in_two_ways_are_measured_once_and_said():
+    found = planned(segments="2", strategies="segments:k=2")
+
+    assert strategies(found) == ["none", "segments:k=2"]
+    assert any("measured once" in remark for remark in found.remarks)
+
+
 def test_on_a_gpu_the_default_is_the_full_size():
     found = planned("cuda:0")
 
@@ -159,11 +173,19 @@ def test_any_text_for_strategies_is_read_or_refused(text):
         ({"optimizer": "sdg"}, "'sdg'", "did you mean 'sgd'?"),
         ({"batch_size": "0"}, "'0'", "whole numbers from 1"),
         ({"verify": "maybe"}, "'maybe'", "auto, off, strict"),
-        ({"rounds": 0}, "--rounds: 0", "1 or more"),
-        ({"samples": 0}, "--samples: 0", "1 or more"),
-        ({"warmup": -1}, "--warmup: -1", "0 or more"),
+        ({"rounds": 0}, "--rounds: 0", "1 to"),
+        ({"samples": 0}, "--samples: 0", "1 to"),
+        ({"warmup": -1}, "--warmup: -1", "0 to"),
         ({"data": "/nowhere/at/all"}, "'/nowhere/at/all'", "IDX"),
-        ({"data": "/", "model": "mlp"}, "--data has no effect on 'mlp'", "leave it out"),
+        ({"data": ""}, "''", "IDX"),
+        ({"data": "/"}, "'/' holds no MNIST files", "train-images-idx3-ubyte"),
+        ({"verify": ""}, "''", "auto, off, strict"),
+        ({"rounds": 1001}, "too large", "1 to 1000"),
+        ({"seed": 2**64}, "too large", "0 to"),
+        ({"model": "mlp:width=1,width=2"}, "gives width twice", "width=a|b"),
+        ({"model": "mlp:width=99999999999"}, "width=99999999999", "to 2147483647"),
+        ({"optimizer": "sgd:lr=nan"}, "lr=nan", "a number"),
+        ({"segments": "1..4:x" + "9" * 5000}, "--segments", "1,2,4"),
     ],
 )
 def test_a_bad_word_gets_one_line_that_names_it_and_what_to_do(words, named, hint):

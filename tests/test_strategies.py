@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.case import Choice
 from profiler.errors import Unsupported
 from profiler.strategies import segments
 from profiler.strategies.chain import checkpoint_runs
@@ -117,11 +116,3 @@ def test_segments_save_less_memory_between_forward_and_backward():
 
     assert saved == sorted(saved, reverse=True)
     assert saved[-1] < saved[0] / 2
-
-
-def test_balanced_segments_save_no_more_than_they_must_on_an_uneven_chain():
-    torch_split = measured("mnist-cnn:channels=16", "segments:k=4", batch_size=16)
-    balanced = measured("mnist-cnn:channels=16", "segments:k=4,split=balanced", batch_size=16)
-
-    assert balanced.readings.peak_bytes <= torch_split.readings.peak_bytes
-    assert Choice("segments:k=4,split=balanced") == balanced.case.strategy

@@ -10,6 +10,9 @@ import msgspec
 from profiler.case import Case
 from profiler.record import Built, Environment, Equality, Note, Readings, Record
 
+NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
+UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of one case, its rounds pooled. None where a number was not measured."""
@@ -21,7 +24,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     readings: Readings  # memory of the first round, time samples of all rounds
     equality: Equality | None
     environment: Environment | None
-    gradients: str  # "bit-equal", "within noise", "differ", "missing", "not checked", "-"
+    gradients: str  # "bit-equal", "within noise", "not verifiable", "differ", "missing", "not checked", "-"
     static_bytes: int | None  # the sum over the categories: the floor that no checkpointing passes
     peak_ratio: float | None  # to the same case without checkpointing; None where the outcome is not ok: no saving
     step_seconds: float | None  # median over all rounds
@@ -79,7 +82,7 @@ def _row(case: Case, found: list[Record], pooled: dict[Case, Record], baseline: 
     ratios = _time_ratios(found, baseline) if record.outcome == "ok" else []
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
-    notes = {note.code: note for one in found for note in one.notes}
+    notes = {note.code: note for one in found for note in one.notes} | _noise(seconds, ratios)
     return Row(
         case=case,
         outcome=record.outcome,
@@ -100,6 +103,15 @@ def _row(case: Case, found: list[Record], pooled: dict[Case, Record], baseline: 
     )
 
 
+def _noise(seconds: tuple[float, ...] | None, ratios: list[float]) -> dict[str, Note]:
+    """What makes the times of a row less than sure."""
+    width = spread(seconds) if seconds else None
+    if width is None or (width <= NOISY and (not ratios or max(ratios) - min(ratios) <= 2 * NOISY)):
+        return {}
+    text = "the times are noisy; a quiet machine, or more --rounds and --samples, would make them surer"
+    return {"GCP012": Note(code="GCP012", text=text)}
+
+
 def verdict(record: Record) -> str:
     """What the equality pass says of the gradients, in a word or two."""
     equality = record.equality
@@ -109,7 +121,9 @@ def verdict(record: Record) -> str:
         return "missing"
     if equality.gradients_equal and equality.loss_equal:
         return "bit-equal"
-    return "differ" if record.outcome == "invalid" else "within noise"
+    if record.outcome == "invalid":
+        return "differ"
+    return "not verifiable" if (equality.noise_floor or 0.0) > UNSURE else "within noise"
 
 
 def spread(samples: tuple[float, ...]) -> float | None:
@@ -124,7 +138,7 @@ def _time_ratios(found: list[Record], baseline: list[Record]) -> list[float]:
     """Each round's median step over the baseline's of the same round, so that drift cancels."""
     of_round = {record.round: record.readings.step_seconds for record in baseline}
     pairs = [(record.readings.step_seconds, of_round.get(record.round)) for record in found]
-    return [median(mine) / median(none) for mine, none in pairs if mine and none]
+    return [median(mine) / median(none) for mine, none in pairs if mine and none and median(none)]
 
 
 def _ratio(value: int | None, baseline: int | None) -> float | None:

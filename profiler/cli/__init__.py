@@ -22,8 +22,10 @@ from profiler.cli.plot import plot
 from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.strategies import strategies
+from profiler.cli.words import COMMAND
 from profiler.errors import UserError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # what a place that takes no more says
 INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 70, 74, 130, 141
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
@@ -73,6 +75,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def answer(words: Sequence[str]) -> int:
     """Run one command; the exit code. Every error becomes one line on stderr, here and nowhere else."""
+    COMMAND.set(tuple(words))
     try:
         code = _invoke([*words] or ["--help"])
         sys.stdout.flush()
@@ -116,9 +119,11 @@ def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]
 
 
 def _fail(error: Exception, words: Sequence[str]) -> int:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and error.errno in FULL:
         _drop_stdout()
-        return _complain("cannot write: no space left", hint="free some space", code=UNWRITABLE, words=words)
+        return _complain(
+            f"cannot write: {error.strerror}", hint="free some space, or write elsewhere", code=UNWRITABLE, words=words
+        )
     if os.environ.get("GCPROF_TRACEBACK"):
         import traceback
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.words import RESULTS, aside, encoding, next_command, say, say_bytes, say_failure, width
+from profiler.cli.signals import Interrupted, end_at_once, heeded
+from profiler.cli.words import (
+    COMMAND,
+    RESULTS,
+    aside,
+    encoding,
+    next_command,
+    run_folder,
+    say,
+    say_bytes,
+    say_failure,
+    width,
+)
 from profiler.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +62,9 @@ def run(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this interrupted run.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with this interrupted run: a folder, a name, or last.")
+    ] = None,
     stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases, and run nothing.")] = False,
@@ -79,14 +90,14 @@ def run(
         flag = "--config" if config else "--output" if output else "--dry-run"
         raise UserError(f"{flag} has no effect with --resume", hint="a run goes on in its own folder, by its own plan")
     try:
-        with _signals():
+        with heeded():
             code = (
                 _resume(resume, words, stage_limit, json)
                 if resume
                 else _start(words, config, output, stage_limit, json, dry_run)
             )
-    except _Interrupted as interrupted:
-        code = 128 + interrupted.number  # before there was anything to keep
+    except Interrupted as interrupted:
+        code = interrupted.exit_code  # before there was anything to keep
         if json:
             say_failure(code)
     raise typer.Exit(code)
@@ -111,7 +122,7 @@ def _start(words: Request, config: Path | None, output: Path | None, limit: floa
         return _go_on(engine, folder, plan.data_directory, devices, json, plan.remarks)
 
 
-def _resume(folder: Path, words: Request, limit: float, json: bool) -> int:
+def _resume(name: str, words: Request, limit: float, json: bool) -> int:
     from profiler import catalogue, engines, runner, store
     from profiler.analysis import progress
     from profiler.case import Choice
@@ -122,9 +133,12 @@ def _resume(folder: Path, words: Request, limit: float, json: bool) -> int:
             "--resume goes on with the run's own cases",
             hint="leave out the other options (--data names the files again)",
         )
+    folder = run_folder(name)
     before = store.load(folder)
-    if any(trial.case.data == "files" for trial in before.manifest.plan) and words.data is None:
-        raise UserError("this run reads its batch from files", hint="name their folder with --data")
+    from_files = any(trial.case.data == "files" for trial in before.manifest.plan)
+    if from_files != (words.data is not None):
+        message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
+        raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
     if not progress.owed(before.manifest.plan, before.records):
         aside("there is nothing left to do: the run is complete")
         return _finish(before, code=0, json=json)
@@ -153,10 +167,14 @@ def _go_on(
         with Follow(sys.stderr) as follow:
             for record, left in runner.carry_out(engine, folder, data_directory=data):
                 follow.show(record, left=left)
-    except _Interrupted as interrupted:
+    except Interrupted as interrupted:
         aside("interrupted; what was printed is safe")
-        code = 128 + interrupted.number
-    _end_at_once()
+        code = interrupted.exit_code
+    except UserError as error:  # it could not be written any further
+        aside(f"gcprof: {error.message}")
+        aside(f"hint: {error.hint}")
+        code = error.exit_code
+    end_at_once()
     return _finish(store.load(folder), code=code, json=json)
 
 
@@ -182,7 +200,7 @@ def _command_line() -> str:
     import shlex
 
     words = ["gcprof"]
-    for before, word in pairwise(sys.argv):
+    for before, word in pairwise(["gcprof", *COMMAND.get()]):
         alone = before in ("--data", "--config", "--output", "-o")
         flag = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
         words.append(flag + Path(word[len(flag) :]).name if alone or flag else word)
@@ -225,39 +243,3 @@ def _show(run: Run, *, json: bool, code: int) -> None:
         say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
     for path in (run.folder / "trials.jsonl", *written):
         aside(f"wrote {path}")
-
-
-class _Interrupted(BaseException):
-    """A signal asked this process to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the trial at work and keep what is done; a second one ends at once."""
-
-    def handle(number: int, frame: object) -> None:
-        _end_at_once()
-        raise _Interrupted(number)
-
-    before = {number: signal.signal(number, handle) for number in _heeded()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end_at_once() -> None:
-    """From here on a signal ends this process; the engine's processes end with it."""
-    for number in _heeded():
-        signal.signal(number, signal.SIG_DFL)
-
-
-def _heeded() -> list[int]:
-    """The signals that are not ignored already: `nohup` ignores SIGHUP, and means it."""
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return [number for number in asked if signal.getsignal(number) != signal.SIG_IGN]

@@ -41,7 +41,7 @@ class CudaWatch:
                     peak_bytes=torch.cuda.max_memory_allocated(self._device),
                     end_bytes=live,
                     reserved_bytes=torch.cuda.max_memory_reserved(self._device),
-                    device_bytes=total - free,  # the allocator gives nothing back in a step, so its end is its largest
+                    device_bytes=total - free,  # sampled here, where the other two are exact
                 )
             )
         torch.cuda.reset_peak_memory_stats(self._device)

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ import msgspec
 
 LOG_BYTES = 1 << 20  # of each child's output; the rest is counted, not kept
 MESSAGE_BYTES = 64 << 20  # of all that a child may send
+NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and ending it
 
 
@@ -32,7 +34,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
             return f"lost in {self.stage}: the server process died"
         if self.status >= 0:
             return f"ended in {self.stage} with exit code {self.status}"
-        name = signal.Signals(-self.status).name
+        number = -self.status
+        known = number in {one.value for one in signal.Signals}
+        name = signal.Signals(number).name if known else f"signal {number}"
         likely = ": possibly out of host memory" if name == "SIGKILL" else ""
         return f"killed in {self.stage} by {name}{likely}"
 
@@ -44,7 +48,8 @@ class Child:
         self.messages: list[dict[str, Any]] = []
         self.damaged = False
         self._control = control
-        self._request = json.dumps({"entry": entry, "text": text}).encode() + b"\n"
+        self._number = next(NUMBERS)
+        self._request = json.dumps({"number": self._number, "entry": entry, "text": text}).encode() + b"\n"
         self._log = _Log(log)
         self._pid: int | None = None
         self._stage = "start"
@@ -123,8 +128,9 @@ class Child:
 
     def _drain(self) -> None:
         """What a child wrote before its end is still in the pipes."""
+        until = time.monotonic() + GRACE_SECONDS  # what it started and let go may write for ever
         for descriptor in list(self._open):
-            while self._read_pipe(descriptor):
+            while self._read_pipe(descriptor) and time.monotonic() < until:
                 continue
 
     def _read_pipe(self, descriptor: int) -> bool:
@@ -165,10 +171,10 @@ class Child:
         self._said += data
         *lines, self._said = self._said.split(b"\n")
         for message in map(json.loads, lines):
-            if "status" not in message:
+            if message.get("number") == self._number:  # not the late word of a child before
                 self._pid = message["pid"]
-            elif message["pid"] == self._pid:
-                self._status, self._ended = message["status"], True
+                self._status = message.get("status")
+                self._ended = "status" in message
 
 
 class _Log:
@@ -185,6 +191,7 @@ class _Log:
         kept = data[: max(0, LOG_BYTES - self._size)]
         self._size += len(data)
         if kept and self._path:
+            self._path.parent.mkdir(exist_ok=True)
             self._file = self._file or self._path.open("wb")
             self._file.write(kept)
 

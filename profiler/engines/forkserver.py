@@ -1,8 +1,8 @@
 """The server process: imports torch once, then forks a child for every request. Knows nothing of trials.
 
-A request is one line of JSON on a Unix socket: {"entry", "text"} for a child, with two descriptors beside it, its
-channel and its output; or {"kill", "signal"}. The server tells {"pid"} when a child begins and {"pid", "status"} when
-it has ended. When the client is gone, by
+A request is one line of JSON on a Unix socket: {"number", "entry", "text"} for a child, with two descriptors beside it,
+its channel and its output; or {"kill", "signal"}. The server tells {"number", "pid"} when a child begins, and "status"
+besides when it has ended. When the client is gone, by
 whatever death, every child's process group is killed and the server ends. It never touches CUDA, which does not
 survive a fork once it is initialised.
 """
@@ -20,6 +20,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), where there is one
 
@@ -39,7 +40,7 @@ def main(descriptor: int, client: int, preload: Sequence[str]) -> None:
 class _Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._children: set[int] = set()
+        self._children: dict[int, int] = {}  # pid -> number of the request
         self._woken, waker = os.pipe()
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker)
@@ -79,17 +80,17 @@ class _Server:
                 self._fork(request, descriptors)
         return True
 
-    def _fork(self, request: dict[str, str], descriptors: list[int]) -> None:
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._become_child(request, *descriptors, server=server)
         for descriptor in descriptors:
             os.close(descriptor)
-        self._children.add(pid)
-        self._say({"pid": pid})
+        self._children[pid] = int(request["number"])
+        self._say({"number": request["number"], "pid": pid})
 
-    def _become_child(self, request: dict[str, str], channel: int, output: int, *, server: int) -> None:
+    def _become_child(self, request: dict[str, Any], channel: int, output: int, *, server: int) -> None:
         """Run the request in a session of its own and end the process: never returns."""
         status = 1
         try:
@@ -98,6 +99,7 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
+            os.close(self._woken)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -119,8 +121,8 @@ class _Server:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 self._kill(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
-                self._children.remove(pid)
-                self._say({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+                number = self._children.pop(pid)
+                self._say({"number": number, "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _kill(self, pid: int, number: int) -> None:
         """Signal a child and all of its process group, as far as they are still there."""

@@ -17,8 +17,8 @@ Step = Callable[[Callable[[str], None]], Any]
 def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step) -> dict[str, Any]:
     """The memory fields of Readings, from the second of two steps: the first creates gradients and optimizer state.
 
-    `step` runs one training step and tells the phases to the function that it is given. All numbers are exact:
-    every one is the allocator's own. Bytes.
+    `step` runs one training step and tells the phases to the function that it is given. All numbers are exact. Peaks
+    are the allocator's own; static bytes are those of the storages, before the allocator rounds them up. Bytes.
     """
     marks = _Marks(workload)
     with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:
@@ -48,12 +48,17 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
 def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """What is there between two steps, whatever one checkpoints, by category; every storage counted once."""
     parameters = list(workload.module.parameters())
+    found = {
+        "parameters": [parameter.detach() for parameter in parameters],
+        "buffers": list(workload.module.buffers()),
+        "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+        "optimizer": tensors([dict(state) for state in optimizer.state.values()]),
+        "inputs": tensors(workload.batch),
+    }
+    devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
     return {
-        "parameters": storage_bytes([parameter.detach() for parameter in parameters]),
-        "buffers": storage_bytes(list(workload.module.buffers())),
-        "gradients": storage_bytes([parameter.grad for parameter in parameters if parameter.grad is not None]),
-        "optimizer": storage_bytes(tensors([dict(state) for state in optimizer.state.values()])),
-        "inputs": storage_bytes(tensors(workload.batch)),
+        category: storage_bytes([tensor for tensor in held if tensor.device.type in devices])
+        for category, held in found.items()
     }
 
 

@@ -10,4 +10,5 @@ TABLE = {
     "_fault": "profiler.models.fault:build",
 }
 
+DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data
 WITHOUT_GPU = {"mnist-cnn": {"channels": 32}}  # smaller defaults of the same architecture

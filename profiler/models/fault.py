@@ -103,7 +103,8 @@ def _spam() -> None:
 
 
 def _offspring() -> None:
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    print("offspring", started.pid, flush=True)
 
 
 def _garbage() -> None:

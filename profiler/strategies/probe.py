@@ -20,7 +20,8 @@ def chain_bytes(workload: Workload) -> ChainBytes:
     """
     counter = _Counter(workload)
     buffers = [buffer.clone() for buffer in workload.module.buffers()]
-    with torch.random.fork_rng(), saved_tensors_hooks(counter.pack, _never):
+    own = {parameter.device for parameter in workload.module.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=own), saved_tensors_hooks(counter.pack, _never):
         workload.loss(workload.module, workload.batch)
     counter.remove()
     with torch.no_grad():

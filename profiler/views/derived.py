@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from profiler.analysis.rows import rows
+from profiler.errors import UserError
 from profiler.store import Run
 from profiler.views import csv, markdown, plot
 from profiler.views.files import write_whole
@@ -13,7 +14,12 @@ from profiler.views.files import write_whole
 def write(run: Run) -> list[Path]:
     """Write table.csv, table.md and, where a row has both peak and time, frontier.png. Returns what was written."""
     folder = run.folder / "derived"
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to '{folder}': {error.strerror}", hint="it should be a folder", exit_code=74
+        ) from error
     found = rows(run.records)
     written = [
         write_whole(folder / "table.csv", csv.table(found).encode(), force=True),

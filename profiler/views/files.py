@@ -13,7 +13,7 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
 
     Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
     """
-    if path.exists() and not force:
+    if os.path.lexists(path) and not force:
         raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

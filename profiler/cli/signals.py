@@ -1,0 +1,47 @@
+"""Signals that ask a command to end: knows nothing of what it does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Interrupted(BaseException):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number
+
+
+@contextmanager
+def heeded() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP raise Interrupted, once: a second one ends the process at once."""
+
+    def handle(number: int, frame: object) -> None:
+        end_at_once()
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, handle) for number in _not_ignored()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_at_once() -> None:
+    """From here on a signal ends this process; the engine's processes end with it."""
+    for number in _not_ignored():
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _not_ignored() -> list[int]:
+    """`nohup` ignores SIGHUP, and means it."""
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in asked if signal.getsignal(number) != signal.SIG_IGN]
