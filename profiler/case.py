@@ -10,7 +10,7 @@ import msgspec
 
 from profiler.errors import UserError
 
-PASSES = ("equality", "memory", "time")  # in this order, each on a fresh model
+PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
 
 
 class Choice(str):
@@ -57,11 +57,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     model: Choice
     strategy: Choice
     optimizer: Choice
-    batch_size: int
+    batch_size: int | None  # None: the model makes its own
     device: str
-    precision: str = "fp32"
+    precision: str = "fp32"  # fp32, bf16, fp16, amp-bf16, amp-fp16
+    blocks: str | None = None  # a pattern of names; None: as the model says, or as they are found
     accumulate: int = 1  # micro-batches a step
     keep_gradients: bool = False  # zero them in place between steps instead of dropping them
+    repair_batchnorm: bool = False
     data: str = "synthetic"  # or "files", read from the directory that the command names
     verify: str = "auto"  # auto, off, strict
     seed: int = 0

@@ -3,6 +3,10 @@
 A room's table maps a name to "package.module:function". Everything else stands in that function's own source: its
 keyword-only parameters are the options, their annotations the kinds, its docstring's first line is the "about".
 So a new model or strategy is one file and one line, and listing them never imports torch.
+
+A function whose first parameter is `name` is a family: `torchvision:resnet18` calls torchvision's with name="resnet18".
+The family `*` takes what is in no table and looks like code: `path/to/file.py:factory`, `package.module:factory`; its
+options are the parameters of that function, which is the user's.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import difflib
 import importlib
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -29,7 +34,10 @@ KINDS = {
     "float": "a number",
     "bool": "true or false",
     "str": "a word",
+    "value": "a value",
 }
+FAMILY, USERS = "name", "*"
+CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,32 +57,29 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     about: str
     parameters: dict[str, str | None]  # what the room itself passes, with defaults
     options: tuple[Option, ...]
+    open: bool = False  # takes options of any name besides
+    member: str | None = None  # of a family
 
 
 def entries(table: Mapping[str, str], *, hidden: bool = False) -> list[Entry]:
-    """All entries of a table in its order; names that begin with `_` only where asked for."""
-    return [read(name, table) for name in table if hidden or not name.startswith("_")]
+    """All entries of a table in its order, families as `family:NAME`; those that begin with `_` where asked for."""
+    found = [(name, _entry(name, table[name])) for name in table if hidden or not name.startswith("_")]
+    shown = {name: f"{name}:NAME" if FAMILY in entry.parameters else name for name, entry in found}
+    shown[USERS] = "path/to/file.py:FACTORY"
+    return [msgspec.structs.replace(entry, name=shown[name]) for name, entry in found]
 
 
 def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     """The entry of that name. Raises UserError, naming the nearest, where there is none."""
-    if name not in table:
-        known = [known for known in table if not known.startswith("_")]
-        raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, known))
-    function = _function(table[name])
-    arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + [_text(value) for value in arguments.defaults]
-    return Entry(
-        name=name,
-        target=table[name],
-        about=(ast.get_docstring(function) or "").partition("\n")[0],
-        parameters={argument.arg: default for argument, default in zip(positional, defaults, strict=True)},
-        options=tuple(
-            _option(argument, default)
-            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        ),
-    )
+    family, _, member = name.partition(":")
+    if name in table and FAMILY not in (entry := _entry(name, table[name])).parameters:
+        return entry
+    if member and family in table and FAMILY in (entry := _entry(family, table[family])).parameters:
+        return msgspec.structs.replace(entry, name=name, member=member)
+    if USERS in table and CODE.fullmatch(name):
+        return _users_entry(name, table[USERS])
+    known = [entry.name for entry in entries(table)]
+    raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, known))
 
 
 def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> Choice:
@@ -86,7 +91,7 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
     given = choice.options
     known = {option.name: option for option in entry.options}
     for key in given:
-        if key not in known:
+        if key not in known and not entry.open:
             hint = _nearest(key, list(known)) if known else f"'{choice.name}' takes no options"
             raise UserError(f"'{choice}': {what} '{choice.name}' has no option '{key}'", hint=hint)
     for option in entry.options:
@@ -95,9 +100,12 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
             raise UserError(
                 f"'{choice}' needs {option.name}", hint=f"write {choice.name}:{option.name}=... with {kind}"
             )
-    values = {key: str(_value(given[key], option, choice)) for key, option in known.items() if key in given}
-    canonical = {key: value.lower() if known[key].kind == "bool" else value for key, value in values.items()}
-    return Choice.of(choice.name, {key: value for key, value in canonical.items() if value != known[key].default})
+    for key, text in given.items():
+        _value(text, known.get(key, _any(key)), choice)
+    ordered = [*(key for key in known if key in given), *sorted(given.keys() - known.keys())]
+    canonical = {key: _canonical(given[key], known.get(key, _any(key)), choice) for key in ordered}
+    kept = {key: text for key, text in canonical.items() if key not in known or text != known[key].default}
+    return Choice.of(choice.name, kept)
 
 
 def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -105,8 +113,69 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
     entry = read(choice.name, table)
     module, _, attribute = entry.target.partition(":")
     known = {option.name: option for option in entry.options}
-    keywords = {key: _value(value, known[key], choice) for key, value in choice.options.items()}
+    keywords = {key: _value(value, known.get(key, _any(key)), choice) for key, value in choice.options.items()}
+    if entry.member is not None:
+        keywords[FAMILY] = entry.member
     return getattr(importlib.import_module(module), attribute), keywords
+
+
+def _entry(name: str, target: str) -> Entry:
+    function = _function(target)
+    return Entry(
+        name=name,
+        target=target,
+        about=(ast.get_docstring(function) or "").partition("\n")[0],
+        parameters=_parameters(function),
+        options=tuple(
+            _option(argument, default)
+            for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+        ),
+        open=function.args.kwarg is not None,
+    )
+
+
+def _users_entry(name: str, adapter: str) -> Entry:
+    """The user's function through our adapter: every parameter of theirs but the batch size is an option."""
+    function = _function(name)
+    parameters = {**_parameters(function)}
+    for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        parameters[argument.arg] = _text(default)
+    annotations = {argument.arg: argument.annotation for argument in _all_arguments(function)}
+    options = [
+        Option(name=key, kind=_kind(annotations[key]), default=default)
+        for key, default in parameters.items()
+        if key != "batch_size"
+    ]
+    return Entry(
+        name=name,
+        target=adapter,
+        about=(ast.get_docstring(function) or "").partition("\n")[0],
+        parameters={key: default for key, default in parameters.items() if key == "batch_size"},
+        options=tuple(options),
+        open=function.args.kwarg is not None,
+        member=name,
+    )
+
+
+def _all_arguments(function: ast.FunctionDef) -> list[ast.arg]:
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def _parameters(function: ast.FunctionDef) -> dict[str, str | None]:
+    """Positional parameters with their defaults as text."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    given = function.args.defaults
+    defaults = [None] * (len(positional) - len(given)) + [_text(value) for value in given]
+    return {argument.arg: default for argument, default in zip(positional, defaults, strict=True)}
+
+
+def _kind(annotation: ast.expr | None) -> str:
+    kind = ast.unparse(annotation) if annotation else ""
+    return kind if kind in KINDS else "value"
+
+
+def _any(key: str) -> Option:
+    return Option(name=key, kind="value")
 
 
 def _option(argument: ast.arg, default: ast.expr | None) -> Option:
@@ -120,9 +189,13 @@ def _option(argument: ast.arg, default: ast.expr | None) -> Option:
 
 
 def _text(default: ast.expr | None) -> str | None:
+    """A default as the text that one would write for it; code that is no plain value as it stands."""
     if default is None:
         return None
-    value = ast.literal_eval(default)
+    try:
+        value = ast.literal_eval(default)
+    except ValueError:
+        return ast.unparse(default)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -133,6 +206,7 @@ def _value(text: str, option: Option, choice: Choice) -> Any:
         "float": float,
         "str": str,
         "bool": lambda word: {"true": True, "false": False}[word],
+        "value": _literal,
     }
     try:
         value = read_as.get(option.kind, str)(text)
@@ -150,16 +224,52 @@ def _allowed(value: Any, option: Option) -> bool:
     return math.isfinite(value) if option.kind == "float" else not option.words or value in option.words
 
 
+def _canonical(text: str, option: Option, choice: Choice) -> str:
+    value = _value(text, option, choice)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _literal(text: str) -> Any:
+    """A number, true or false where the text is one, else the word itself."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
 @cache
 def _function(target: str) -> ast.FunctionDef:
-    module, _, attribute = target.partition(":")
-    spec = importlib.util.find_spec(module)  # finds the file; imports no more than the packages around it
-    assert spec is not None, f"no module {module}"
-    assert spec.origin is not None, f"no source for {target}"
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    return next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == attribute)
+    """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
+    place, _, attribute = target.rpartition(":")
+    path = Path(place) if place.endswith(".py") else _source(place)
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror}", hint="write path/to/file.py:factory") from None
+    except (SyntaxError, ValueError) as error:
+        where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if attribute not in functions:
+        raise UserError(f"'{path}' has no function '{attribute}'", hint=_nearest(attribute, list(functions)))
+    return functions[attribute]
+
+
+def _source(module: str) -> Path:
+    """The file of a module, found without importing more than the packages around it."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"no module '{module}': {error}", hint="write package.module:factory") from None
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"there is no module '{module}'", hint="write package.module:factory, or path/to/file.py:factory"
+        )
+    return Path(spec.origin)
 
 
 def _nearest(word: str, known: list[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(known)}"
+    return f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(known) or 'none'}"

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from profiler.case import Case
+from profiler.case import Case, Choice
 
 SCHEMA = 1
 
@@ -38,6 +38,9 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     peak_gradient_bytes: int | None = None  # gradients of this step that were there at the peak
     reserved_bytes: int | None = None
     device_bytes: int | None = None
+    forward_flops: int | None = None
+    backward_flops: int | None = None  # the recompute included
+    block_calls: tuple[int, ...] | None = None  # how often each block's forward ran in a step
     forward_seconds: tuple[float, ...] | None = None
     backward_seconds: tuple[float, ...] | None = None
     optimizer_seconds: tuple[float, ...] | None = None
@@ -52,12 +55,16 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True):
 
     loss_equal: bool  # to the bit
     gradients_equal: bool  # to the bit
-    buffers_equal: bool  # to the bit
+    buffers_equal: bool  # to the bit, but for BatchNorm's count of its batches
     random_state_equal: bool
     largest_difference: float | None = None
+    buffers_difference: float | None = None
     worst_parameter: str | None = None
     missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
+    rounding_floor: float | None = None  # the same where the last bit of the weights differs
+    precision_difference: float | None = None  # the same to a run without checkpointing in fp32
     noise_floor: float | None = None  # the same difference between two runs without checkpointing
+    against: str = "none"  # the strategy that it was compared with
     digests: dict[str, str] = {}
 
 
@@ -97,6 +104,9 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """What a strategy did to a module."""
 
     split: str | None = None
+    reference: Choice | None = None  # where random numbers are drawn otherwise: what to compare with instead of `none`
+    changes_kernels: bool = False  # other operators do the same work: equal but for rounding
+    recomputes: dict[int, int] = {}  # by index of a block: how often it is computed again in the backward
     notes: tuple[Note, ...] = ()
 
 

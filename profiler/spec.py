@@ -17,6 +17,7 @@ SEGMENTS = "1,2,4,8,16,32"
 MOST = 100_000  # steps of a kind in a round
 LARGEST = 1_000_000  # segments; more than any chain has modules
 VERIFY = ("auto", "off", "strict")
+PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +28,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     segments: str | None = None
     optimizer: str | None = None
     batch_size: str | None = None
+    precision: str | None = None
+    accumulate: int | None = None
+    blocks: str | None = None
+    repair_batchnorm: bool | None = None
     device: str | None = None
     data: str | None = None
     verify: str | None = None
@@ -64,7 +69,12 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
     sizes = _batch_sizes(request.batch_size, remarks)
+    precisions = _precisions(request.precision, remarks)
+    _check_batch_size(request.batch_size, wanted)
     fields: dict[str, Any] = {
+        "accumulate": _within(1, 10_000, "--accumulate", request.accumulate, 1),
+        "blocks": request.blocks,
+        "repair_batchnorm": bool(request.repair_batchnorm),
         "keep_gradients": bool(request.keep_grads),
         "verify": _one_of("--verify", "auto" if request.verify is None else request.verify, VERIFY),
         "data": "synthetic" if request.data is None else "files",
@@ -83,12 +93,14 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
             strategy=strategy,
             optimizer=optimizer,
             batch_size=size or _batch_size(model),
+            precision=precision,
             device=device,
             **fields,
         )
         for model in wanted
         for optimizer in optimized
         for size in sizes
+        for precision in precisions
         for strategy in chosen
     ]
     return Plan(trials=in_rounds(cases, rounds), data_directory=request.data, remarks=tuple(remarks))
@@ -189,10 +201,23 @@ def _batch_sizes(text: str | None, remarks: list[str]) -> list[int | None]:
     return list(_without_duplicates([int(word) for word in words], "--batch-size", remarks))
 
 
-def _batch_size(model: Choice) -> int:
-    default = catalogue.read(model.name, models.TABLE).parameters["batch_size"]
-    assert default is not None, f"{model.name} has no default batch size"
-    return int(default)
+def _batch_size(model: Choice) -> int | None:
+    """The model's own; None where it makes its batch without asking."""
+    default = catalogue.read(model.name, models.TABLE).parameters.get("batch_size")
+    return int(default) if default is not None and default.isdecimal() else None
+
+
+def _check_batch_size(text: str | None, wanted: list[Choice]) -> None:
+    for model in wanted if text is not None else []:
+        if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
+            hint = "give its function a parameter batch_size, or leave it out"
+            raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
+
+
+def _precisions(text: str | None, remarks: list[str]) -> list[str]:
+    words = ["fp32"] if text is None else [word.strip() for word in text.split(",")]
+    known = [_one_of("--precision", word, PRECISIONS) for word in words]
+    return list(_without_duplicates(known, "--precision", remarks))
 
 
 def _smaller(model: Choice, remarks: list[str]) -> Choice:

@@ -69,6 +69,15 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def in_unit_text(value: float, unit: str, *, signed: bool = False) -> str:
+    """A number that is in its unit already, with the digits that are worth reading: 5678.123, 'MB' -> '5,678.1 MB'."""
+    magnitude = abs(value)
+    digits = 0 if isinstance(value, int) else 1 if magnitude >= 100 else 2 if magnitude >= 0.1 else None
+    text = f"{value:.1e}" if digits is None and value else f"{value:,.{digits or 0}f}"
+    text = f"+{text}" if signed and value > 0 else text
+    return f"{text} {unit}" if unit else text
+
+
 def _percent(ratio: float) -> str:
     percent = (ratio - 1) * 100
     text = f"{percent:+.{1 if abs(percent) < 9.95 else 0}f}"

@@ -6,15 +6,15 @@ import os
 import platform
 import sys
 import time
-import traceback
 from collections.abc import Callable
 
 import torch
 
-from profiler import __version__
-from profiler.case import Trial, decode, encode
+from profiler import __version__, blame
+from profiler.case import Case, Trial, decode, encode
+from profiler.describe import describe
 from profiler.errors import Unsupported, UserError
-from profiler.measure import environment, measure, open_device
+from profiler.measuring import environment, measure, open_device
 from profiler.record import Environment, Outcome, Record
 
 # Host and device say it in other ways than torch.OutOfMemoryError too.
@@ -49,20 +49,30 @@ def survey(request: str, channel: int) -> None:
     tell(channel, {"devices": found})
 
 
-def attempt(trial: Trial, *, on_stage: Callable[[str], None]) -> Record:
+def outline(request: str, channel: int) -> None:
+    """Tell the outline of the case in `request`: its blocks, or why they cannot be had."""
+    case: Case = decode(request, Case)
+    try:
+        tell(channel, {"outline": describe(case)})
+    except (Unsupported, UserError) as error:
+        tell(channel, {"refused": str(error)})
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        print(blame.told(error), file=sys.stderr, end="")
+        tell(channel, {"failed": _detail(error)})
+
+
+def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., Record] = measure) -> Record:
     """The trial's record, whatever happens in the model: what it raises is the outcome of this trial only."""
     try:
-        return measure(trial, on_stage=on_stage)
+        return by(trial, on_stage=on_stage)
     except (Unsupported, UserError) as error:
         return _without_readings(trial, "skipped", str(error))
     except (torch.OutOfMemoryError, MemoryError) as error:
         return _without_readings(trial, "out_of_memory", _first_line(error))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
-        traceback.print_exc()
+        print(blame.told(error), file=sys.stderr, end="")
         no_memory = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        detail = f"{type(error).__name__}: {_first_line(error)} ({os.path.basename(where.filename)}:{where.lineno})"
-        return _without_readings(trial, "out_of_memory" if no_memory else "failed", detail)
+        return _without_readings(trial, "out_of_memory" if no_memory else "failed", _detail(error))
 
 
 def tell(channel: int, message: object) -> None:
@@ -77,6 +87,11 @@ def _without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
         gcprof=__version__, python=platform.python_version(), system=platform.system(), torch=torch.__version__
     )
     return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=known)
+
+
+def _detail(error: Exception) -> str:
+    place = blame.place(error)
+    return f"{type(error).__name__}: {_first_line(error)}" + (f" ({place})" if place else "")
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -14,14 +14,16 @@ from torch.utils import _pytree as pytree
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's file builds.
 
-    `blocks` are names of submodules in the order in which the forward runs them, each one's output the next
-    one's input. `loss` runs the forward of the module on the batch and returns a scalar.
+    `blocks` are names of submodules in the order in which the forward runs them; without any, they are looked for.
+    `loss` runs the forward of the module on the batch and returns a scalar. `optimizer` stands in for the case's: one
+    that is made already, or a function of the parameters.
     """
 
     module: nn.Module
-    blocks: tuple[str, ...]
+    blocks: tuple[str, ...] = ()
     batch: Any  # any nesting of tensors
     loss: Callable[[nn.Module, Any], torch.Tensor]
+    optimizer: torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     data: str = "synthetic"
 
 
@@ -32,6 +34,7 @@ def train_step(
     mark: Callable[[str], None] = lambda phase: None,
     accumulate: int = 1,
     keep_gradients: bool = False,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> torch.Tensor:
     """Zero the gradients, then forward, loss and backward for each micro-batch, then the optimizer's step.
 
@@ -48,9 +51,13 @@ def train_step(
         mark("forward")
         loss = workload.loss(workload.module, workload.batch)
         mark("backward")
-        (loss / accumulate if accumulate > 1 else loss).backward()
+        part = loss / accumulate if accumulate > 1 else loss
+        (scaler.scale(part) if scaler else part).backward()
     mark("optimizer")
-    if optimizer is not None:
+    if optimizer is not None and scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    elif optimizer is not None:
         optimizer.step()
     mark("end")
     return loss.detach()

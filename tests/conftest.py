@@ -54,7 +54,7 @@ class Lent:
 
 def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",), **fields: Any) -> Record:
     """A record of a trial that ran in this process."""
-    from profiler.measure import measure
+    from profiler.measuring import measure
 
     case = make.case(strategy, **{"model": Choice(model), "batch_size": 8, "warmup": 0, "samples": 1, **fields})
     digests = None

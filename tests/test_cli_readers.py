@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler import models, strategies
+from profiler import catalogue, models, strategies
 from profiler.case import Trial
 from profiler.cli import answer
 from profiler.cli.words import run_folder
@@ -215,10 +215,11 @@ def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(
 ):
     def names(*words: str) -> set[str]:
         assert answer([command, *words]) == 0
-        return {line.split()[0] for line in capsys.readouterr().out.splitlines() if line} & table.keys()
+        return {line.split()[0] for line in capsys.readouterr().out.splitlines() if line} & everything
 
-    assert names() == {name for name in table if not name.startswith("_")}
-    assert names("--all") == table.keys()
+    everything = {entry.name for entry in catalogue.entries(table, hidden=True)}
+    assert names() == {name for name in everything if not name.startswith("_")}
+    assert names("--all") == everything
 
 
 def test_one_strategy_is_told_with_its_options(capsys: pytest.CaptureFixture[str]):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from profiler.case import Choice
 from profiler.errors import Unsupported
 from profiler.models import mlp, mnist_cnn
 from tests.conftest import measured
@@ -102,3 +103,19 @@ def test_one_seed_gives_one_batch_and_one_set_of_weights():
 
     assert torch.equal(built[0].batch[0], built[1].batch[0])
     assert torch.equal(built[0].module[0].weight, built[1].module[0].weight)
+
+
+@pytest.mark.parametrize("name", ["RAdam", "Adagrad", "RMSprop"])
+def test_optimizers_of_torch_are_taken_by_name_and_their_state_is_counted(name):
+    parameters = 4 * (10 * 20 + 20 + 20 * 20 + 20 + 20 * 5 + 5)
+
+    static = measured("mlp", "none", optimizer=Choice(f"torch:{name}")).readings.static_bytes
+
+    assert static["optimizer"] >= parameters
+
+
+def test_an_optimizer_that_torch_does_not_have_names_the_nearest():
+    from profiler.optimizers.named import build
+
+    with pytest.raises(Unsupported, match="did you mean RAdam"):
+        build([], "RAdan")

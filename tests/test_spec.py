@@ -97,7 +97,7 @@ def test_every_second_round_is_reversed_and_only_the_first_reads_memory():
     trials = in_rounds(cases, 3)
 
     assert [trial.case for trial in trials] == [*cases, *reversed(cases), *cases]
-    assert [trial.passes for trial in trials[2:4]] == [("equality", "memory", "time"), ("time",)]
+    assert [trial.passes for trial in trials[2:4]] == [("equality", "flops", "memory", "time"), ("time",)]
 
 
 @pytest.mark.parametrize(
@@ -241,3 +241,9 @@ def test_a_choice_of_a_family_keeps_its_colon():
     assert Choice("torchvision:resnet18").name == "torchvision:resnet18"
     assert Choice("hf:bert:layers=2").name == "hf:bert"
     assert Choice("hf:bert:layers=2").options == {"layers": "2"}
+
+
+def test_any_optimizer_of_torch_is_there_by_name():
+    assert {trial.case.optimizer for trial in planned(optimizer="torch:RAdam:lr=0.01").trials} == {
+        "torch:RAdam:lr=0.01"
+    }

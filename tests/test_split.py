@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-from profiler.strategies import probe
+from profiler.strategies.observe import observe
 from profiler.strategies.split import ChainBytes, Split, peak, split_as_torch, split_balanced
 from tests.test_memory import plain
 
@@ -97,11 +97,11 @@ def test_the_last_segment_is_checkpointed_only_where_head_and_loss_hold_much():
     assert peak(much, checkpointed_end) == 1 + 1 + 50
 
 
-def test_the_probe_counts_what_each_block_saves():
+def test_an_observation_counts_what_each_block_saves():
     module, batch, loss = plain("mlp", 64)()
     from profiler.workload import Workload
 
-    chain = probe.chain_bytes(Workload(module=module, blocks=("0", "1", "2", "3", "4"), batch=batch, loss=loss))
+    chain = observe(Workload(module=module, blocks=("0", "1", "2", "3", "4"), batch=batch, loss=loss)).chain
 
     relu = 64 * 20 * 4
     assert chain.saved == (0, relu, 0, relu, 0)  # Linear saves its input, which is the batch or is counted already
@@ -110,14 +110,14 @@ def test_the_probe_counts_what_each_block_saves():
     assert chain.tail == 64 * 5 * 4 + 4  # log-softmax and the loss's weight
 
 
-def test_the_probe_leaves_buffers_and_random_state_as_they_were():
+def test_an_observation_leaves_buffers_and_random_state_as_they_were():
     from tests.batchnorm import build
 
     workload = build()
     before = {name: buffer.clone() for name, buffer in workload.module.named_buffers()}
     state = torch.get_rng_state()
 
-    probe.chain_bytes(workload)
+    observe(workload)
 
     assert all(torch.equal(buffer, before[name]) for name, buffer in workload.module.named_buffers())
     assert torch.equal(torch.get_rng_state(), state)

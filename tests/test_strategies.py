@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from profiler.case import Choice
 from profiler.errors import Unsupported
 from profiler.strategies import segments
 from profiler.strategies.chain import checkpoint_runs
@@ -58,10 +59,10 @@ def test_a_loop_over_a_list_with_more_arguments_is_checkpointed_as_it_stands():
     module = Looping()
     work = workload(module, tuple(f"layers.{i}" for i in range(6)))
     expected = torch.autograd.grad(work.loss(module, work.batch), list(module.parameters()))
-    for layer in module.layers:
-        layer.calls = 0
 
     checkpoint_runs(work, [range(2), range(2, 4)])
+    for layer in module.layers:
+        layer.calls = 0
     work.loss(module, work.batch).backward()
 
     assert [layer.calls for layer in module.layers] == [2, 2, 2, 2, 1, 1]
@@ -116,3 +117,242 @@ def test_segments_save_less_memory_between_forward_and_backward():
 
     assert saved == sorted(saved, reverse=True)
     assert saved[-1] < saved[0] / 2
+
+
+def calls(strategy: str, length: int = 6) -> list[int]:
+    """How often each block of a chain runs in a step."""
+    from profiler import catalogue
+    from profiler.strategies import TABLE
+
+    module = nn.Sequential(*[Counted() for _ in range(length)])
+    work = workload(module, tuple(str(i) for i in range(length)))
+    apply, options = catalogue.load(Choice(strategy), TABLE)
+    applied = apply(work, **options)
+    for block in module:
+        block.calls = 0
+    work.loss(module, work.batch).backward()
+    found = [block.calls for block in module]
+    assert found == [1 + applied.recomputes.get(i, 0) for i in range(length)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("none", [1, 1, 1, 1, 1, 1]),
+        ("all", [2, 2, 2, 2, 2, 2]),
+        ("every:k=2", [1, 2, 1, 2, 1, 2]),
+        ("every:k=3", [1, 1, 2, 1, 1, 2]),
+        ("first:n=4", [2, 2, 2, 2, 1, 1]),
+        ("sqrt", [2, 2, 2, 1, 1, 1]),  # sqrt(6) = 2.4: two segments, the last one plain
+        ("segments:k=3", [2, 2, 2, 2, 1, 1]),
+        ("recursive", [3, 3, 2, 2, 2, 1]),  # [[0] [1] 2] [3 ...]: halves within halves
+        ("from-start", [6, 5, 4, 3, 2, 1]),  # n(n+1)/2 in all
+    ],
+)
+def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expected):
+    assert calls(strategy) == expected
+
+
+def test_from_start_takes_the_number_of_forwards_of_keeping_nothing():
+    assert sum(calls("from-start", 20)) == 20 * 21 // 2
+
+
+def test_from_start_works_as_deep_as_it_allows_and_refuses_more():
+    from profiler.strategies.from_start import DEEPEST
+
+    assert sum(calls("from-start", DEEPEST)) == DEEPEST * (DEEPEST + 1) // 2
+    with pytest.raises(Unsupported, match="would nest"):
+        calls("from-start", DEEPEST + 1)
+
+
+def test_recursive_computes_no_block_more_often_than_the_chain_can_be_halved():
+    for length in (1, 2, 3, 16, 33):
+        assert max(calls("recursive", length)) <= 1 + (length - 1).bit_length()
+
+
+@pytest.mark.parametrize(("length", "root"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (100, 10), (301, 17)])
+def test_the_square_root_is_rounded_to_the_nearest(length, root):
+    from profiler.strategies.sqrt import round_root
+
+    assert round_root(length) == root
+
+
+class Branching(nn.Module):
+    """Its second block takes more than the first one's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Counted() for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.layers[0](x)
+        return self.layers[2](self.layers[1](first + x))
+
+
+def test_blocks_that_do_not_feed_each_other_are_not_run_together_and_the_reason_names_them():
+    work = workload(Branching(), ("layers.0", "layers.1", "layers.2"))
+
+    with pytest.raises(Unsupported, match=r"'layers.0' and 'layers.1' cannot be run together"):
+        checkpoint_runs(work, [[0, 1]])
+    checkpoint_runs(work, [[1, 2]])  # these two do
+
+
+def test_blocks_that_do_not_feed_each_other_can_be_checkpointed_one_by_one():
+    work = workload(Branching(), ("layers.0", "layers.1", "layers.2"))
+
+    checkpoint_runs(work, [[0], [1], [2]])
+    work.loss(work.module, work.batch).backward()
+
+    assert [layer.calls for layer in work.module.layers] == [2, 2, 2]
+
+
+class InTuples(nn.Module):
+    """Blocks that return a tuple of one, as many models of Hugging Face do."""
+
+    class Block(Counted):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (super().forward(x),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([self.Block() for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)[0]
+        return x
+
+
+def test_blocks_that_return_a_tuple_of_one_are_run_together_too():
+    module = InTuples()
+    work = workload(module, tuple(f"layers.{i}" for i in range(4)))
+    expected = torch.autograd.grad(work.loss(module, work.batch), list(module.parameters()))
+
+    checkpoint_runs(work, [[0, [1], 2]])
+    for layer in module.layers:
+        layer.calls = 0
+    work.loss(module, work.batch).backward()
+
+    assert [layer.calls for layer in module.layers] == [2, 3, 2, 1]
+    assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), expected, strict=True))
+
+
+def test_blocks_that_run_twice_are_unsupported_in_a_run():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Counted(), Counted()])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[1](self.layers[0](self.layers[0](x)))
+
+    with pytest.raises(Unsupported, match="do not run once each"):
+        checkpoint_runs(workload(Twice(), ("layers.0", "layers.1")), [[0, 1]])
+
+
+@pytest.mark.usefixtures("with_test_models")
+def test_selective_checkpointing_keeps_the_results_of_the_operators_that_it_names():
+    flops = {
+        name: measured("transformer", name, passes=("flops",)).readings.backward_flops
+        for name in ("none", "all", "selective:save=matmul", "selective:save=matmul+attention")
+    }
+
+    assert flops["none"] == flops["selective:save=matmul+attention"]  # nothing that counts is computed again
+    assert flops["none"] < flops["selective:save=matmul"] < flops["all"]
+
+
+def test_selective_refuses_an_operator_that_aten_does_not_have():
+    from profiler.strategies import selective
+
+    with pytest.raises(Unsupported, match="no operator 'matmull'"):
+        selective.apply(workload(nn.Sequential(Counted()), ("0",)), save="matmull")
+
+
+def test_offloading_on_a_cpu_says_that_it_saves_nothing():
+    record = measured("mlp", "offload", passes=("memory",))
+
+    assert [note.code for note in record.notes] == ["GCP008"]
+
+
+def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason():
+    from profiler.strategies import hugging_face
+
+    with pytest.raises(Unsupported, match="not a Hugging Face model"):
+        hugging_face.apply(workload(nn.Sequential(Counted()), ("0",)))
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.1])
+def test_a_budget_that_is_no_fraction_is_refused(budget):
+    from profiler.strategies import compile_budget
+
+    with pytest.raises(Unsupported, match="is not a fraction"):
+        compile_budget.apply(workload(nn.Sequential(Counted()), ("0",)), budget=budget)
+
+
+EVERY = (
+    "none", "segments:k=3", "segments:k=3,split=balanced", "sqrt", "all", "every:k=2", "first:n=4", "recursive",
+    "from-start", "selective:save=matmul", "offload",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+@pytest.mark.usefixtures("with_test_models")
+def test_forward_flops_are_those_of_none_and_backward_flops_are_not_below(strategy):
+    none = measured("transformer", "none", passes=("flops",)).readings
+    readings = measured("transformer", strategy, passes=("flops",)).readings
+
+    assert readings.forward_flops == none.forward_flops > 0
+    assert readings.backward_flops >= none.backward_flops
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.usefixtures("with_test_models")
+def test_the_extra_flops_of_every_kth_block_equal_arithmetic(k):
+    batch, time, width, layers = 8, 32, 64, 12
+    weights = 3 * width * width + width * width + 4 * width * width  # qkv, out, up: the recompute stops before down
+    tokens = batch * time
+    attention = 2 * 2 * batch * time * time * width  # scores and mixing, as torch counts a causal one
+
+    extra = [measured("transformer", s, passes=("flops",)).readings.backward_flops for s in ("none", f"every:k={k}")]
+
+    assert extra[1] - extra[0] == (layers // k) * (2 * tokens * weights + attention)
+
+
+@pytest.mark.usefixtures("with_test_models")
+def test_batchnorm_is_repaired_by_its_momentum():
+    record = measured("batchnorm", "segments:k=2", passes=("equality",), repair_batchnorm=True)
+    broken = measured("batchnorm", "segments:k=2", passes=("equality",))
+
+    assert broken.equality.buffers_difference > 0.01
+    assert record.equality.buffers_difference < 1e-6
+    assert "agree but for rounding" in next(note.text for note in record.notes if note.code == "GCP004")
+
+
+@pytest.mark.parametrize("strategy", ["recursive", "all", "every:k=2"])
+@pytest.mark.usefixtures("with_test_models")
+def test_batchnorm_is_repaired_however_often_it_is_recomputed(strategy):
+    record = measured("batchnorm", strategy, passes=("equality",), repair_batchnorm=True)
+
+    assert (record.equality.buffers_difference or 0) < 1e-6
+    assert record.equality.gradients_equal
+
+
+def test_the_repaired_momentum_is_the_published_one():
+    from profiler.strategies.batchnorm import repair_batchnorm
+
+    module = nn.Sequential(nn.BatchNorm1d(3, momentum=0.1), nn.BatchNorm1d(3, momentum=0.1))
+
+    assert repair_batchnorm(workload(module, ("0", "1")), {0: 1}) == 1
+    assert module[0].momentum == pytest.approx(1 - (1 - 0.1) ** 0.5)
+    assert module[1].momentum == 0.1
+
+
+@pytest.mark.usefixtures("with_test_models")
+def test_the_record_counts_how_often_each_block_ran():
+    counted = {
+        strategy: measured("transformer:layers=4", strategy, passes=("flops",)).readings.block_calls
+        for strategy in ("none", "segments:k=2", "from-start")
+    }
+
+    assert counted == {"none": (1, 1, 1, 1), "segments:k=2": (2, 2, 1, 1), "from-start": (4, 3, 2, 1)}

@@ -14,11 +14,13 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
+from profiler.cli.blocks import blocks
 from profiler.cli.doctor import doctor
 from profiler.cli.export import export
 from profiler.cli.list import list_runs
 from profiler.cli.models import models
 from profiler.cli.plot import plot
+from profiler.cli.reproduce import reproduce
 from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.strategies import strategies
@@ -65,6 +67,8 @@ app.command("export")(export)
 app.command("list")(list_runs)
 app.command("models")(models)
 app.command("strategies")(strategies)
+app.command("blocks")(blocks)
+app.command("reproduce")(reproduce)
 app.command("doctor")(doctor)
 
 

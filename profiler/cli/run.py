@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,21 +10,21 @@ import typer
 
 from profiler.cli.signals import Interrupted, end_at_once, heeded
 from profiler.cli.words import (
-    COMMAND,
     RESULTS,
     aside,
+    command_line,
     encoding,
     next_command,
     run_folder,
     say,
     say_bytes,
     say_failure,
+    say_first,
     width,
 )
 from profiler.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.case import Trial
     from profiler.engines import Engine
     from profiler.record import Environment
     from profiler.spec import Plan, Request
@@ -42,6 +41,16 @@ def run(
     strategies: Annotated[str | None, typer.Option(help="Other strategies; `gcprof strategies` lists them.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
+    ] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Micro-batches a step. [default: 1]")] = None,
+    blocks: Annotated[
+        str | None, typer.Option(help="The blocks by name, as 'model.layers.*'; `gcprof blocks` shows those found.")
+    ] = None,
+    repair_batchnorm: Annotated[
+        bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
     data: Annotated[
         str | None, typer.Option(help="Folder with the MNIST IDX files; without it the batch is synthetic.")
@@ -80,7 +89,8 @@ def run(
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         device=device, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
-        warmup=warmup, seed=seed,
+        warmup=warmup, seed=seed, precision=precision, accumulate=accumulate, blocks=blocks,
+        repair_batchnorm=repair_batchnorm,
     )  # fmt: skip
     if not 0 < stage_limit <= LONGEST:
         raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
@@ -118,7 +128,7 @@ def _start(words: Request, config: Path | None, output: Path | None, limit: floa
             return _print_plan(plan, devices)
         folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in plan.trials])
         environment = devices[plan.trials[0].case.device]
-        store.create(folder, plan=plan.trials, command=_command_line(), environment=environment)
+        store.create(folder, plan=plan.trials, command=command_line(), environment=environment)
         return _go_on(engine, folder, plan.data_directory, devices, json, plan.remarks)
 
 
@@ -161,7 +171,7 @@ def _go_on(
     from profiler import runner, store
     from profiler.views.progress import Follow
 
-    _say_first(store.load(folder).manifest.plan, devices, remarks)
+    say_first(store.load(folder).manifest.plan, devices, remarks)
     code = 0
     try:
         with Follow(sys.stderr) as follow:
@@ -194,33 +204,8 @@ def _finish(run: Run, *, code: int, json: bool) -> int:
     return code
 
 
-def _command_line() -> str:
-    """What was typed, each file and folder by its last name alone."""
-    import re
-    import shlex
-
-    words = ["gcprof"]
-    for before, word in pairwise(["gcprof", *COMMAND.get()]):
-        alone = before in ("--data", "--config", "--output", "-o")
-        flag = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
-        words.append(flag + Path(word[len(flag) :]).name if alone or flag else word)
-    return shlex.join(words)
-
-
-def _say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:
-    from profiler.units import bytes_text
-
-    name = plan[0].case.device
-    device = devices[name]
-    where = f"{device.device_name}, {bytes_text(device.device_bytes)}; torch {device.torch}"
-    why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
-    aside(f"{why}measuring the {'CPU' if name == 'cpu' else 'GPU'} ({where})")
-    for remark in remarks:
-        aside(f"note: {remark}")
-
-
 def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
-    _say_first(plan.trials, devices, plan.remarks)
+    say_first(plan.trials, devices, plan.remarks)
     for trial in plan.trials:
         case = trial.case
         what = f"{case.model}  {case.strategy}  batch {case.batch_size}  {case.optimizer}  {case.device}"

@@ -7,12 +7,15 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiler.errors import UserError
 
 if TYPE_CHECKING:
+    from profiler.case import Trial
+    from profiler.record import Environment
     from profiler.views.terminal import Printed
 
 RESULTS = Path("results")
@@ -112,3 +115,29 @@ def next_command(*words: str) -> None:
     import shlex
 
     aside(f"next: {shlex.join(words)}")
+
+
+def command_line() -> str:
+    """What was typed, each file and folder by its last name alone."""
+    import re
+    import shlex
+
+    words = ["gcprof"]
+    for before, word in pairwise(["gcprof", *COMMAND.get()]):
+        alone = before in ("--data", "--config", "--output", "-o")
+        flag = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
+        words.append(flag + Path(word[len(flag) :]).name if alone or flag else word)
+    return shlex.join(words)
+
+
+def say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:
+    """The first lines of a run: what is measured, and what the user should know of the plan."""
+    from profiler.units import bytes_text
+
+    name = plan[0].case.device
+    device = devices[name]
+    where = f"{device.device_name}, {bytes_text(device.device_bytes)}; torch {device.torch}"
+    why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
+    aside(f"{why}measuring the {'CPU' if name == 'cpu' else 'GPU'} ({where})")
+    for remark in remarks:
+        aside(f"note: {remark}")

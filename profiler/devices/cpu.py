@@ -15,9 +15,9 @@ from profiler.devices import Facts, Span
 MARK = "gcprof: mark"
 
 
-def connect(name: str) -> Cpu:
+def connect(device: str) -> Cpu:
     """The CPU of this machine."""
-    return Cpu(name)
+    return Cpu(device)
 
 
 class CpuWatch:

@@ -9,9 +9,9 @@ import torch
 from profiler.devices import Facts, Span
 
 
-def connect(name: str) -> Cuda:
+def connect(device: str) -> Cuda:
     """One CUDA device, `cuda:0` and so on."""
-    return Cuda(name)
+    return Cuda(device)
 
 
 class CudaWatch:

@@ -24,6 +24,8 @@ from profiler.record import Environment, Outcome, Record
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
 PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", "profiler.worker")
 
+RUN_TRIAL = "profiler.worker:run_trial"
+
 
 def connect(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
     """This machine, one trial at a time."""
@@ -33,11 +35,13 @@ def connect(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
 class Local:
     """Starts the server when entered, and ends it with all its children when left.
 
-    `stage_seconds` is what each stage of a trial may take; `logs` is where the trials' output goes, capped.
+    `stage_seconds` is what each stage of a trial may take; `logs` is where the trials' output goes, capped; `entry` is
+    the function that runs a trial in its child.
     """
 
-    def __init__(self, *, stage_seconds: float = 600.0, logs: Path | None = None) -> None:
+    def __init__(self, *, stage_seconds: float = 600.0, logs: Path | None = None, entry: str = RUN_TRIAL) -> None:
         self.logs = logs
+        self._entry = entry
         self._stage_seconds = stage_seconds
         self._server: _Server | None = None
 
@@ -51,18 +55,26 @@ class Local:
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
-        child, ended = self._start("profiler.worker:survey", "", "survey")
-        for message in child.messages:
-            if "devices" in message:
-                devices: dict[str, Environment] = decode(json.dumps(message["devices"]), dict[str, Environment])
-                return devices
-        raise UserError(f"torch does not work here: {ended.describe()}", hint=child.last_words(), exit_code=3)
+        told = self.ask("profiler.worker:survey", "", failing="torch does not work here")
+        devices: dict[str, Environment] = decode(json.dumps(told["devices"]), dict[str, Environment])
+        return devices
+
+    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+        """What `entry` ("module:function") tells of `text` in a process of its own, as JSON.
+
+        Raises UserError (exit code 3), which begins with `failing`, where it ends without an answer.
+        """
+        child, ended = self._start(entry, text, entry.rpartition(":")[2])
+        answer = next((message for message in child.messages if "stage" not in message), None)
+        if answer is None:
+            raise UserError(f"{failing}: {ended.describe()}", hint=child.last_words(), exit_code=3)
+        return answer
 
     def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
         """One record for each trial, in order. Closing the iterator ends the trial at work."""
         for trial in trials:
             asked = time.monotonic()
-            child, ended = self._start("profiler.worker:run_trial", encode(trial).decode(), _log_name(trial))
+            child, ended = self._start(self._entry, encode(trial).decode(), _log_name(trial))
             yield _record(trial, child, ended, asked)
 
     def _start(self, entry: str, text: str, log: str) -> tuple[Child, Ended]:

@@ -13,6 +13,7 @@ from profiler.record import Equality
 from profiler.workload import Workload
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
+AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
 Step = Callable[[], tuple[Workload, torch.Tensor]]
 
 
@@ -42,10 +43,12 @@ def noise_floor(step: Step) -> Equality:
     return msgspec.structs.replace(found, noise_floor=floor, digests=first.digests())
 
 
-def verify(step: Step, baseline: Step, digests: Mapping[str, str]) -> Equality:
+def verify(step: Step, baseline: Step, digests: Mapping[str, str], *, nudged: Step | None = None) -> Equality:
     """A strategy's step against the baseline's, cheap where all is well: by digests alone.
 
-    Only where they differ is the baseline run again, twice, for the noise floor and the differences.
+    Only where they differ is the baseline run again, twice, for the noise floor and the differences. `nudged` is the
+    baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, for
+    strategies that do the same work by other kernels.
     """
     mine = collect(step)
     if mine.digests() == dict(digests):
@@ -55,7 +58,22 @@ def verify(step: Step, baseline: Step, digests: Mapping[str, str]) -> Equality:
     first, second = collect(baseline), collect(baseline)
     found = min((compare(first, mine), compare(second, mine)), key=lambda one: one.largest_difference or 0.0)
     floor = compare(first, second).largest_difference or 0.0
-    return msgspec.structs.replace(found, noise_floor=floor, digests=mine.digests())
+    rounding = compare(first, collect(nudged)).largest_difference or 0.0 if nudged else None
+    return msgspec.structs.replace(found, noise_floor=floor, rounding_floor=rounding, digests=mine.digests())
+
+
+def apart(step: Step, other: Step) -> float:
+    """The largest relative difference of two steps' gradients."""
+    return compare(collect(step), collect(other)).largest_difference or 0.0
+
+
+def nudge(workload: Workload) -> None:
+    """Move every weight to the next number that its type has, away from 0 or towards it by turns."""
+    with torch.no_grad():
+        for index, parameter in enumerate(workload.module.parameters()):
+            if parameter.is_floating_point():
+                towards = torch.full_like(parameter, 0.0 if index % 2 else float("inf"))
+                parameter.copy_(torch.nextafter(parameter, towards))
 
 
 def collect(step: Step) -> Results:
@@ -68,7 +86,7 @@ def collect(step: Step) -> Results:
             name: None if parameter.grad is None else _copy(parameter.grad)
             for name, parameter in module.named_parameters()
         },
-        buffers={name: _copy(buffer) for name, buffer in module.named_buffers()},
+        buffers={name: _copy(one) for name, one in module.named_buffers() if not name.endswith("num_batches_tracked")},
         random_state=_random_state(loss.device),
     )
 
@@ -85,6 +103,7 @@ def compare(reference: Results, other: Results) -> Equality:
         buffers_equal=mine["buffers"] == yours["buffers"],
         random_state_equal=mine["random"] == yours["random"],
         largest_difference=differences[worst] or None,
+        buffers_difference=_largest_of_buffers(reference.buffers, other.buffers),
         worst_parameter=worst if differences[worst] else None,
         missing=tuple(
             name
@@ -104,7 +123,8 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
     if equality.gradients_equal and equality.loss_equal:
         return None
     found, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0
-    if not strict and floor and found <= NOISE_MARGIN * floor:
+    allowed = NOISE_MARGIN * max(floor, equality.rounding_floor or 0.0)
+    if not strict and allowed and found <= allowed:
         return None
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
     return f"gradients differ by {found:.1e}{where}; two runs without checkpointing differ by {floor:.1e}"
@@ -120,6 +140,10 @@ def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> fl
     scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
     relative = float((wide - other_wide).abs().max() / scale)
     return relative if math.isfinite(relative) else 2.0
+
+
+def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float | None:
+    return max((difference(one, other.get(name)) for name, one in reference.items()), default=0.0) or None
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

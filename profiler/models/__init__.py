@@ -7,6 +7,13 @@ its keyword-only parameters are the options. It returns a Workload.
 TABLE = {
     "mlp": "profiler.models.mlp:build",
     "mnist-cnn": "profiler.models.mnist_cnn:build",
+    "cifar-resnet": "profiler.models.cifar_resnet:build",
+    "transformer": "profiler.models.transformer:build",
+    "dense-chain": "profiler.models.dense_chain:build",
+    "torchvision": "profiler.models.torchvision:build",
+    "timm": "profiler.models.timm:build",
+    "hf": "profiler.models.hugging_face:build",
+    "*": "profiler.models.user:build",
     "_fault": "profiler.models.fault:build",
 }
 

@@ -5,4 +5,5 @@ TABLE = {
     "momentum": "profiler.optimizers.basic:momentum",
     "adam": "profiler.optimizers.basic:adam",
     "adamw": "profiler.optimizers.basic:adamw",
+    "torch": "profiler.optimizers.named:build",
 }

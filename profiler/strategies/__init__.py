@@ -7,5 +7,15 @@ keyword-only parameters are the options. It raises Unsupported where it cannot b
 TABLE = {
     "none": "profiler.strategies.none:apply",
     "segments": "profiler.strategies.segments:apply",
+    "sqrt": "profiler.strategies.sqrt:apply",
+    "all": "profiler.strategies.every_block:apply",
+    "every": "profiler.strategies.every:apply",
+    "first": "profiler.strategies.first:apply",
+    "recursive": "profiler.strategies.recursive:apply",
+    "from-start": "profiler.strategies.from_start:apply",
+    "selective": "profiler.strategies.selective:apply",
+    "offload": "profiler.strategies.offload:apply",
+    "hf": "profiler.strategies.hugging_face:apply",
+    "compile-budget": "profiler.strategies.compile_budget:apply",
     "_planted": "profiler.strategies.planted:apply",
 }

@@ -1,28 +1,36 @@
-"""Runs of consecutive blocks computed under one checkpoint: the mechanism, which knows nothing of where to cut."""
+"""Runs of consecutive blocks computed under checkpoints: the mechanism, which knows nothing of where to cut."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from profiler.errors import Unsupported
+from profiler.strategies.observe import observe
 from profiler.workload import Workload
 
 Checkpoint = Callable[..., Any]
+Run = Sequence[Any]  # of indices into the blocks, and of Runs: checkpoints within the checkpoint
 
 
-def checkpoint_runs(workload: Workload, runs: list[range], *, checkpoint: Checkpoint | None = None) -> None:
+def checkpoint_runs(workload: Workload, runs: Iterable[Run], *, checkpoint: Checkpoint | None = None) -> None:
     """Change the module in place so that each run of its blocks is recomputed in the backward.
 
-    `runs` are ranges of indices into `workload.blocks` that do not overlap. When the module's own forward calls the
-    first block of a run, the whole run is computed under the checkpoint; its calls of the others then return what
-    they are given. So the forward that strings the blocks together, a Sequential or a loop, stays as it is.
+    A run holds the indices of consecutive blocks, and may hold runs again: `[[0, 1], 2]` recomputes 0 to 2, and in that
+    recompute 0 and 1 once more. When the module's own forward calls the first block of a run, the whole run is computed
+    under the checkpoint; its calls of the others then return what they are given. So the forward that strings the
+    blocks together, a Sequential or a loop, stays as it is. Raises Unsupported where a run is longer than one block and
+    its blocks do not feed each other.
     """
-    for run in runs:
-        blocks = [workload.module.get_submodule(workload.blocks[index]) for index in run]
-        _Run(blocks, checkpoint or checkpoint_without_reentry)
+    chosen = list(runs)
+    together = [pair for run in chosen for pair in pairwise(flat(run)) if not _in_sequence(workload, *pair)]
+    bare = _refuse_unlinked(workload, together) if together else set()
+    for run in chosen:
+        _Run(workload, run, checkpoint or checkpoint_without_reentry, bare)
 
 
 def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -33,33 +41,100 @@ def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **
     return checkpoint(function, *arguments, use_reentrant=False, **keywords)
 
 
+def flat(run: Run) -> list[int]:
+    """All indices of a run, in order."""
+    return [index for item in run for index in (flat(item) if isinstance(item, Sequence) else [item])]
+
+
+def recomputes(runs: Iterable[Run]) -> dict[int, int]:
+    """How often each block is computed again: once for every checkpoint around it."""
+    counts: dict[int, int] = {}
+    for run in runs:
+        counts |= dict.fromkeys(flat(run), 1)
+        inner = recomputes(item for item in run if isinstance(item, Sequence))
+        counts |= {index: count + 1 for index, count in inner.items()}
+    return counts
+
+
 class _Run:
     """One checkpointed run. Each of its blocks gets a forward of its own, which asks `_inside` what to do."""
 
-    def __init__(self, blocks: list[nn.Module], checkpoint: Checkpoint) -> None:
-        self._blocks = blocks
+    def __init__(self, workload: Workload, run: Run, checkpoint: Checkpoint, tuples: set[int]) -> None:
+        self._blocks = {index: workload.module.get_submodule(workload.blocks[index]) for index in flat(run)}
+        self._run = run
         self._checkpoint = checkpoint
+        self._tuples = tuples
         self._inside = False
-        first, *others = blocks
-        first.forward = self._wrap(first.forward, self._enter)
-        for block in others:
-            block.forward = self._wrap(block.forward, _pass_on)
+        _keep_inputs(self._blocks, run)
+        first, *others = self._blocks
+        self._wrap(self._blocks[first], self._enter)
+        for index in others:
+            self._wrap(self._blocks[index], _pass_on_in_a_tuple if index in tuples else _pass_on)
 
-    def _wrap(self, inside: Callable[..., Any], outside: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments, **keywords: (inside if self._inside else outside)(*arguments, **keywords)
+    def _wrap(self, block: nn.Module, outside: Callable[..., Any]) -> None:
+        inside = block.forward
+        block.forward = lambda *arguments, **keywords: (inside if self._inside else outside)(*arguments, **keywords)
 
     def _enter(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._checkpoint(self._compute, *arguments, **keywords)
+        return self._checkpoint(self._compute(self._run), *arguments, **keywords)
 
-    def _compute(self, value: Any, *arguments: Any, **keywords: Any) -> Any:
-        self._inside = True
-        try:
-            for block in self._blocks:
-                value = block(value, *arguments, **keywords)
-        finally:
-            self._inside = False
-        return value
+    def _compute(self, run: Run) -> Callable[..., Any]:
+        """The run as one function; runs within it under a checkpoint of their own."""
+
+        def compute(value: Any, *arguments: Any, **keywords: Any) -> Any:
+            before, self._inside = self._inside, True
+            try:
+                for item in run:
+                    if isinstance(item, Sequence):
+                        value = self._checkpoint(self._compute(item), _bare(value), *arguments, **keywords)
+                    else:
+                        value = self._blocks[item](
+                            _bare(value) if len(self._blocks) > 1 else value, *arguments, **keywords
+                        )
+            finally:
+                self._inside = before
+            return value
+
+        return compute
+
+
+def _in_sequence(workload: Workload, one: int, other: int) -> bool:
+    """Whether two blocks stand behind each other in a Sequential, which needs no looking."""
+    (parent, _, first), (second_parent, _, second) = (workload.blocks[i].rpartition(".") for i in (one, other))
+    sequential = workload.module.get_submodule(parent)
+    if parent != second_parent or type(sequential).forward is not nn.Sequential.forward:
+        return False
+    names = [name for name, _ in sequential.named_children()]
+    return names.index(second) == names.index(first) + 1
+
+
+def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
+    """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it."""
+    first = blocks[flat(run)[0]]
+    if getattr(first, "inplace", False):
+        first.inplace = False  # type: ignore[assignment]
+    for item in run:
+        if isinstance(item, Sequence):
+            _keep_inputs(blocks, item)
+
+
+def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> set[int]:
+    """The blocks that return a tuple of one; raises Unsupported where a block does not feed the next one alone."""
+    seen = observe(workload)
+    for one, other in pairs:
+        if other != one + 1 or not seen.linked[one]:
+            names = f"'{workload.blocks[one]}' and '{workload.blocks[other]}'"
+            raise Unsupported(f"{names} cannot be run together: the second takes more than the first's output")
+    return seen.in_tuples
+
+
+def _bare(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
 def _pass_on(value: Any, *arguments: Any, **keywords: Any) -> Any:
     return value
+
+
+def _pass_on_in_a_tuple(value: Any, *arguments: Any, **keywords: Any) -> Any:
+    return (value,)

@@ -7,8 +7,8 @@ from typing import Literal
 from profiler.catalogue import Count
 from profiler.errors import Unsupported
 from profiler.record import Applied, Note
-from profiler.strategies.chain import checkpoint_runs
-from profiler.strategies.probe import chain_bytes
+from profiler.strategies.chain import checkpoint_runs, recomputes
+from profiler.strategies.observe import observe
 from profiler.strategies.split import Split, split_as_torch, split_balanced
 from profiler.workload import Workload
 
@@ -22,9 +22,9 @@ def apply(workload: Workload, *, k: Count, split: Literal["torch", "balanced"] =
     length = len(workload.blocks)
     if k > length:
         raise Unsupported(f"only {length} modules for {k} segments")
-    made = split_as_torch(length, k) if split == "torch" else split_balanced(chain_bytes(workload), k)
+    made = split_as_torch(length, k) if split == "torch" else split_balanced(observe(workload).chain, k)
     checkpoint_runs(workload, made.runs)
-    return Applied(split=str(made), notes=_notes(made, k, split))
+    return Applied(split=str(made), recomputes=recomputes(made.runs), notes=_notes(made, k, split))
 
 
 def _notes(made: Split, k: int, split: str) -> tuple[Note, ...]:

@@ -152,12 +152,16 @@ def _time_change(row: Row) -> str:
     return f"{text} ({change_range_text(row.time_ratio_range)})"
 
 
+def batch(case: Case) -> str:
+    return "a batch of its own" if case.batch_size is None else f"batch {case.batch_size}"
+
+
 def _setting(case: Case) -> list[str]:
     """What the step is made with; what everyone expects is left out."""
     precision = [case.precision] if case.precision != "fp32" else []
     accumulate = [f"accumulate {case.accumulate}"] if case.accumulate != 1 else []
     gradients = ["gradients kept"] if case.keep_gradients else []
-    return [f"batch {case.batch_size}", case.optimizer, *precision, *accumulate, *gradients]
+    return [batch(case), case.optimizer, *precision, *accumulate, *gradients]
 
 
 def _named(strategies: list[str]) -> str:

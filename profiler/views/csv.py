@@ -73,6 +73,8 @@ def _memory(readings: Readings, row: Row) -> dict[str, Any]:
         "reserved_bytes": readings.reserved_bytes,
         "device_bytes": readings.device_bytes,
         "peak_ratio": row.peak_ratio,
+        "forward_flops": readings.forward_flops,
+        "backward_flops": readings.backward_flops,
     }
 
 
@@ -94,6 +96,7 @@ def _verdict(row: Row) -> dict[str, Any]:
         "gradients": None if row.gradients == MISSING else row.gradients,
         "gradients_largest_difference": row.equality.largest_difference if row.equality else None,
         "noise_floor": row.equality.noise_floor if row.equality else None,
+        "precision_difference": row.equality.precision_difference if row.equality else None,
         "on_frontier": row.on_frontier,
         "notes": "; ".join(note.text for note in row.notes) or None,
     }

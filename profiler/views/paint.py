@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from profiler.analysis.rows import Row
-from profiler.views.cells import is_predicted, outcome
+from profiler.views.cells import batch, is_predicted, outcome
 from profiler.views.grid import broken
 from profiler.views.plain import plain
 
@@ -90,7 +90,7 @@ def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
     predicted = [f"predicted for {case.device}, not measured"] if is_predicted(rows[0]) else [device]
     precision = [case.precision] if case.precision != "fp32" else []
     below = ", ".join([case.optimizer, *precision, *predicted, *torch])
-    lines = [_wrapped(f"{case.model}, batch {case.batch_size}", inches, FONT + 2), _wrapped(below, inches, FONT - 1)]
+    lines = [_wrapped(f"{case.model}, {batch(case)}", inches, FONT + 2), _wrapped(below, inches, FONT - 1)]
     axes.set_title(
         lines[0], loc="left", fontsize=FONT + 2, color=INK, weight="bold", parse_math=False, pad=12 + _height(lines[1])
     )

@@ -1,0 +1,201 @@
+"""The table of quantities in which a published figure can be stood beside ours. Pure: knows nothing of files.
+
+A quantity is one function of the rows that a figure is about and of all rows of the run, and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from profiler.analysis.growth import exponent
+from profiler.analysis.rows import Row
+from profiler.case import Case
+
+Value = int | float | str | None  # None where it was not measured
+Read = Callable[[Sequence[Row], Sequence[Row]], Value]  # of the chosen rows, and of all
+FLOAT_BYTES = 4
+UNITS = {
+    "bytes": {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "M": 2.0**20, "MB": 1e6, "GB": 1e9},
+    "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
+    "change": {"%": 0.01},
+    "share": {"%": 0.01},
+    "number": {"": 1.0},
+    "words": {"": 1.0},
+}
+GRADIENTS = {"bit-equal": "equal", "within noise": "equal but for rounding", "missing": "missing", "differ": "differ"}
+
+
+class Quantity(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the table: what it is called, which units fit it, and how it is read."""
+
+    about: str
+    kind: str  # a key of UNITS
+    read: Read
+    of_many: bool = False  # a fit over several rows, not a figure of one
+    sampled: bool = False  # from times, which have a spread
+
+
+def of_one(read: Callable[[Row], Value]) -> Read:
+    return lambda chosen, rows: read(chosen[0])
+
+
+def against_none(read: Callable[[Row], int | None]) -> Read:
+    """The change relative to the same case without checkpointing: -0.6 is 60 % less."""
+
+    def change(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
+        mine, none = read(chosen[0]), read(baseline(chosen[0], rows) or chosen[0])
+        return None if mine is None or not none else mine / none - 1
+
+    return change
+
+
+def share_of_saving(read: Callable[[Row], int | None]) -> Read:
+    """Which part of the largest saving this one reaches, among the strategies that differ from it in `k` alone."""
+
+    def share(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
+        (row, *_) = chosen
+        none = read(baseline(row, rows) or row)
+        peers = [read(one) for one in rows if one.outcome == "ok" and _family(one.case) == _family(row.case)]
+        smallest = min((value for value in peers if value is not None), default=None)
+        mine = read(row)
+        if none is None or mine is None or smallest is None or none <= smallest:
+            return None
+        return (none - mine) / (none - smallest)
+
+    return share
+
+
+def growth(read: Callable[[Row], float | None]) -> Read:
+    """The exponent of a quantity in the number of blocks."""
+
+    def fitted(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
+        points = [(row.built.num_blocks, read(row)) for row in chosen if row.built and row.outcome == "ok"]
+        known = [(size, value) for size, value in points if value is not None]
+        return exponent([size for size, _ in known], [value for _, value in known])
+
+    return fitted
+
+
+def baseline(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The row of the same case without checkpointing."""
+    return next((one for one in rows if one.case == row.case.baseline), None)
+
+
+def _family(case: Case) -> tuple[Case, str, tuple[tuple[str, str], ...]]:
+    options = tuple((key, value) for key, value in case.strategy.options.items() if key != "k")
+    return case.baseline, case.strategy.name, options
+
+
+def _saved(row: Row) -> int | None:
+    return row.readings.saved_bytes
+
+
+def _saved_but_loss(row: Row) -> int | None:
+    """Without the loss itself, a scalar that is live beside what is kept for the backward."""
+    return None if row.readings.saved_bytes is None else row.readings.saved_bytes - FLOAT_BYTES
+
+
+def _peak(row: Row) -> int | None:
+    return row.readings.peak_bytes
+
+
+def _forward_peak(row: Row) -> int | None:
+    return row.readings.phases["forward"].allocated if row.readings.phases else None
+
+
+def _static(category: str) -> Callable[[Row], int | None]:
+    return lambda row: row.readings.static_bytes[category] if row.readings.static_bytes else None
+
+
+def _optimizer_ratio(row: Row) -> float | None:
+    found = row.readings.static_bytes
+    return found["optimizer"] / found["parameters"] if found and found["parameters"] else None
+
+
+def _time_change(row: Row) -> float | None:
+    return None if row.time_ratio is None else row.time_ratio - 1
+
+
+def _forward_calls(row: Row) -> int | None:
+    return sum(row.readings.block_calls) if row.readings.block_calls else None
+
+
+def _calls_by_layer(row: Row) -> str | None:
+    return " ".join(map(str, row.readings.block_calls)) if row.readings.block_calls else None
+
+
+def _live_activations(row: Row) -> int | None:
+    """Whole activations of a dense-chain of one width among what the forward leaves live."""
+    one = activation_bytes(row.case)
+    return None if one is None or row.readings.saved_bytes is None else row.readings.saved_bytes // one
+
+
+def _peak_activations(row: Row) -> int | None:
+    """Whole activations among all that is live at the peak beside the static bytes, gradients of activations too."""
+    one, found = activation_bytes(row.case), row.readings
+    if one is None or found.peak_bytes is None or found.start_bytes is None or found.peak_gradient_bytes is None:
+        return None
+    return (found.peak_bytes - found.start_bytes - found.peak_gradient_bytes) // one
+
+
+def activation_bytes(case: Case) -> int | None:
+    """One layer's output in a dense-chain in fp32; None where its widths are not all the same, or for other models."""
+    widths = set(case.model.options.get("widths", "").split("+"))
+    if case.model.name != "dense-chain" or len(widths) != 1 or case.precision != "fp32":
+        return None
+    (width,) = widths
+    return FLOAT_BYTES * int(width) * case.batch_size if width.isdigit() and case.batch_size else None
+
+
+def _gradients(row: Row) -> str | None:
+    return GRADIENTS.get(row.gradients)
+
+
+def _precision_difference(row: Row) -> float | None:
+    return row.equality.precision_difference if row.equality else None
+
+
+TABLE = {
+    "saved_bytes": Quantity(about="saved", kind="bytes", read=of_one(_saved)),
+    "saved_but_loss": Quantity(about="saved, without the loss itself", kind="bytes", read=of_one(_saved_but_loss)),
+    "forward_peak_bytes": Quantity(about="forward peak", kind="bytes", read=of_one(_forward_peak)),
+    "peak_bytes": Quantity(about="step peak", kind="bytes", read=of_one(_peak)),
+    "saved_change": Quantity(about="saved, against none", kind="change", read=against_none(_saved)),
+    "forward_peak_change": Quantity(
+        about="forward peak, against none", kind="change", read=against_none(_forward_peak)
+    ),
+    "peak_change": Quantity(about="step peak, against none", kind="change", read=against_none(_peak)),
+    "saved_share": Quantity(about="saved, share of the saving", kind="share", read=share_of_saving(_saved)),
+    "forward_peak_share": Quantity(
+        about="forward peak, share of the saving", kind="share", read=share_of_saving(_forward_peak)
+    ),
+    "peak_share": Quantity(about="step peak, share of the saving", kind="share", read=share_of_saving(_peak)),
+    "static_bytes": Quantity(about="static", kind="bytes", read=of_one(lambda row: row.static_bytes)),
+    "parameter_bytes": Quantity(about="parameters", kind="bytes", read=of_one(_static("parameters"))),
+    "gradient_bytes": Quantity(about="gradients", kind="bytes", read=of_one(_static("gradients"))),
+    "optimizer_bytes": Quantity(about="optimizer state", kind="bytes", read=of_one(_static("optimizer"))),
+    "optimizer_ratio": Quantity(about="optimizer state / parameters", kind="number", read=of_one(_optimizer_ratio)),
+    "step_seconds": Quantity(about="step", kind="seconds", read=of_one(lambda row: row.step_seconds), sampled=True),
+    "time_change": Quantity(about="step, against none", kind="change", read=of_one(_time_change), sampled=True),
+    "forward_calls": Quantity(about="forward computations", kind="number", read=of_one(_forward_calls)),
+    "calls_by_layer": Quantity(about="forward computations of each layer", kind="words", read=of_one(_calls_by_layer)),
+    "live_activations": Quantity(
+        about="activations live after the forward", kind="number", read=of_one(_live_activations)
+    ),
+    "peak_activations": Quantity(
+        about="activations and their gradients live at the peak", kind="number", read=of_one(_peak_activations)
+    ),
+    "gradients": Quantity(about="gradients", kind="words", read=of_one(_gradients)),
+    "precision_difference": Quantity(
+        about="largest relative difference of a gradient to fp32", kind="number", read=of_one(_precision_difference)
+    ),
+    "saved_growth": Quantity(about="saved ~ blocks to the power of", kind="number", read=growth(_saved), of_many=True),
+    "peak_growth": Quantity(
+        about="step peak ~ blocks to the power of", kind="number", read=growth(_peak), of_many=True
+    ),
+    "time_growth": Quantity(
+        about="step ~ blocks to the power of", kind="number", read=growth(lambda row: row.step_seconds), of_many=True
+    ),
+}  # fmt: skip

@@ -1,0 +1,111 @@
+"""Published figures beside ours, line by line. Pure: knows nothing of files or of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from profiler.analysis.quantities import TABLE, UNITS, Value, baseline
+from profiler.analysis.rows import Row
+from profiler.case import Case, Choice
+from profiler.record import Environment
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """One published figure, and which rows of a run it is to be stood beside; None chooses any."""
+
+    label: str
+    quantity: str  # a key of quantities.TABLE
+    published: int | float | str | None = None  # a number, or words where the source gives none; None: it is silent
+    arithmetic: bool = False  # by counting, not by the source
+    unit: str = ""
+    note: str | None = None
+    model: Choice | None = None
+    strategy: Choice | None = None
+    optimizer: Choice | None = None
+    precision: str | None = None
+    batch_size: int | None = None
+    accumulate: int | None = None
+
+    def chooses(self, case: Case) -> bool:
+        """Whether a case is one that this figure is about."""
+        keys = ("model", "strategy", "optimizer", "precision", "batch_size", "accumulate")
+        return all(getattr(self, key) in (None, getattr(case, key)) for key in keys)
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A published figure and ours, in the published unit."""
+
+    what: str
+    kind: str
+    unit: str
+    published: int | float | str | None
+    arithmetic: bool
+    ours: Value
+    reason: str | None = None  # why there is no number of ours, or why it may not be trusted
+    note: str | None = None
+    other_size: bool = False  # ours is of a reduced model, so that the two numbers are not of the same thing
+    spread: float | None = None  # of a time: half the interquartile range over the median, the baseline's if larger
+    difference: float | None = None  # ours less the published, in the unit; None where they are not of the same thing
+    relative: float | None = None  # the same over the published
+
+
+class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole published system beside one run of ours."""
+
+    name: str
+    title: str
+    source: str
+    unsaid: tuple[str, ...]
+    reduced: str | None  # what was reduced; None: this is the full size
+    environment: Environment | None
+    device: str
+    lines: tuple[Line, ...]
+
+
+def lines(wanted: Iterable[Wanted], rows: Sequence[Row], *, reduced: bool) -> tuple[Line, ...]:
+    """Each published figure beside ours. `reduced`: sizes and times of ours are those of a smaller model."""
+    return tuple(_line(one, rows, reduced) for one in wanted)
+
+
+def _line(wanted: Wanted, rows: Sequence[Row], reduced: bool) -> Line:
+    quantity = TABLE[wanted.quantity]
+    chosen = [row for row in rows if wanted.chooses(row.case)]
+    value = quantity.read(chosen, rows) if chosen else None
+    ours = value / UNITS[quantity.kind][wanted.unit] if isinstance(value, (int, float)) else value
+    if wanted.unit == "B" or (isinstance(value, int) and not wanted.unit):
+        ours = value
+    other = reduced and quantity.kind in ("bytes", "seconds") and not wanted.arithmetic
+    both = isinstance(ours, (int, float)) and isinstance(wanted.published, (int, float)) and not other
+    difference = ours - wanted.published if both else None  # type: ignore[operator]  # both are numbers here
+    return Line(
+        what=f"{wanted.label}: {quantity.about}" if wanted.label else quantity.about,
+        kind=quantity.kind,
+        unit=wanted.unit,
+        published=wanted.published,
+        arithmetic=wanted.arithmetic,
+        ours=ours,
+        reason=_reason(chosen),
+        note=wanted.note,
+        other_size=other,
+        spread=_spread(chosen, rows) if quantity.sampled else None,
+        difference=difference,
+        relative=difference / wanted.published if difference is not None and wanted.published else None,  # type: ignore[operator]
+    )
+
+
+def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:
+    concerned = [row for one in chosen[:1] for row in (one, baseline(one, rows)) if row]
+    return max((row.step_spread for row in concerned if row.step_spread is not None), default=None)
+
+
+def _reason(chosen: Sequence[Row]) -> str | None:
+    """What the first row that is not ok says of itself."""
+    if not chosen:
+        return "not in this run"
+    wrong = next((row for row in chosen if row.outcome != "ok"), None)
+    if wrong is None:
+        return None
+    words = wrong.outcome.replace("_", " ")
+    return f"{words}: {wrong.detail}" if wrong.detail else words

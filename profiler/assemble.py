@@ -1,0 +1,132 @@
+"""Case -> a model on its device, in its precision, with its strategy: knows nothing of meters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils import _pytree as pytree
+
+from profiler import blocks, catalogue, models, optimizers, precision, strategies
+from profiler.case import Case
+from profiler.errors import Unsupported
+from profiler.record import Applied, Note
+from profiler.strategies.batchnorm import repair_batchnorm
+from profiler.workload import Workload, train_step
+
+
+class Assembled(msgspec.Struct, frozen=True, kw_only=True):
+    """A fresh model, ready for its first step."""
+
+    case: Case
+    workload: Workload
+    applied: Applied
+
+    def gradients(self) -> torch.Tensor:
+        """One step up to the gradients; its loss."""
+        return self._step(None, None, lambda phase: None)
+
+    def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Callable[[str], None]], torch.Tensor]]:
+        """An optimizer, and the step with it, which tells its phases and returns its loss."""
+        optimizer = _optimizer(self.case, self.workload)
+        scaler = precision.scaler(self.case.precision, self.case.device)
+        return optimizer, lambda mark: self._step(optimizer, scaler, mark)
+
+    def _step(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+        mark: Callable[[str], None],
+    ) -> torch.Tensor:
+        return train_step(
+            self.workload,
+            optimizer,
+            mark=mark,
+            accumulate=self.case.accumulate,
+            keep_gradients=self.case.keep_gradients,
+            scaler=scaler,
+        )
+
+
+Build = Callable[[], Workload]
+
+
+def assemble(
+    case: Case, *, data_directory: str | None = None, calls: list[int] | None = None, build: Build | None = None
+) -> Assembled:
+    """Build the case's model with its seed, and apply its strategy; the random state is as after seeding.
+
+    `build` stands in for the catalogue's model. `calls` is filled with one number for each block: how often its forward
+    will have run. Raises Unsupported where model, blocks or strategy cannot be had, and what the model's code raises.
+    """
+    workload = _build(case, build or _from_catalogue(case, data_directory))
+    if calls is not None:
+        _count_calls(workload, calls)
+    apply, options = catalogue.load(case.strategy, strategies.TABLE)
+    applied: Applied = apply(workload, **options)
+    if case.repair_batchnorm:
+        applied = _repaired(workload, applied)
+    if workload.optimizer is not None:
+        note = Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's")
+        applied = msgspec.structs.replace(applied, notes=(*applied.notes, note))
+    if calls is not None:
+        calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
+    torch.manual_seed(case.seed)
+    return Assembled(case=case, workload=workload, applied=applied)
+
+
+def _build(case: Case, build: Build) -> Workload:
+    torch.manual_seed(case.seed)
+    with torch.device(case.device):
+        workload = build()
+    batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.device), workload.batch)
+    workload = msgspec.structs.replace(workload, module=workload.module.to(case.device).train(), batch=batch)
+    workload = precision.in_precision(workload, case.precision)
+    if case.blocks or not workload.blocks:
+        workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
+    return workload
+
+
+def _from_catalogue(case: Case, data_directory: str | None) -> Build:
+    build, options = catalogue.load(case.model, models.TABLE)
+    given: dict[str, Any] = {"batch_size": case.batch_size, "data_directory": data_directory}
+    options |= {key: value for key, value in given.items() if value is not None}
+    return lambda: build(**options)
+
+
+def _count_calls(workload: Workload, calls: list[int]) -> None:
+    """Count below whatever a strategy will put around the blocks."""
+    calls[:] = [0] * len(workload.blocks)
+    for index, name in enumerate(workload.blocks):
+        block = workload.module.get_submodule(name)
+        block.forward = _counting(block.forward, calls, index)
+
+
+def _counting(forward: Callable[..., Any], calls: list[int], index: int) -> Callable[..., Any]:
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        calls[index] += 1
+        return forward(*arguments, **keywords)
+
+    return counted
+
+
+def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:
+    if isinstance(workload.optimizer, torch.optim.Optimizer):
+        return workload.optimizer
+    if workload.optimizer is not None:
+        return workload.optimizer(workload.module.parameters())
+    build, options = catalogue.load(case.optimizer, optimizers.TABLE)
+    optimizer: torch.optim.Optimizer = build(workload.module.parameters(), **options)
+    return optimizer
+
+
+def _repaired(workload: Workload, applied: Applied) -> Applied:
+    if not applied.recomputes:
+        return applied
+    count = repair_batchnorm(workload, applied.recomputes)
+    if not count:
+        raise Unsupported("--repair-batchnorm: no BatchNorm with running statistics is in a checkpointed block")
+    note = Note(code="GCP010", text=f"the momentum of {count} BatchNorm layers was set to 1 - sqrt(1 - m) or its like")
+    return msgspec.structs.replace(applied, notes=(*applied.notes, note))

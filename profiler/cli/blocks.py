@@ -1,0 +1,81 @@
+"""gcprof blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from profiler.cli.words import encoding, next_command, say, say_bytes, width
+
+if TYPE_CHECKING:
+    from profiler.case import Case
+
+FEW = 2  # samples: enough to see every shape
+
+
+def blocks(
+    model: Annotated[str, typer.Argument(help="A model as for `gcprof run --model`.")],
+    pattern: Annotated[str | None, typer.Option("--pattern", help="Choose by name: 'model.layers.*'.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Samples in the one forward; 2 unless told otherwise.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the blocks of a model: what checkpointing works on, with parameters, shapes, and what feeds what.
+
+    Example: gcprof blocks torchvision:resnet18 --pattern 'layer?.*'
+    """
+    from profiler import catalogue, engines
+    from profiler.case import Choice, encode
+    from profiler.views.blocks import blocks as table
+    from profiler.views.blocks import document
+
+    case = _case(model, pattern, batch_size)
+    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
+    with connect() as engine:
+        answer = engine.ask(
+            "profiler.worker:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
+        )
+    outline = _outline(answer)
+    if json:
+        say_bytes(document(outline))
+        return
+    say(table(outline, width=width(), encoding=encoding()))
+    chosen = ["--blocks", pattern] if pattern else []
+    next_command("gcprof", "run", "--model", str(case.model), *chosen, "--strategies", "all")
+
+
+def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
+    from profiler import catalogue
+    from profiler.case import Case, Choice
+    from profiler.errors import UserError
+    from profiler.models import TABLE
+
+    chosen = catalogue.resolve(Choice(model), TABLE, what="model")
+    takes_size = "batch_size" in catalogue.read(chosen.name, TABLE).parameters
+    if batch_size is not None and not takes_size:
+        hint = "leave it out, or give the function a parameter batch_size"
+        raise UserError(f"--batch-size has no effect on '{chosen}', which makes its own batch", hint=hint)
+    return Case(
+        model=chosen,
+        strategy=Choice("none"),
+        optimizer=Choice("sgd"),
+        batch_size=(batch_size or FEW) if takes_size else None,
+        device="cpu",
+        blocks=pattern,
+    )
+
+
+def _outline(answer: dict[str, Any]) -> Any:
+    """The worker's answer as an Outline. Raises UserError with its reason where it is none."""
+    import json
+
+    from profiler.case import decode
+    from profiler.errors import UserError
+    from profiler.outline import Outline
+
+    if "outline" in answer:
+        return decode(json.dumps(answer["outline"]), Outline)
+    hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name" if "refused" in answer else None
+    raise UserError(answer.get("refused") or answer["failed"], hint=hint, exit_code=2 if "refused" in answer else 1)

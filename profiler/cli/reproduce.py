@@ -1,0 +1,142 @@
+"""gcprof reproduce."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiler.cli.signals import Interrupted, heeded
+from profiler.cli.words import (
+    RESULTS,
+    aside,
+    command_line,
+    encoding,
+    next_command,
+    run_folder,
+    say,
+    say_bytes,
+    say_first,
+    width,
+)
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.analysis.reproduction import Reproduction
+    from profiler.published import System
+    from profiler.store import Run
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A published system; without it, all are listed.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="The published size also on a CPU.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")
+    ] = None,
+    before: Annotated[
+        list[str] | None, typer.Option("--from", help="Read this run instead of running; may be given again.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
+    """Run a published system, and show its figures beside ours.
+
+    Full size on CUDA, reduced on a CPU. Example: gcprof reproduce three-policies
+    """
+    from profiler import published
+
+    if name is None:
+        if full or device or output or before or json:
+            raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(published.names())}")
+        _list()
+        return
+    system = published.find(name)
+    if before:
+        if full or device or output:
+            flag = "--full" if full else "--device" if device else "--output"
+            raise UserError(f"{flag} has no effect with --from", hint="it runs nothing; leave one of them out")
+        if json and len(before) > 1:
+            raise UserError("--json prints one run", hint="give --from once")
+        for word in before:
+            _show_before(system, word, json=json)
+        return
+    try:
+        with heeded():
+            code = _run(system, full, device, output, json)
+    except Interrupted as interrupted:
+        code = interrupted.exit_code
+    raise typer.Exit(code)
+
+
+def _list() -> None:
+    from profiler import published
+    from profiler.views.cells import Column
+    from profiler.views.terminal import fitted
+
+    found = [published.find(name) for name in published.names()]
+    columns = (
+        Column(head=("name", ""), cells=tuple(one.name for one in found)),
+        Column(head=("what is published", ""), cells=tuple(one.title for one in found)),
+    )
+    say(fitted(columns, width=width(), encoding=encoding()))
+    next_command("gcprof", "reproduce", found[0].name)
+
+
+def _run(system: System, full: bool, device: str | None, output: Path | None, json: bool) -> int:
+    import msgspec
+
+    from profiler import catalogue, engines, published, runner, spec, store
+    from profiler.analysis import progress
+    from profiler.case import Choice
+    from profiler.views import reproduction
+    from profiler.views.files import write_whole
+    from profiler.views.progress import Follow
+
+    if output is not None and output.exists():
+        raise UserError(f"'{output}' is there already", hint="name a new folder with -o")
+    connect, _ = catalogue.load(Choice(system.engine), engines.TABLE)
+    with connect() as engine:
+        devices = engine.survey()
+        where = spec.choose_device(device or "auto", list(devices))
+        size = system.full if full or where != "cpu" else system.cpu
+        plan = spec.plan(msgspec.structs.replace(size.request, device=where), lambda word: word)
+        folder = output or store.new_folder(RESULTS, [system.name])
+        store.create(folder, plan=plan.trials, command=command_line(), environment=devices[where])
+        say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
+        with Follow(sys.stderr) as follow:
+            for record, left in runner.carry_out(engine, folder):
+                follow.show(record, left=left)
+    run = store.load(folder)
+    code = progress.exit_code(run.records)
+    found = published.beside(system, size, run)
+    _print(found, run, json=json, code=code)
+    path = write_whole(folder / "derived" / "reproduction.md", reproduction.markdown(found).encode(), force=True)
+    aside(f"wrote {path}")
+    next_command("gcprof", "show", str(folder))
+    return code
+
+
+def _show_before(system: System, word: str, *, json: bool) -> None:
+    from profiler import published, store
+    from profiler.analysis import progress
+
+    run = store.load(run_folder(word))
+    for warning in run.warnings:
+        aside(f"warning: {warning}")
+    size = system.size_of({trial.case for trial in run.manifest.plan})
+    if size is None:
+        hint = f"gcprof reproduce {system.name} makes one"
+        raise UserError(f"'{word}' is no run of {system.name}", hint=hint, exit_code=4)
+    found = published.beside(system, size, run)
+    _print(found, run, json=json, code=progress.exit_code(run.records))
+
+
+def _print(found: Reproduction, run: Run, *, json: bool, code: int) -> None:
+    from profiler.views import reproduction
+
+    if json:
+        say_bytes(reproduction.document(found, run=run.folder.name, exit_code=code))
+    else:
+        say(reproduction.table(found, width=width(), encoding=encoding()))

@@ -1,0 +1,222 @@
+"""Trial -> Record in this process: the only place where model, strategy, device and meters meet."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import torch
+
+from profiler import __version__, catalogue, devices
+from profiler.assemble import Assembled, Build, assemble
+from profiler.case import Case, Choice, Trial
+from profiler.devices import Device
+from profiler.meters import equality, flops, memory
+from profiler.meters import time as timing
+from profiler.meters.equality import Step
+from profiler.record import Applied, Built, Environment, Equality, Note, Readings, Record
+from profiler.workload import Workload
+
+
+def measure(
+    trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: None, build: Build | None = None
+) -> Record:
+    """Run the passes of a trial, each on a fresh model with the same seed.
+
+    `on_stage` is told what begins: build, equality, memory, time. Raises Unsupported where model or strategy cannot
+    be had, and whatever the model raises.
+    """
+    bench = _Bench(trial, on_stage, build)
+    bench.begin("build")
+    assembled = bench.build()
+    built, notes = _describe(assembled), assembled.applied.notes
+    del assembled
+    verified, reason = bench.equality() if "equality" in trial.passes else (None, None)
+    readings: dict[str, Any] = {}
+    if "flops" in trial.passes:
+        readings |= bench.flops()
+    if "memory" in trial.passes:
+        readings |= bench.memory()
+    if "time" in trial.passes:
+        readings |= bench.time()
+    return Record(
+        case=trial.case,
+        round=trial.round,
+        outcome="invalid" if reason else "ok",
+        detail=reason,
+        built=built,
+        readings=Readings(**readings),
+        equality=verified,
+        environment=environment(bench.device),
+        notes=(*notes, *bench.notes),
+        stage_seconds=bench.end(),
+        num_steps=bench.num_steps,
+    )
+
+
+def environment(device: Device) -> Environment:
+    """Versions and the device, as this process sees them."""
+    facts = device.facts()
+    return Environment(
+        gcprof=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        driver=facts.driver,
+        device_name=facts.name,
+        device_bytes=facts.total_bytes,
+        device_uuid=facts.uuid,
+        num_threads=torch.get_num_threads(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def open_device(name: str) -> Device:
+    """The device of that name: `cpu`, `cuda:0`."""
+    connect, _ = catalogue.load(Choice(name.partition(":")[0]), devices.TABLE)
+    device: Device = connect(name)
+    return device
+
+
+class _Bench:
+    """One trial at work: assembles fresh models, counts steps, keeps the time of each stage."""
+
+    def __init__(self, trial: Trial, on_stage: Callable[[str], None], build: Build | None) -> None:
+        self.trial = trial
+        self._build = build
+        self.device = open_device(trial.case.device)
+        self.num_steps = 0
+        self.notes: list[Note] = []
+        self._on_stage = on_stage
+        self._stages: list[tuple[str, float]] = []
+
+    def begin(self, stage: str) -> None:
+        gc.collect()  # the last pass's model is part of reference cycles
+        self.device.release()
+        self._on_stage(stage)
+        self._stages.append((stage, time.monotonic()))
+
+    def end(self) -> dict[str, float]:
+        ends = [*[start for _, start in self._stages[1:]], time.monotonic()]
+        return {stage: end - start for (stage, start), end in zip(self._stages, ends, strict=True)}
+
+    def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
+        directory = self.trial.data_directory
+        return assemble(case or self.trial.case, data_directory=directory, calls=calls, build=self._build)
+
+    def equality(self) -> tuple[Equality | None, str | None]:
+        """Against the digests that the baseline's trial gave, and why the trial is invalid, if it is.
+
+        The baseline itself gives the noise floor.
+        """
+        case = self.trial.case
+        if case.verify == "off":
+            self._note("GCP006", "gradients were not compared: --verify off")
+            return None, None
+        self.begin("equality")
+        found = self._baseline(case) if case == case.baseline else self._verify(case, self.trial.digests)
+        if found is None:
+            self._note("GCP003", "gradients were not compared: there is no result without checkpointing")
+        elif not found.buffers_equal:
+            self._note("GCP004", _buffers(found))
+        if found and not found.random_state_equal:
+            self._note("GCP005", "the step draws other random numbers than without checkpointing")
+        return found, equality.judge(found, strict=case.verify == "strict")
+
+    def flops(self) -> dict[str, Any]:
+        self.begin("flops")
+        self.num_steps += 1
+        calls: list[int] = []
+        built = self.build(calls=calls)
+        return {**flops.read(built.workload), "block_calls": tuple(calls)}
+
+    def memory(self) -> dict[str, Any]:
+        self.begin("memory")
+        built = self.build()
+        optimizer, step = built.trainer()
+        return memory.read(
+            built.workload, optimizer, self.device, lambda mark: self._check_loss(self._counted(step, mark))
+        )
+
+    def time(self) -> dict[str, Any]:
+        self.begin("time")
+        _, step = self.build().trainer()
+        case = self.trial.case
+        return timing.read(
+            self.device, lambda mark: self._counted(step, mark), warmup=case.warmup, samples=case.samples
+        )
+
+    def _baseline(self, case: Case) -> Equality:
+        """Against itself; in another precision than fp32 also against that."""
+        found = equality.noise_floor(lambda: self._gradients(case))
+        if case.precision == "fp32":
+            return found
+        exact = msgspec.structs.replace(case, precision="fp32")
+        apart = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case))
+        self._note("GCP013", f"in {case.precision} the gradients differ by {apart:.1e} from those in fp32")
+        return msgspec.structs.replace(found, precision_difference=apart)
+
+    def _verify(self, case: Case, digests: dict[str, str] | None) -> Equality | None:
+        if digests is None:
+            return None
+        mine = self.build()
+        applied = mine.applied
+        found = self._against(case.baseline, lambda: self._run(mine), digests, applied)
+        if applied.reference is None or found.random_state_equal or equality.judge(found, strict=False) is None:
+            return found
+        text = f"compared with {applied.reference}: compiled code draws other random numbers than `none`"
+        self._note("GCP011", text)
+        reference = msgspec.structs.replace(case, strategy=applied.reference)
+        found = self._against(reference, lambda: self._gradients(case), {}, applied)
+        return msgspec.structs.replace(found, against=str(applied.reference))
+
+    def _against(self, baseline: Case, step: Step, digests: dict[str, str], applied: Applied) -> Equality:
+        nudged = (lambda: self._gradients(baseline, nudge=True)) if applied.changes_kernels else None
+        return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged)
+
+    def _gradients(self, case: Case, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
+        built = self.build(case)
+        if nudge:
+            equality.nudge(built.workload)
+        return self._run(built)
+
+    def _run(self, built: Assembled) -> tuple[Workload, torch.Tensor]:
+        self.num_steps += 1
+        return built.workload, built.gradients()
+
+    def _counted(
+        self, step: Callable[[Callable[[str], None]], torch.Tensor], mark: Callable[[str], None]
+    ) -> torch.Tensor:
+        self.num_steps += 1
+        return step(mark)
+
+    def _check_loss(self, loss: torch.Tensor) -> None:
+        if not bool(torch.isfinite(loss)):
+            self._note("GCP007", f"the loss is {float(loss)}: the gradients mean nothing, memory and time still do")
+
+    def _note(self, code: str, text: str) -> None:
+        if code not in {note.code for note in self.notes}:
+            self.notes.append(Note(code=code, text=text))
+
+
+def _buffers(found: Equality) -> str:
+    apart = f"differ by {found.buffers_difference:.1e}" if found.buffers_difference else "differ"
+    if found.buffers_difference is not None and found.buffers_difference <= equality.AGREE:
+        return f"buffers agree but for rounding ({found.buffers_difference:.1e})"
+    return f"buffers {apart}: BatchNorm updates its statistics again when it is recomputed; --repair-batchnorm mends it"
+
+
+def _describe(built: Assembled) -> Built:
+    workload = built.workload
+    return Built(
+        num_parameters=sum(parameter.numel() for parameter in workload.module.parameters()),
+        num_blocks=len(workload.blocks),
+        data=workload.data,
+        split=built.applied.split,
+    )

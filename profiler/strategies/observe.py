@@ -1,0 +1,125 @@
+"""How the blocks of a model work together, seen in one forward that keeps nothing: knows nothing of where to cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from profiler.errors import Unsupported
+from profiler.strategies.split import ChainBytes
+from profiler.workload import Workload, storage_bytes, tensors
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What one forward shows of the blocks, in order. Each storage is counted where it is first saved."""
+
+    chain: ChainBytes
+    linked: tuple[bool, ...]  # whether a block's output is all that the next one takes that is new
+    in_tuples: set[int]  # blocks that return a tuple of one
+
+
+def observe(workload: Workload) -> Observation:
+    """Run one forward. Leaves buffers, gradients and random state as they were.
+
+    Parameters, buffers and the batch do not count as saved. Raises Unsupported where a block does not run exactly once,
+    or not in the order of the names.
+    """
+    watcher = _Watcher(workload)
+    buffers = [buffer.clone() for buffer in workload.module.buffers()]
+    own = {parameter.device for parameter in workload.module.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=own), saved_tensors_hooks(watcher.pack, _never):
+        workload.loss(workload.module, workload.batch)
+    watcher.remove()
+    with torch.no_grad():
+        for buffer, before in zip(workload.module.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+    return watcher.observation()
+
+
+class _Watcher:
+    """Follows which block is at work by hooks on the blocks."""
+
+    def __init__(self, workload: Workload) -> None:
+        count = len(workload.blocks)
+        self._names = workload.blocks
+        self._saved = [0] * (count + 1)
+        self._inputs = [0] * count
+        self._calls: list[int] = []
+        self._linked = [False] * count
+        self._in_tuples: set[int] = set()
+        self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
+        on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
+        self._random_state = torch.get_rng_state().nbytes if on_host else 0  # what every checkpoint keeps besides
+        self._at: int | None = None  # before the blocks, nothing of what is saved can be checkpointed
+        known = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
+        self._seen = {tensor.untyped_storage()._cdata: StorageWeakRef(tensor.untyped_storage()) for tensor in known}
+        self._handles = [
+            handle
+            for index, name in enumerate(workload.blocks)
+            for handle in self._watch(index, workload.module.get_submodule(name))
+        ]
+
+    def pack(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        seen = self._seen.get(storage._cdata)
+        if self._at is not None and (seen is None or seen.expired()):
+            self._saved[self._at] += storage.nbytes()
+        self._seen[storage._cdata] = StorageWeakRef(storage)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def observation(self) -> Observation:
+        if self._calls != sorted(set(self._calls)) or len(self._calls) != len(self._names):
+            raise Unsupported(
+                "the blocks do not run once each in the order of their names; choose others with --blocks"
+            )
+        count = len(self._names)
+        return Observation(
+            chain=ChainBytes(saved=tuple(self._saved[:count]), inputs=tuple(self._inputs), tail=self._saved[count]),
+            linked=tuple(self._linked),
+            in_tuples=self._in_tuples,
+        )
+
+    def _watch(self, index: int, block: nn.Module) -> list[Any]:
+        def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            self._at = index
+            self._calls.append(index)
+            self._inputs[index] = storage_bytes(tensors(arguments)) + self._random_state
+            if index and self._last and arguments:
+                output, version, further, named = self._last
+                untouched = arguments[0] is output and output._version == version
+                self._linked[index - 1] = untouched and _same(arguments[1:], further) and _same(keywords, named)
+            self._last = None
+
+        def leave(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+            self._at = index + 1 if index + 1 == len(self._names) else index
+            if isinstance(output, tuple) and len(output) == 1:
+                self._in_tuples.add(index)
+                output = output[0]
+            is_one = isinstance(output, torch.Tensor)
+            self._last = (output, output._version, arguments[1:], keywords) if is_one else None
+
+        return [
+            block.register_forward_pre_hook(enter, with_kwargs=True),
+            block.register_forward_hook(leave, with_kwargs=True),
+        ]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two calls were given the same beside the activation: the same objects, or equal plain values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
+
+
+def _never(packed: object) -> torch.Tensor:
+    raise AssertionError("an observed forward has no backward")

@@ -1,0 +1,25 @@
+"""What the forward saves goes to the host: knows nothing of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import save_on_cpu
+
+from profiler.record import Applied, Note
+from profiler.workload import Workload
+
+
+def apply(workload: Workload) -> Applied:
+    """Moves what the forward saves to the host and back (torch.autograd.graph.save_on_cpu); pinned on CUDA."""
+    on_cuda = any(parameter.is_cuda for parameter in workload.module.parameters())
+    forward = workload.module.forward
+
+    def offloaded(*arguments: Any, **keywords: Any) -> Any:
+        with save_on_cpu(pin_memory=on_cuda and torch.cuda.is_available()):
+            return forward(*arguments, **keywords)
+
+    workload.module.forward = offloaded
+    text = "on a CPU there is nowhere to offload to: what is saved is copied within the same memory"
+    return Applied(notes=() if on_cuda else (Note(code="GCP008", text=text),))

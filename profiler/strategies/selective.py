@@ -1,0 +1,51 @@
+"""Selective checkpointing by operator: which results are kept and which are computed again. Knows nothing of models."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from profiler.errors import Unsupported
+from profiler.record import Applied
+from profiler.strategies.chain import checkpoint_runs
+from profiler.workload import Workload
+
+GROUPS = {
+    "matmul": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"),
+    "conv": ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
+    "attention": (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    ),
+}
+
+
+def apply(workload: Workload, *, save: str = "matmul") -> Applied:
+    """Recomputes every block by itself but for the results of some operators: matmul, conv, attention, or aten names.
+
+    Several are joined by `+`: save=matmul+attention, save=mm+gelu. Raises Unsupported for a name that is not in aten.
+    Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
+    """
+    names = [name for word in save.split("+") for name in GROUPS.get(word, (word,))]
+    kept = {packet for name in names if (packet := getattr(torch.ops.aten, name, None)) is not None}
+    unknown = [word for word in save.split("+") if word not in GROUPS and not hasattr(torch.ops.aten, word)]
+    if unknown:
+        raise Unsupported(
+            f"aten has no operator '{unknown[0]}'; save=matmul, conv, attention, or names such as mm+gelu"
+        )
+
+    def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        keep = getattr(operator, "overloadpacket", operator) in kept
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    length = len(workload.blocks)
+    selective = partial(checkpoint, use_reentrant=False, context_fn=contexts)
+    checkpoint_runs(workload, [[index] for index in range(length)], checkpoint=selective)
+    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1))

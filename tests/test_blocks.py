@@ -1,0 +1,186 @@
+"""Blocks are found in the structure of a model, and shown."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from profiler.blocks import find_blocks
+from profiler.errors import Unsupported
+from profiler.strategies.chain import checkpoint_runs
+from profiler.strategies.observe import observe
+from profiler.workload import Workload
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(8)])
+        self.mlp = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        self.other = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+class Pair(nn.Sequential):
+    """A convolution and its activation as one, as torchvision's Conv2dNormActivation is."""
+
+
+class Stage(nn.Sequential):
+    """Strings blocks together under a name of its own."""
+
+
+def module(**children: nn.Module) -> nn.Module:
+    made = nn.Module()
+    for name, child in children.items():
+        made.add_module(name, child)
+    return made
+
+
+def leaves(count: int) -> list[nn.Module]:
+    return [nn.Linear(2, 2) for _ in range(count)]
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}.{i}" for i in range(count))
+
+
+def test_a_sequential_is_flattened():
+    found = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Tanh())))
+
+    assert find_blocks(found) == ("0", "1.0", "1.1.0", "1.1.1")
+
+
+def test_the_list_of_like_children_is_the_trunk_and_what_is_in_its_blocks_is_not():
+    found = module(embed=nn.Embedding(9, 4), layers=nn.ModuleList([Layer() for _ in range(3)]), head=nn.Linear(4, 9))
+
+    assert find_blocks(found) == numbered("layers", 3)
+
+
+def test_encoder_and_decoder_are_both_stacks():
+    found = module(
+        encoder=module(layers=nn.ModuleList([Layer() for _ in range(3)])),
+        decoder=module(layers=nn.ModuleList([Layer() for _ in range(2)])),
+    )
+
+    assert find_blocks(found) == (*numbered("encoder.layers", 3), *numbered("decoder.layers", 2))
+
+
+def test_a_small_list_beside_a_large_sequential_is_no_stack():
+    found = module(
+        norms=nn.ModuleList([nn.LayerNorm(2) for _ in range(2)]),
+        trunk=nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)]),
+    )
+
+    assert find_blocks(found) == numbered("trunk", 3)
+
+
+def test_a_large_embedding_does_not_hide_a_small_stack():
+    found = module(embed=nn.Embedding(30522, 4), layers=nn.ModuleList(leaves(3)), head=nn.Linear(4, 30522))
+
+    assert find_blocks(found) == numbered("layers", 3)
+
+
+def test_stages_are_opened_and_a_convolution_with_its_activation_is_one_block():
+    found = module(trunk=nn.Sequential(Pair(*leaves(2)), Stage(Branch(), Branch()), Pair(*leaves(3))))
+
+    assert find_blocks(found) == ("trunk.0", "trunk.1.0", "trunk.1.1", "trunk.2")
+
+
+def test_a_head_is_left_out_of_the_trunk():
+    found = module(features=nn.Sequential(*leaves(3)), classifier=nn.Sequential(*leaves(2)))
+
+    assert find_blocks(found) == numbered("features", 3)
+
+
+def test_stems_and_heads_of_single_operators_are_left_out_beside_blocks():
+    found = module(
+        stem=nn.Sequential(*leaves(2)), stage=nn.Sequential(Branch(), Branch()), top=nn.Sequential(*leaves(2))
+    )
+
+    assert find_blocks(found) == numbered("stage", 2)
+
+
+def test_branches_are_no_trunk_and_auxiliary_classifiers_no_blocks():
+    found = module(
+        first=nn.Linear(2, 2),
+        mixed1=Branch(),
+        mixed2=Branch(),
+        mixed3=Branch(),
+        AuxLogits=nn.Linear(2, 2),
+        mixed4=Branch(),
+        pool=nn.AdaptiveAvgPool1d(1),
+        fc=nn.Linear(2, 2),
+    )
+
+    assert find_blocks(found) == ("first", "mixed1", "mixed2", "mixed3", "mixed4")
+
+
+def test_encoder_and_decoder_may_be_sequentials_too():
+    def half() -> nn.Module:
+        return module(trunk=nn.Sequential(*leaves(2)))
+
+    assert find_blocks(module(encoder=half(), decoder=half())) == (
+        *numbered("encoder.trunk", 2),
+        *numbered("decoder.trunk", 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("model.layers.*", numbered("model.layers", 3)),
+        ("model.*", ("model.layers",)),
+        ("*.layers.1", ("model.layers.1",)),
+    ],
+)
+def test_a_pattern_chooses_by_name_and_a_star_does_not_go_past_a_dot(pattern, expected):
+    found = module(model=module(layers=nn.ModuleList([Layer() for _ in range(3)])))
+
+    assert find_blocks(found, pattern) == expected
+
+
+def test_where_nothing_is_found_the_reason_names_the_option():
+    with pytest.raises(Unsupported, match="no blocks match 'layers"):
+        find_blocks(nn.Linear(2, 2), "layers.*")
+    with pytest.raises(Unsupported, match="name them with --blocks"):
+        find_blocks(nn.Linear(2, 2))
+
+
+def test_a_block_that_writes_over_its_input_is_checkpointed_all_the_same():
+    torch.manual_seed(0)
+    chain = nn.Sequential(nn.Linear(3, 3), nn.Hardswish(inplace=True), nn.Linear(3, 3))
+    work = Workload(module=chain, blocks=("0", "1", "2"), batch=torch.randn(4, 3), loss=lambda m, x: m(x).sum())
+    expected = torch.autograd.grad(work.loss(chain, work.batch), list(chain.parameters()))
+
+    checkpoint_runs(work, [[0], [1], [2]])
+    work.loss(chain, work.batch).backward()
+
+    assert all(torch.equal(p.grad, g) for p, g in zip(chain.parameters(), expected, strict=True))
+
+
+class Between(nn.Module):
+    """Writes over the activation between its blocks, or does not."""
+
+    def __init__(self, *, touch: bool) -> None:
+        super().__init__()
+        self.blocks, self.touch = nn.ModuleList(leaves(2)), touch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks[0](x)
+        return self.blocks[1](F.relu(x, inplace=True) if self.touch else x)
+
+
+@pytest.mark.parametrize("touch", [True, False])
+def test_what_is_written_over_between_two_blocks_unlinks_them(touch):
+    work = Workload(
+        module=Between(touch=touch), blocks=numbered("blocks", 2), batch=torch.randn(4, 2), loss=lambda m, x: m(x).sum()
+    )
+
+    assert observe(work).linked[0] is not touch

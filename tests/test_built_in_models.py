@@ -1,0 +1,104 @@
+"""The built-in models have the sizes that their papers and their docstrings say, and save the bytes of arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profiler.assemble import assemble
+from profiler.blocks import find_blocks
+from profiler.case import Choice
+from profiler.errors import Unsupported
+from profiler.models import cifar_resnet, dense_chain, transformer
+from profiler.strategies.observe import observe
+from tests import make
+from tests.conftest import measured
+
+
+@pytest.mark.parametrize(
+    ("n", "layers", "parameters"), [(3, 20, 0.27e6), (5, 32, 0.46e6), (7, 44, 0.66e6), (9, 56, 0.85e6)]
+)
+def test_a_cifar_resnet_has_6n_plus_2_layers_and_the_papers_parameters(n, layers, parameters):
+    workload = cifar_resnet.build(2, depth=n)
+
+    kinds = [type(module).__name__ for module in workload.module.modules()]
+    assert kinds.count("Conv2d") + kinds.count("Linear") == 6 * n + 2 == layers
+    assert sum(p.numel() for p in workload.module.parameters()) == pytest.approx(parameters, rel=0.02)
+    assert len(workload.blocks) == kinds.count("BasicBlock") == 3 * n
+
+
+def test_a_cifar_resnet_halves_the_image_twice():
+    workload = cifar_resnet.build(2, depth=1)
+    shapes = []
+    for name in workload.blocks:
+        workload.module.get_submodule(name).register_forward_hook(
+            lambda m, a, output: shapes.append(tuple(output.shape))
+        )
+
+    logits = workload.module(workload.batch[0])
+
+    assert shapes == [(2, 16, 32, 32), (2, 32, 16, 16), (2, 64, 8, 8)]
+    assert logits.shape == (2, 10)
+
+
+@pytest.mark.parametrize("build", [cifar_resnet.build, transformer.build])
+def test_the_blocks_that_a_model_names_are_those_that_would_be_found(build):
+    workload = build(2)
+
+    assert find_blocks(workload.module) == workload.blocks
+
+
+def test_a_block_of_the_transformer_has_12_width_squared_plus_13_width_parameters():
+    layers, width, sequence, vocabulary = 3, 16, 8, 11
+    module = transformer.build(2, layers=layers, width=width, heads=2, sequence=sequence, vocabulary=vocabulary).module
+
+    blocks = layers * (12 * width**2 + 13 * width)
+    outside = vocabulary * width + sequence * width + 2 * width + width * vocabulary  # embeddings, norm, head
+    assert sum(p.numel() for p in module.parameters()) == blocks + outside
+
+
+def test_the_transformer_sees_no_token_before_its_time():
+    torch.manual_seed(0)
+    module = transformer.build(1, layers=2, width=16, heads=2, sequence=8, vocabulary=11, dropout=0.0).module
+    tokens = torch.randint(11, (1, 8))
+    changed = tokens.clone()
+    changed[0, 5] = (tokens[0, 5] + 1) % 11
+
+    difference = (module(tokens) - module(changed)).abs().amax((0, 2))  # (time,)
+
+    assert (difference[:5] == 0).all()
+    assert (difference[5:] > 0).all()
+
+
+def test_heads_that_do_not_divide_the_width_are_unsupported():
+    with pytest.raises(Unsupported, match="width=10 cannot be divided into 4 heads"):
+        transformer.build(2, width=10)
+
+
+def test_two_dense_layers_of_16_and_32_hold_64_and_128_bytes():
+    case = make.case("none", model=Choice("dense-chain"), batch_size=1)
+
+    chain = observe(assemble(case).workload).chain
+
+    assert chain.saved == (64, 128)
+    assert chain.tail == 0
+
+
+@pytest.mark.parametrize(("widths", "batch_size"), [("16+32", 1), ("16+32", 3), ("5", 2), ("7+1+9", 4)])
+def test_a_dense_chain_leaves_its_outputs_and_the_loss_live_to_the_byte(widths, batch_size):
+    record = measured(f"dense-chain:widths={widths}", "none", batch_size=batch_size)
+
+    assert record.readings.saved_bytes == 4 * batch_size * sum(map(int, widths.split("+"))) + 4
+
+
+def test_a_checkpointed_dense_layer_saves_its_input_and_the_random_state():
+    record = measured("dense-chain:widths=16+32+8", "every:k=2", batch_size=1)
+
+    outside = 64 + 32  # the first layer's output, which is the second's input, and the third's output
+    assert record.readings.saved_bytes == outside + 128 + 5056 + 4
+
+
+@pytest.mark.parametrize("widths", ["", "16+", "16+x", "0", "-4"])
+def test_widths_that_are_no_numbers_are_unsupported(widths):
+    with pytest.raises(Unsupported, match="is not a list of whole numbers"):
+        dense_chain.build(1, widths=widths)

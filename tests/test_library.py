@@ -1,0 +1,81 @@
+"""gcprof from Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import profiler
+from profiler.errors import Unsupported, UserError
+from tests.test_strategies import Branching, Counted, Looping
+
+
+def factory():
+    """What a user has: a module, a batch and a loss."""
+    return nn.Sequential(*[Counted() for _ in range(6)]), (torch.ones(4, 3), torch.zeros(4, 3)), nn.functional.mse_loss
+
+
+def test_a_strategy_is_applied_to_a_module_as_it_stands():
+    module = nn.Sequential(*[Counted() for _ in range(6)])
+
+    applied = profiler.apply(module, "segments:k=3")
+    module(torch.ones(2, 3)).sum().backward()
+
+    assert applied.split == "2x2+2"
+    assert [block.calls for block in module] == [2, 2, 2, 2, 1, 1]
+
+
+def test_blocks_in_a_loop_are_run_together_after_a_look_at_an_example():
+    module = Looping()
+
+    profiler.apply(module, "segments:k=3", example=(torch.ones(2, 3),))
+    for layer in module.layers:
+        layer.calls = 0
+    module(torch.ones(2, 3)).sum().backward()
+
+    assert [layer.calls for layer in module.layers] == [2, 2, 2, 2, 1, 1]
+
+
+def test_blocks_in_a_loop_without_an_example_ask_for_one():
+    with pytest.raises(Unsupported, match="example"):
+        profiler.apply(Looping(), "segments:k=3")
+
+
+def test_blocks_can_be_chosen_by_name():
+    module = Branching()
+
+    profiler.apply(module, "all", blocks="layers.[01]")
+    module(torch.ones(2, 3)).sum().backward()
+
+    assert [layer.calls for layer in module.layers] == [2, 2, 1]
+
+
+def test_an_unknown_strategy_names_the_nearest():
+    with pytest.raises(UserError) as caught:
+        profiler.apply(nn.Sequential(Counted()), "segmnts:k=2")
+
+    assert caught.value.hint == "did you mean 'segments'?"
+
+
+def test_a_factory_is_measured_in_this_process():
+    record = profiler.measure(factory, "segments:k=3", samples=2)
+
+    assert record.outcome == "ok"
+    assert record.built.split == "2x2+2"
+    assert record.equality.gradients_equal
+    assert record.readings.block_calls == (2, 2, 2, 2, 1, 1)
+    assert len(record.readings.step_seconds) == 2
+    assert record.readings.peak_bytes > 0
+
+
+def test_the_baseline_gives_its_noise_floor():
+    assert profiler.measure(factory, samples=1).equality.noise_floor == 0.0
+
+
+def test_importing_the_package_does_not_import_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, profiler; assert 'torch' not in sys.modules; profiler.apply; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

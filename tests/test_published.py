@@ -1,0 +1,199 @@
+"""The published systems: their files, their figures, and four of them run for real."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from profiler import published, spec
+from profiler.analysis import quantities
+from profiler.cli import answer
+from profiler.errors import UserError
+from profiler.published import SIZES, System
+from tests.test_cli_readers import gcprof
+
+ROOT = Path(__file__).parents[1]
+NAMES = published.names()
+RANDOM_STATE = 5056  # bytes of the CPU's, which every checkpoint keeps
+
+SMALL = """
+title = "one"
+source = "nobody"
+[full]
+model = "mlp"
+strategies = "all"
+[cpu]
+reduced = "batch 2"
+batch_size = 2
+[[row]]
+strategy = "none"
+quantity = "saved_bytes"
+published = 5
+unit = "B"
+[[row]]
+strategy = "all"
+quantity = "peak_change"
+unit = "%"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "system.toml"
+    path.write_text(text)
+    return path
+
+
+def cases(system: System, size: str, device: str = "cuda:0"):
+    request = getattr(system, size).request
+    return list(dict.fromkeys(trial.case for trial in spec.plan(request, lambda word: device).trials))
+
+
+def test_every_system_of_the_issue_has_a_file():
+    assert set(NAMES) == {
+        "simple-mlp", "mnist-cnn", "three-policies", "dense-16-32", "adam-states", "hf-trainer", "bert", "resnet152",
+        "cifar-resnet", "exactness",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_figure_is_about_exactly_one_case_of_its_plan_or_is_fitted_to_at_least_three(name, size):
+    system = published.find(name)
+    planned = cases(system, size, device="cpu" if size == "cpu" else "cuda:0")
+
+    for wanted in getattr(system, size).wanted:
+        chosen = sum(wanted.chooses(case) for case in planned)
+        of_many = quantities.TABLE[wanted.quantity].of_many
+        assert chosen >= 3 if of_many else chosen == 1, (wanted.label, wanted.quantity, chosen)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_smaller_on_a_cpu_is_said(name):
+    system = published.find(name)
+    measured = [
+        {(case.model, case.strategy, case.batch_size, case.accumulate) for case in cases(system, size)}
+        for size in SIZES
+    ]
+
+    assert (measured[0] != measured[1]) == (system.cpu.reduced is not None)
+    assert system.full.reduced is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named", "hint"),
+    [
+        ('source = "nobody"', 'sauce = "nobody"', "system.toml:3: no key is called 'sauce'", "source"),
+        ('source = "nobody"', "source = 5", "system.toml:3: Expected `str`, got `int`", "examples"),
+        ('model = "mlp"', 'modle = "mlp"', "system.toml:5: no key is called 'modle'", "did you mean 'model'?"),
+        ("batch_size = 2", "batchsize = 2", "system.toml:9: no key is called 'batchsize'", "batch_size"),
+        ("published = 5", "publisht = 5", "system.toml:13: no key is called 'publisht'", "did you mean 'published'?"),
+        ('unit = "%"', 'cpu = { units = "%" }', "system.toml:18: no key is called 'units'", "did you mean 'unit'?"),
+        ('"peak_change"', '"peak_chance"', "system.toml:17: no quantity is called 'peak_chance'", "peak_change"),
+        ('unit = "%"', 'unit = "MB"', "system.toml:17: peak_change has no unit 'MB'", "choose from %"),
+        ('strategy = "all"\nq', 'strategy = "al"\nq', "system.toml:17: no strategy is called 'al'", "all"),
+        ("published = 5", "published = [5]", "system.toml:12: published: Expected", "examples"),
+        ("[full]", "[fall]", "system.toml:4: no key is called 'fall'", "full"),
+        ('title = "one"', "title = ", "is not TOML", "key = value"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_file_and_line(tmp_path, old, new, named, hint):
+    assert SMALL.count(old) == 1
+
+    with pytest.raises(UserError) as caught:
+        published.read(written(tmp_path, SMALL.replace(old, new)))
+
+    assert named in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_row_may_differ_between_the_sizes_and_stand_for_several_figures(tmp_path):
+    more = SMALL + 'cpu = { strategy = ["all", "none"], published = -3 }\n'
+
+    system = published.read(written(tmp_path, more))
+
+    assert [one.strategy for one in system.full.wanted] == ["none", "all"]
+    assert [(one.strategy, one.published) for one in system.cpu.wanted] == [("none", 5), ("all", -3), ("none", -3)]
+    assert (system.full.request.batch_size, system.cpu.request.batch_size) == (None, "2")
+    assert system.cpu.request.model == "mlp"
+
+
+def test_the_published_shares_of_mnist_are_those_of_the_published_bytes():
+    wanted = published.find("mnist-cnn").full.wanted
+    taken = {one.strategy: one.published for one in wanted if one.quantity == "peak_bytes"}
+    shares = {one.strategy: one.published for one in wanted if one.quantity == "peak_share"}
+
+    assert taken["none"] == 1139
+    assert shares == {
+        strategy: round((1139 - taken[strategy]) / (1139 - 580) * 100, 1) for strategy in taken if strategy != "none"
+    }
+
+
+def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, monkeypatch):
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    (tmp_path / "configs" / "published").mkdir(parents=True)
+
+    assert wheel["force-include"]["configs/published"] == "profiler/configs/published"
+    assert published.folder() == ROOT / "configs" / "published"
+    monkeypatch.setattr(published, "files", lambda package: tmp_path)
+    assert published.folder() == tmp_path / "configs" / "published"
+
+
+EXPECTED = {  # ours, in the order of the file
+    "dense-16-32": [64, 192, 196],
+    "simple-mlp": [64 * 45 * 4 + 8, 64 * 45 * 4 + 8 + RANDOM_STATE, "1 2 1", "equal"],
+    "adam-states": [2980, 2980, 0, 2980, 2 * 2980 + 24, (2 * 2980 + 24) / 2980, 2 * 2980 + 24, (2 * 2980 + 24) / 2980],
+    "three-policies": [
+        9, 9, "1 1 1 1 1 1 1 1 1", None, 9 * 10 // 2, "9 8 7 6 5 4 3 2 1", 2, None, 9 + 6, "2 2 2 2 2 2 1 1 1", 5, None,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.usefixtures("shared")
+def test_what_can_be_counted_by_hand_is_what_comes_out(name, here, capfd):
+    code = answer(["reproduce", name, "--device", "cpu", "-o", "run", "--json"])
+
+    found = json.loads(capfd.readouterr().out)["reproduction"]
+    ours = [line["ours"] for line in found["lines"]]
+    assert code == 0
+    assert [mine for mine, counted in zip(ours, EXPECTED[name], strict=True) if counted is not None] == [
+        counted for counted in EXPECTED[name] if counted is not None
+    ]
+    assert "the source does not say" in (here / "run" / "derived" / "reproduction.md").read_text()
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_run_is_shown_again_without_torch_and_is_of_no_other_system(here, capsys):
+    assert answer(["reproduce", "dense-16-32", "--device", "cpu", "-o", "run"]) == 0
+    first = capsys.readouterr().out
+
+    again = gcprof("reproduce", "dense-16-32", "--from", "run", torch=False)
+    other = gcprof("reproduce", "adam-states", "--from", "run", torch=False)
+
+    assert (again.returncode, again.stdout) == (0, first)
+    assert other.returncode == 4
+    assert "'run' is no run of adam-states" in other.stderr
+
+
+def test_without_a_name_all_are_listed(capsys):
+    assert answer(["reproduce"]) == 0
+
+    assert set(NAMES) <= set(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["three-polices"], "did you mean 'three-policies'?"),
+        (["--full"], "needs a name"),
+        (["bert", "--from", "x", "--full"], "--full has no effect with --from"),
+        (["bert", "--from", "x", "--from", "y", "--json"], "--json prints one run"),
+    ],
+)
+def test_impossible_words_are_refused(words, complaint, here, capsys):
+    assert answer(["reproduce", *words]) == 2
+
+    assert complaint in capsys.readouterr().err

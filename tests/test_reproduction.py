@@ -1,0 +1,171 @@
+"""Published figures beside ours, by arithmetic on records made by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from profiler.analysis.growth import exponent
+from profiler.analysis.quantities import TABLE, activation_bytes
+from profiler.analysis.reproduction import Reproduction, Wanted, lines
+from profiler.analysis.rows import rows
+from profiler.case import Choice
+from profiler.record import Built, Equality
+from profiler.views import reproduction
+from tests.make import MIB, case, failed, record
+
+SWEEP = rows(
+    [
+        record("none", saved=80 * MIB, peak=100 * MIB, seconds=(1.0, 1.0, 1.0)),
+        record("segments:k=2", saved=30 * MIB, peak=60 * MIB, seconds=(1.2, 1.2, 1.2)),
+        record("segments:k=4", saved=20 * MIB, peak=70 * MIB, seconds=(1.3, 1.3, 1.3)),
+        record("segments:k=4,split=balanced", saved=10 * MIB, peak=50 * MIB),
+        failed("all", "out_of_memory", "tried 1 GiB"),
+    ]
+)
+
+
+def one(strategy: str, quantity: str, **fields):
+    (line,) = lines(
+        [Wanted(label="", quantity=quantity, strategy=Choice(strategy), **fields)],
+        SWEEP,
+        reduced=fields.pop("reduced", False),
+    )
+    return line
+
+
+@pytest.mark.parametrize(
+    ("strategy", "quantity", "unit", "expected"),
+    [
+        ("segments:k=2", "saved_bytes", "MiB", 30),
+        ("segments:k=2", "saved_bytes", "M", 30),
+        ("segments:k=2", "saved_bytes", "MB", 30 * MIB / 1e6),
+        ("segments:k=2", "saved_bytes", "B", 30 * MIB),
+        ("none", "saved_but_loss", "B", 80 * MIB - 4),
+        ("none", "forward_peak_bytes", "MiB", 99),  # make.record puts it 1 MiB below the peak
+        ("segments:k=2", "saved_change", "%", -62.5),
+        ("segments:k=2", "peak_change", "%", -40),
+        ("segments:k=2", "time_change", "%", 20),
+        ("segments:k=2", "step_seconds", "ms", 1200),
+        ("segments:k=2", "saved_share", "%", 50 / 60 * 100),  # of 80 - 20; balanced ones are a sweep of their own
+        ("segments:k=4", "saved_share", "%", 100),
+        ("segments:k=4", "peak_share", "%", 75),  # the best is at k=2
+        ("none", "parameter_bytes", "MiB", 5),
+        ("none", "optimizer_ratio", "", 0),
+        ("none", "gradients", "", "equal"),
+    ],
+)
+def test_a_quantity_is_read_in_the_published_unit(strategy, quantity, unit, expected):
+    ours = one(strategy, quantity, unit=unit).ours
+
+    assert ours == (expected if isinstance(expected, str) else pytest.approx(expected))
+
+
+def test_calls_and_activations_of_a_chain_are_counted():
+    chain = case("none", model=Choice("dense-chain:widths=16+16+16,features=16"), batch_size=8)
+    base = record("none", case=chain)
+    readings = msgspec.structs.replace(
+        base.readings, saved_bytes=3 * 512 + 5, block_calls=(3, 2, 1), peak_bytes=10_000, start_bytes=7_000,
+        peak_gradient_bytes=400,
+    )  # fmt: skip
+    (row,) = rows([msgspec.structs.replace(base, readings=readings)])
+
+    assert activation_bytes(chain) == 4 * 16 * 8 == 512
+    assert TABLE["live_activations"].read([row], [row]) == 3
+    assert TABLE["peak_activations"].read([row], [row]) == 2600 // 512
+    assert TABLE["forward_calls"].read([row], [row]) == 6
+    assert TABLE["calls_by_layer"].read([row], [row]) == "3 2 1"
+
+
+def test_activations_are_not_counted_where_they_are_not_all_alike():
+    assert activation_bytes(case("none", model=Choice("dense-chain:widths=16+32"))) is None
+    assert activation_bytes(case("none", model=Choice("mlp"))) is None
+
+
+def test_the_difference_of_a_precision_is_that_of_the_baseline():
+    equality = Equality(
+        loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, precision_difference=0.01
+    )
+    (row,) = rows([record("none", equality=equality)])
+
+    assert TABLE["precision_difference"].read([row], [row]) == 0.01
+
+
+@pytest.mark.parametrize("power", [1, 0.5, 2, 0])
+def test_the_exponent_of_a_power_is_found(power):
+    sizes = [9, 21, 39, 57]
+
+    assert exponent(sizes, [3.0 * size**power for size in sizes]) == pytest.approx(power)
+
+
+def test_an_exponent_needs_three_points_of_different_size():
+    assert exponent([1, 2], [1, 2]) is None
+    assert exponent([2, 2, 2], [1, 2, 3]) is None
+
+
+def test_growth_is_fitted_to_the_rows_that_are_ok():
+    grown = [
+        record("none", saved=size * MIB, case=case("none", batch_size=size), built=_built(size)) for size in (9, 21, 39)
+    ]
+    lost = failed("none", "out_of_memory", "tried", case=case("none", batch_size=57))
+    found = rows([*grown, lost])
+
+    assert TABLE["saved_growth"].read(found, found) == pytest.approx(1)
+
+
+def _built(size: int) -> Built:
+    return Built(num_parameters=1, num_blocks=size, data="synthetic")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "quantity", "unit", "published", "shown"),
+    [
+        ("segments:k=2", "saved_bytes", "B", 30 * MIB, "none"),
+        ("segments:k=2", "saved_bytes", "B", 30 * MIB - 4, "+4 B"),
+        ("segments:k=2", "saved_bytes", "M", 40, "-25.00 %"),
+        ("segments:k=2", "peak_change", "%", -60, "+20.00 points"),
+        ("none", "gradients", "", "equal", "none"),
+        ("none", "gradients", "", "different", "differs"),
+        ("none", "optimizer_ratio", "", 2, "-2.00"),
+        ("segments:k=2", "saved_bytes", "M", None, "-"),
+        ("segments:k=2", "saved_bytes", "M", "a lot", "-"),
+    ],
+)
+def test_a_difference_is_never_hidden(strategy, quantity, unit, published, shown):
+    line = one(strategy, quantity, unit=unit, published=published)
+
+    assert reproduction._difference(line) == shown
+
+
+def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
+    wanted = [
+        Wanted(label="", quantity=quantity, strategy=Choice("segments:k=2"), published=-40, unit=unit)
+        for quantity, unit in (("peak_bytes", "MB"), ("step_seconds", "s"), ("peak_change", "%"))
+    ]
+
+    size, time, ratio = lines(wanted, SWEEP, reduced=True)
+
+    assert [reproduction._difference(line) for line in (size, time, ratio)] == ["other size", "other size", "none"]
+
+
+def test_what_could_not_be_measured_has_its_reason():
+    assert one("all", "peak_change", unit="%").reason == "out of memory: tried 1 GiB"
+    assert one("first:n=2", "peak_change", unit="%").reason == "not in this run"
+    assert one("none", "saved_bytes", unit="B").reason is None
+
+
+def test_the_table_says_what_is_unclear_unsaid_and_reduced():
+    found = Reproduction(
+        name="one", title="a system", source="a blog", unsaid=("the batch",), reduced="all", environment=None,
+        device="cpu", lines=(one("segments:k=2", "saved_bytes", unit="M", published=1139),
+                             one("all", "peak_change", unit="%", published=-60)),
+    )  # fmt: skip
+
+    text, page = reproduction.table(found).plain, reproduction.markdown(found)
+
+    for shown in (
+        "1,139 M", "30.00 MiB", "M: the source does not say of what", "source: a blog",
+        "the source does not say: the batch", "reduced for a CPU: all", "out of memory: tried 1 GiB",
+    ):  # fmt: skip
+        assert shown in text
+        assert shown in page

@@ -1,0 +1,131 @@
+"""What users write runs as it stands: no base class, no decorator, no import of ours."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler import catalogue, models
+from profiler.case import Choice, Trial
+from profiler.errors import Unsupported
+from profiler.measuring import measure
+from profiler.models import user
+from tests import make
+from tests.conftest import measured
+
+HERE = Path(__file__).parent / "user_models"
+FACTORIES = {
+    "dataclass_batch": "make",
+    "tuple_output": "create",
+    "extra_arguments": "decoder",
+    "shared_weights": "factory",
+    "lora": "finetune",
+    "batchnorm": "build",
+    "dropout": "net",
+    "lstm": "char_rnn",
+    "data_dependent": "router",
+    "unet": "segmentation",
+}
+STRATEGIES = ("segments:k=2", "all", "every:k=2", "recursive", "selective:save=matmul")
+REASONS = {  # why some blocks cannot be put into one segment
+    "data_dependent": "the blocks do not run once each in the order of their names",
+    "unet": "'downs.0' and 'downs.1' cannot be run together: the second takes more than the first's output",
+}
+
+
+def choice(name: str, **options: object) -> Choice:
+    return Choice.of(f"{HERE / name}.py:{FACTORIES[name]}", options)
+
+
+def test_no_user_knows_of_us():
+    for path in HERE.glob("*.py"):
+        names = [getattr(node, "module", None) for node in ast.walk(ast.parse(path.read_text()))]
+        assert not any(name and name.startswith("profiler") for name in names), path.name
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_every_strategy_gives_a_users_model_its_gradients_or_says_why_not(name):
+    digests = measured(choice(name), "none", batch_size=None, passes=("equality",)).equality.digests
+    for strategy in STRATEGIES:
+        case = make.case(strategy, model=choice(name), batch_size=None)
+        if name in REASONS and strategy in ("segments:k=2", "recursive"):
+            with pytest.raises(Unsupported, match=REASONS[name]):
+                measure(Trial(case=case, passes=()))
+            continue
+
+        record = measure(Trial(case=case, passes=("equality",), digests=digests))
+
+        assert record.outcome == "ok", (strategy, record.detail)
+        assert record.equality.gradients_equal, strategy
+        assert record.equality.loss_equal, strategy
+        assert record.equality.buffers_equal == (name != "batchnorm"), strategy
+
+
+def test_the_reasons_are_right():
+    routed = user.build(f"{HERE}/data_dependent.py:router")
+    calls = []
+    for expert in routed.module.experts:
+        expert.register_forward_hook(lambda module, arguments, output: calls.append(module))
+
+    routed.loss(routed.module, routed.batch)
+
+    assert 0 < len(calls) < len(routed.module.experts)  # the data left some out
+    assert "max_pool2d" in (HERE / "unet.py").read_text()  # what feeds the next block is not the block's output itself
+
+
+def test_a_segment_of_a_users_loop_saves_its_input_alone():
+    none, half = (measured(choice("tuple_output"), s, batch_size=None).readings for s in ("none", "segments:k=2"))
+    batch, width, size = 16, 24, 4
+    of_a_layer = batch * (width + 2 + 2 * width) * size  # normed, mean and rstd, ReLU's result
+    between_layers = batch * width * size  # the residual sum
+
+    # a checkpoint keeps its input, which is the batch here, and the random state, which is 5056 bytes on the CPU
+    assert none.saved_bytes - half.saved_bytes == 3 * of_a_layer + 2 * between_layers - 5056
+
+
+def test_adapters_on_a_frozen_backbone_are_all_that_has_gradients():
+    record = measured(choice("lora"), "all", batch_size=None)
+
+    depth, width, rank = 6, 16, 2
+    assert record.readings.static_bytes["gradients"] == depth * (rank * width + 4 * width * rank) * 4
+
+
+def test_a_users_optimizer_stands_in_and_is_noted():
+    record = measured(choice("lora"), "none", batch_size=None)
+
+    assert "GCP009" in [note.code for note in record.notes]
+    assert record.readings.static_bytes["optimizer"] > 2 * record.readings.static_bytes["gradients"]  # AdamW's two
+
+
+def test_options_are_the_factorys_own_parameters():
+    chosen = catalogue.resolve(choice("extra_arguments", dim=64), models.TABLE)
+
+    assert catalogue.read(chosen.name, models.TABLE).parameters == {"batch_size": "4"}
+    assert measured(chosen, "none", batch_size=2, passes=()).built.num_parameters > 5 * 4 * 64 * 64
+
+
+def test_the_tensors_of_a_dataclass_batch_are_counted():
+    record = measured(choice("dataclass_batch"), "none", batch_size=4)
+
+    assert record.readings.static_bytes["inputs"] == (4 * 8 + 4 * 8 + 4) * 4
+
+
+@pytest.mark.parametrize("name", ["dataclass_batch", "lora", "extra_arguments"])
+def test_a_users_model_runs_in_a_process_of_its_own(engine, name):
+    cases = [make.case(s, model=choice(name), batch_size=None, samples=1, warmup=0) for s in ("none", "all")]
+    (none,) = engine.run([Trial(case=cases[0])])
+
+    (record,) = engine.run([Trial(case=cases[1], digests=none.equality.digests)])
+
+    assert (none.outcome, record.outcome) == ("ok", "ok")
+    assert record.equality.gradients_equal
+
+
+def test_a_module_on_the_path_is_found_by_its_name():
+    workload = user.build("tests.user_models.dropout:net", 4)
+
+    assert workload.batch[0].shape == (4, 64)
+    assert torch.isfinite(workload.loss(workload.module, workload.batch))

@@ -1,0 +1,37 @@
+"""Factories that fail, each in a way that users' do."""
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def raises():
+    raise KeyError("no such checkpoint")
+
+
+def wrong_shape(batch_size=2):
+    return Net(), torch.randn(batch_size, 5), lambda output: output.sum()
+
+
+def no_loss():
+    return Net(), torch.randn(2, 4)
+
+
+def loss_of_many():
+    return Net(), torch.randn(2, 4), lambda output: output**2
+
+
+def module_alone():
+    return Net()
+
+
+def batch_first():
+    return torch.randn(2, 4), Net()
