@@ -14,5 +14,5 @@ __all__ = ["__version__", "apply", "measure"]
 
 def __getattr__(name: str) -> Any:
     if name in ("apply", "measure"):
-        return getattr(importlib.import_module("profiler.library"), name)
+        return getattr(importlib.import_module("profiler.api"), name)
     raise AttributeError(f"module 'profiler' has no attribute '{name}'")

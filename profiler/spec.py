@@ -71,17 +71,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     sizes = _batch_sizes(request.batch_size, remarks)
     precisions = _precisions(request.precision, remarks)
     _check_batch_size(request.batch_size, wanted)
-    fields: dict[str, Any] = {
-        "accumulate": _within(1, 10_000, "--accumulate", request.accumulate, 1),
-        "blocks": request.blocks,
-        "repair_batchnorm": bool(request.repair_batchnorm),
-        "keep_gradients": bool(request.keep_grads),
-        "verify": _one_of("--verify", "auto" if request.verify is None else request.verify, VERIFY),
-        "data": "synthetic" if request.data is None else "files",
-        "seed": _within(0, 2**63 - 1, "--seed", request.seed, 0),
-        "warmup": _within(0, MOST, "--warmup", request.warmup, 1),
-        "samples": _within(1, MOST, "--samples", request.samples, 5),
-    }
+    fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     _check_data(request.data, wanted)
     device = choose_device("auto" if request.device is None else request.device)
@@ -104,6 +94,21 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
         for strategy in chosen
     ]
     return Plan(trials=in_rounds(cases, rounds), data_directory=request.data, remarks=tuple(remarks))
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    """What all cases of a request share."""
+    return {
+        "accumulate": _within(1, 10_000, "--accumulate", request.accumulate, 1),
+        "blocks": request.blocks,
+        "repair_batchnorm": bool(request.repair_batchnorm),
+        "keep_gradients": bool(request.keep_grads),
+        "verify": _one_of("--verify", "auto" if request.verify is None else request.verify, VERIFY),
+        "data": "synthetic" if request.data is None else "files",
+        "seed": _within(0, 2**63 - 1, "--seed", request.seed, 0),
+        "warmup": _within(0, MOST, "--warmup", request.warmup, 1),
+        "samples": _within(1, MOST, "--samples", request.samples, 5),
+    }
 
 
 def any_device(word: str) -> str:

@@ -18,7 +18,7 @@ LAYERS = (
     {"spec", "assemble", "views"},
     {"describe", "measuring", "sweep"},
     {"worker", "engines", "published"},
-    {"runner", "callbacks", "library"},
+    {"runner", "callbacks", "api"},
     {"cli"},
 )
 ROOM_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
@@ -38,7 +38,7 @@ HOMES = {
         "measuring",
         "worker",
         "callbacks",
-        "library",
+        "api",
     },
     "torchvision": {"models"},
     "timm": {"models"},
