@@ -46,7 +46,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None  # why there is no number of ours, or why it may not be trusted
     note: str | None = None
     other_size: bool = False  # ours is of a reduced model, so that the two numbers are not of the same thing
-    spread: float | None = None  # of a time: half the interquartile range over the median, the baseline's if larger
+    spread: float | None = None  # of a time, relative: within the rounds or between them, whichever is larger
     difference: float | None = None  # ours less the published, in the unit; None where they are not of the same thing
     relative: float | None = None  # the same over the published
 
@@ -96,8 +96,11 @@ def _line(wanted: Wanted, rows: Sequence[Row], reduced: bool) -> Line:
 
 
 def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:
+    """Of the steps within the rounds, the row's or the baseline's, or of the ratio between the rounds: the largest."""
     concerned = [row for one in chosen[:1] for row in (one, baseline(one, rows)) if row]
-    return max((row.step_spread for row in concerned if row.step_spread is not None), default=None)
+    within = [row.step_spread for row in concerned if row.step_spread is not None]
+    between = [(row.time_ratio_range[1] - row.time_ratio_range[0]) / 2 for row in chosen[:1] if row.time_ratio_range]
+    return max([*within, *between], default=None)
 
 
 def _reason(chosen: Sequence[Row]) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.signals import Interrupted, heeded
+from profiler.cli.signals import Interrupted, end_at_once, heeded
 from profiler.cli.words import (
     RESULTS,
     aside,
@@ -25,6 +25,7 @@ from profiler.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.analysis.reproduction import Reproduction
+    from profiler.engines import Engine
     from profiler.published import System
     from profiler.store import Run
 
@@ -87,12 +88,11 @@ def _list() -> None:
 def _run(system: System, full: bool, device: str | None, output: Path | None, json: bool) -> int:
     import msgspec
 
-    from profiler import catalogue, engines, published, runner, spec, store
+    from profiler import catalogue, engines, published, spec, store
     from profiler.analysis import progress
     from profiler.case import Choice
     from profiler.views import reproduction
     from profiler.views.files import write_whole
-    from profiler.views.progress import Follow
 
     if output is not None and output.exists():
         raise UserError(f"'{output}' is there already", hint="name a new folder with -o")
@@ -105,17 +105,38 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
         folder = output or store.new_folder(RESULTS, [system.name])
         store.create(folder, plan=plan.trials, command=command_line(), environment=devices[where])
         say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
-        with Follow(sys.stderr) as follow:
-            for record, left in runner.carry_out(engine, folder):
-                follow.show(record, left=left)
+        code = _measure(engine, folder)
     run = store.load(folder)
-    code = progress.exit_code(run.records)
+    code = code or progress.exit_code(run.records)
     found = published.beside(system, size, run)
     _print(found, run, json=json, code=code)
     path = write_whole(folder / "derived" / "reproduction.md", reproduction.markdown(found).encode(), force=True)
     aside(f"wrote {path}")
-    next_command("gcprof", "show", str(folder))
+    if system.engine == "local" and progress.owed(run.manifest.plan, run.records):
+        next_command("gcprof", "run", "--resume", str(folder))
+    else:
+        next_command("gcprof", "show", str(folder))
     return code
+
+
+def _measure(engine: Engine, folder: Path) -> int:
+    """Run what the folder owes; 0, or what an interrupt ends with."""
+    from profiler import runner
+    from profiler.views.progress import Follow
+
+    try:
+        with Follow(sys.stderr) as follow:
+            for record, left in runner.carry_out(engine, folder):
+                follow.show(record, left=left)
+    except Interrupted as interrupted:
+        aside("interrupted; what was printed is safe")
+        return int(interrupted.exit_code)
+    except UserError as error:  # it could not be written any further
+        aside(f"gcprof: {error.message}")
+        return error.exit_code
+    finally:
+        end_at_once()
+    return 0
 
 
 def _show_before(system: System, word: str, *, json: bool) -> None:

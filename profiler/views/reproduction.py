@@ -110,7 +110,9 @@ def _below(found: Reproduction) -> list[str]:
     notes = {line.note: line.what for line in reversed(found.lines) if line.note}
     said += [f"note: {what}: {note}" for note, what in reversed(notes.items())]
     if any(line.spread is not None for line in found.lines):
-        said.append("±: half the interquartile range of the timed steps over their median, of the noisier of the two")
+        said.append(
+            "±: half the interquartile range of the steps, its own or the baseline's, or half the range of the rounds"
+        )
     if any(line.unit == "M" for line in found.lines):
         said.append("M: the source does not say of what; differences take it for MiB")
     said.append(f"source: {found.source}")

@@ -1,0 +1,141 @@
+"""Callbacks write the same records from a training loop that is not ours; the frameworks are played here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from profiler import store
+from profiler.analysis.rows import rows
+from profiler.callbacks import lightning_callback
+from profiler.callbacks.steps import Steps, add
+from profiler.errors import UserError
+from tests import make
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+def fit(callback: Any, *, batches: int, **facts: Any) -> None:
+    """Lightning's order of calls."""
+    module = model()
+    optimizers = [torch.optim.AdamW(module.parameters())]
+    trainer = SimpleNamespace(optimizers=optimizers, accumulate_grad_batches=2, precision="32-true", **facts)
+    callback.on_train_start(trainer, module)
+    for index in range(batches):
+        callback.on_train_batch_start(trainer, module, None, index)
+        callback.on_train_batch_end(trainer, module, None, None, index)
+    callback.on_train_end(trainer, module)
+
+
+def arguments(**fields: Any) -> Any:
+    """What the callback reads of TrainingArguments."""
+    known = {"bf16": False, "fp16": False, "device": "cpu", "gradient_checkpointing": False, "optim": "adamw_torch"}
+    more = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "seed": 7}
+    return SimpleNamespace(**{**known, **more, **fields})
+
+
+def test_an_optimizer_step_is_all_its_micro_batches(tmp_path):
+    callback = lightning_callback.RecordingCallback(tmp_path / "run", warmup=1, samples=100)
+
+    fit(callback, batches=12)
+
+    (record,) = store.load(tmp_path / "run").records
+    assert record == callback.record
+    assert record.num_steps == 6
+    assert len(record.readings.step_seconds) == 6 - 2  # the first settles, and one more warms up
+    assert (record.case.accumulate, record.case.optimizer, record.case.model) == (2, "adamw", "Sequential")
+    assert record.built.num_parameters == 2 * 3 + 3 + 3 + 1
+    assert record.readings.peak_bytes is None  # on a CPU it is not measured, and never 0
+
+
+def test_no_more_steps_are_watched_than_were_asked_for(tmp_path):
+    callback = lightning_callback.RecordingCallback(tmp_path / "run", warmup=0, samples=2)
+
+    fit(callback, batches=20)
+
+    assert len(callback.record.readings.step_seconds) == 2
+    assert callback.record.num_steps == 10
+
+
+def test_only_one_process_of_many_writes(tmp_path):
+    callback = lightning_callback.RecordingCallback(tmp_path / "run", warmup=0)
+
+    fit(callback, batches=4, is_global_zero=False)
+
+    assert not (tmp_path / "run").exists()
+    assert callback.record.outcome == "ok"
+
+
+def test_training_that_ends_while_it_settles_is_no_result(tmp_path):
+    callback = lightning_callback.RecordingCallback(tmp_path / "run", warmup=2)
+
+    fit(callback, batches=4)
+
+    assert (callback.record.outcome, callback.record.readings.step_seconds) == ("failed", None)
+    assert callback.record.detail == "training ended after 2 steps; the first 3 settle"
+
+
+def test_runs_with_and_without_checkpointing_in_one_folder_are_compared(tmp_path):
+    for strategy in ("none", "all", "all"):
+        callback = lightning_callback.RecordingCallback(tmp_path / "run", strategy=strategy, warmup=0)
+        fit(callback, batches=8)
+
+    none, full = rows(store.load(tmp_path / "run").records)
+    assert (none.case.strategy, full.case.strategy) == ("none", "all")
+    assert full.time_ratio is not None
+    assert [record.round for record in store.load(tmp_path / "run").records] == [1, 1, 2]
+
+
+def test_a_folder_of_another_device_is_left_alone(tmp_path):
+    steps = Steps(make.case(warmup=0, samples=1))
+    for _ in range(2):
+        steps.begin()
+        steps.end()
+    record = steps.record(num_parameters=1, num_blocks=1)
+    add(record, tmp_path / "run", command="a test")
+    elsewhere = msgspec.structs.replace(record.environment, device_name="another")
+
+    with pytest.raises(UserError, match="holds a run on"):
+        add(msgspec.structs.replace(record, environment=elsewhere), tmp_path / "run", command="a test")
+
+    assert len(store.load(tmp_path / "run").records) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "strategy", "precision"),
+    [
+        ({}, "none", "fp32"),
+        ({"gradient_checkpointing": True}, "hf", "fp32"),
+        ({"activation_checkpointing": True, "bf16": True}, "hf", "amp-bf16"),
+        ({"fp16": True}, "none", "amp-fp16"),
+    ],
+)
+def test_a_trainers_arguments_are_a_case(fields, strategy, precision):
+    transformers_callback = pytest.importorskip("profiler.callbacks.transformers_callback")
+
+    case = transformers_callback.case_of(arguments(**fields), model(), warmup=2, samples=5)
+
+    assert (case.strategy, case.precision, case.optimizer) == (strategy, precision, "adamw_torch")
+    assert (case.batch_size, case.accumulate, case.device, case.seed) == (1, 4, "cpu", 7)
+
+
+def test_a_trainers_steps_are_recorded_in_its_order_of_calls(tmp_path):
+    transformers_callback = pytest.importorskip("profiler.callbacks.transformers_callback")
+    callback = transformers_callback.RecordingCallback(tmp_path / "run", warmup=0)
+    module, state, control = model(), SimpleNamespace(is_world_process_zero=True), None
+
+    callback.on_train_begin(arguments(), state, control, model=module)
+    for _ in range(3):
+        callback.on_step_begin(arguments(), state, control)
+        callback.on_step_end(arguments(), state, control)
+    callback.on_train_end(arguments(), state, control, model=module)
+
+    (record,) = store.load(tmp_path / "run").records
+    assert (record.outcome, record.num_steps, len(record.readings.step_seconds)) == ("ok", 3, 2)
