@@ -35,3 +35,11 @@ bench-cost:
 # kill -9 of the parent at random moments
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}
+
+# every published system at CPU size, two minutes each
+bench-published *names:
+    {{python}} -m benchmarks.published --within 120 {{names}}
+
+# one small model of every family: writes docs/models.md
+bench-families *words:
+    {{python}} -m benchmarks.families {{words}}

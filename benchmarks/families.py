@@ -119,14 +119,16 @@ def row(model: str, none: Record, checkpointed: Record, kinds: str) -> str:
     return f"| `{model}` | {blocks} | {bytes_text(saved)} | {change_text(less / saved)} | {equal} |\n"
 
 
-def main(words: Sequence[str]) -> None:
-    """Measure the families whose names hold one of the words, or all of them."""
+def main(words: Sequence[str]) -> int:
+    """Measure the families whose names hold one of the words, or all of them; 1 where one is not ok, else 0."""
     chosen = [model for model in FAMILIES if not words or any(word in model for word in words)]
     lines = []
     torch = None
+    outcomes = set()
     with Local(stage_seconds=600.0) as engine:
         for model in chosen:
             none, checkpointed = measure(model, engine)
+            outcomes |= {none.outcome, checkpointed.outcome}
             torch = none.environment.torch if none.environment else torch
             kinds = classes(none, engine) if none.outcome == "ok" else ""
             lines.append(row(model, none, checkpointed, kinds))
@@ -137,7 +139,8 @@ def main(words: Sequence[str]) -> None:
     else:
         DOCUMENT.parent.mkdir(exist_ok=True)
         DOCUMENT.write_text(text)
+    return int(outcomes != {"ok"})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

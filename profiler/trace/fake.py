@@ -1,0 +1,77 @@
+"""Models and steps without memory or compute: PyTorch's fake tensors, and what they need to build any model.
+
+Knows nothing of steps or of what is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Every tensor that is made within is fake, and modules are neither initialised nor copied for a conversion."""
+    initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
+    with ExitStack() as stack:
+        for name in initialisers:
+            stack.enter_context(mock.patch.object(nn.init, name, _as_it_is))
+        stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
+        stack.enter_context(Fakes(allow_non_fake_inputs=True))
+        yield
+
+
+class Fakes(FakeTensorMode):
+    """Answers what only data could tell: nothing is wrong, nothing is found, every number is 0.
+
+    So a test such as `if not mask.all()` takes the usual way, and a loop that draws again what is out of range ends.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return _scalar(args[0])
+        if func is aten.equal.default:
+            return args[0].shape == args[1].shape
+        out: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        if func._overloadpacket is aten.all:
+            out.is_true = True
+        return out
+
+
+def _scalar(tensor: Any) -> bool | int | float:
+    constant = getattr(tensor, "constant", None)
+    if constant is not None:
+        found: bool | int | float = constant.item()
+        return found
+    if tensor.dtype == torch.bool:
+        return bool(getattr(tensor, "is_true", False))
+    return 0.0 if tensor.is_floating_point() else 0
+
+
+def _as_it_is(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
+    return tensor
+
+
+def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+    """nn.Module._apply for fake parameters, which cannot be swapped; a shared one stays shared."""
+    known: dict[int, tuple[Any, Any]] = {}
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in known:
+                with torch.no_grad():
+                    known[id(parameter)] = parameter, nn.Parameter(convert(parameter), parameter.requires_grad)
+            child._parameters[name] = known[id(parameter)][1]
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                child._buffers[name] = convert(buffer)
+    return module

@@ -1,0 +1,169 @@
+"""Follows one training step under fake tensors: a workload in, a Trace out. Knows nothing of cases or strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import torch
+
+from profiler.trace.timeline import Allocation, Operator, Trace
+from profiler.trace.tracer import Hidden, Life, Tracer
+from profiler.workload import Workload, tensors
+
+Step = Callable[[Callable[[str], None]], Any]
+
+GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
+TRIES = 3
+
+
+def follow(
+    workload: Workload,
+    optimizer: torch.optim.Optimizer,
+    step: Step,
+    *,
+    device: str = "cpu",
+    hidden: Hidden | None = None,
+) -> Trace:
+    """Trace a step as it is once gradients and optimizer state are there.
+
+    `step` runs one training step and tells its phases. Call it where tensors are fake. Instead of a first step, the
+    optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
+    gradient, something that the model keeps from its first forward), it is followed again. Bytes.
+    """
+    used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
+    for _ in range(TRIES):
+        _settle(workload, optimizer, used)
+        run = _Run(workload, optimizer, GRANULE[device], hidden)
+        run.go(step)
+        if run.arrived == used and not run.left_behind():
+            break
+        used = run.arrived
+    return run.trace(device)
+
+
+def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
+    """Gradients and optimizer state as after a first step."""
+    for parameter in workload.module.parameters():
+        has_one = id(parameter) in used
+        if not has_one:
+            optimizer.state.pop(parameter, None)
+        parameter.grad = torch.zeros_like(parameter) if has_one else None
+    optimizer.step()
+
+
+class _Run:
+    """One step that is followed."""
+
+    def __init__(
+        self, workload: Workload, optimizer: torch.optim.Optimizer, granule: int, hidden: Hidden | None
+    ) -> None:
+        self.arrived: set[int] = set()
+        self._workload = workload
+        self._optimizer = optimizer
+        self._tracer = Tracer(workload.module, granule=granule, hidden=hidden)
+        self._marks: list[tuple[str, int]] = []
+        self._hold()
+
+    def go(self, step: Step) -> None:
+        parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
+        handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
+        with self._tracer.modules(), self._random_state(), self._tracer:
+            self._loss = step(self._mark)
+        for handle in handles:
+            handle.remove()
+
+    def left_behind(self) -> bool:
+        """Whether something of the forward is there after the step: the model keeps it, or the settling was wrong."""
+        loss = self._tracer.life(self._loss)
+        return any(
+            life.died is None and life.phase == "forward" and life.category is None and life is not loss
+            for life in self._tracer.lives
+        )
+
+    def trace(self, device: str) -> Trace:
+        last = len(self._tracer.operators)
+        categories = _Categories(self._marks, self._tracer.operators)
+        return Trace(
+            allocations=tuple(
+                Allocation(
+                    life.nbytes,
+                    life.born,
+                    last if life.died is None else max(life.born - 1, life.died),
+                    life.operator,
+                    life.module,
+                    life.phase,
+                    life.category or categories.of(life),
+                )
+                for life in self._tracer.lives
+            ),
+            operators=tuple(self._tracer.operators),
+            marks=tuple(self._marks),
+            device=device,
+        )
+
+    def _hold(self) -> None:
+        """What is there before the step."""
+        module = self._workload.module
+        for name, parameter in module.named_parameters():
+            owner = name.rpartition(".")[0]
+            self._keep(parameter.detach(), "parameters", owner)
+            if parameter.grad is not None:
+                self._keep(parameter.grad, "gradients", owner)
+            for tensor in tensors(dict(self._optimizer.state.get(parameter, {}))):
+                self._keep(tensor, "optimizer", owner)
+        for name, buffer in module.named_buffers():
+            self._keep(buffer, "buffers", name.rpartition(".")[0])
+        for tensor in tensors(self._workload.batch):
+            self._keep(tensor, "inputs", "")
+
+    def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
+        life = self._tracer.hold(tensor, "", module)
+        if life:
+            life.category = category
+
+    def _mark(self, phase: str) -> None:
+        self._tracer.phase = phase
+        self._marks.append((phase, len(self._tracer.operators)))
+
+    def _arrive(self, parameter: torch.Tensor) -> None:
+        self.arrived.add(id(parameter))
+        life = self._tracer.life(parameter.grad) if parameter.grad is not None else None
+        if life:
+            life.category = "gradients"
+
+    @contextmanager
+    def _random_state(self) -> Iterator[None]:
+        """Every checkpoint on a CPU keeps the state of the random numbers, which no operator makes."""
+        read = torch.get_rng_state
+
+        def followed() -> torch.Tensor:
+            state = read()
+            self._tracer.hold(state, "random state", self._tracer.module)
+            return state
+
+        with mock.patch.object(torch, "get_rng_state", followed):
+            yield
+
+
+class _Categories:
+    """What a storage was for, by when it was there."""
+
+    def __init__(self, marks: list[tuple[str, int]], operators: list[Operator]) -> None:
+        pairs = pairwise(marks)
+        self._forwards = [(before, last) for (phase, before), (_, last) in pairs if phase == "forward"]
+        self._ends = [0] * (len(operators) + 2)  # by number: the last operator of the recompute that it is in
+        for number in range(len(operators), 0, -1):
+            goes_on = number < len(operators) and operators[number].phase == "recompute"
+            self._ends[number] = self._ends[number + 1] if goes_on else number
+
+    def of(self, life: Life) -> str:
+        if life.phase == "forward":
+            end = next(last for before, last in self._forwards if before <= life.born <= last)
+            return "saved" if life.died is None or life.died > end else "temporaries"
+        if life.phase == "recompute":
+            return "recomputed" if life.died is None or life.died > self._ends[life.born] else "temporaries"
+        return "temporaries"

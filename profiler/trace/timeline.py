@@ -1,0 +1,84 @@
+"""What a traced step allocated, as plain data: knows nothing of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+import msgspec
+
+STATIC = ("parameters", "buffers", "gradients", "optimizer", "inputs")
+WORKSPACES = "workspaces"  # what libraries keep for themselves
+CATEGORIES = (*STATIC, WORKSPACES, "saved", "recomputed", "temporaries")
+PHASES = ("zero", "forward", "backward", "optimizer")
+
+
+class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The life of one storage. It is there while the operators `born` to `died` run, both included."""
+
+    nbytes: int  # as the allocator rounds them up
+    born: int  # 0: before the step
+    died: int  # the number of the last operator where it outlives the step
+    operator: str
+    module: str  # full name; of a gradient, the parameter's module; "" outside of all modules
+    phase: str  # forward, recompute, backward, optimizer, zero; "before" the step
+    category: str
+
+
+class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One call of one operator. Its number is its place in the trace, from 1."""
+
+    name: str
+    module: str
+    phase: str
+    flops: int = 0
+    moved_bytes: int = 0  # read and written; 0 where it only makes a view
+    hidden_bytes: int = 0  # what it took besides its outputs while it ran, where that is known
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. `marks` are the phases in order, each with the number of the last operator before it."""
+
+    allocations: tuple[Allocation, ...]
+    operators: tuple[Operator, ...]
+    marks: tuple[tuple[str, int], ...]
+    device: str = "cpu"
+
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """Every phase with its first and last operator, in order; the last is below the first where nothing ran."""
+        for (phase, before), (_, last) in pairwise(self.marks):
+            yield phase, before + 1, last
+
+
+def live(trace: Trace) -> list[int]:
+    """The bytes that are there while each operator runs, its hidden ones included; index 0 is before the step."""
+    change = [0] * (len(trace.operators) + 2)
+    for one in trace.allocations:
+        change[one.born] += one.nbytes
+        change[one.died + 1] -= one.nbytes
+    held = list(accumulate(change[:-1]))
+    return [held[0], *(bytes_ + one.hidden_bytes for bytes_, one in zip(held[1:], trace.operators, strict=True))]
+
+
+def resting(trace: Trace, after: int) -> int:
+    """The bytes that are there when an operator has ended and the next has not begun: no outputs, nothing freed."""
+    return sum(one.nbytes for one in trace.allocations if one.born <= after < one.died)
+
+
+def held_at(trace: Trace, operator: int) -> list[Allocation]:
+    """What is there while an operator runs, the largest first."""
+    found = [one for one in trace.allocations if one.born <= operator <= one.died]
+    return sorted(found, key=lambda one: -one.nbytes)
+
+
+def by_category(trace: Trace) -> dict[str, list[int]]:
+    """The bytes of each category while each operator runs; what operators hide counts as temporaries."""
+    size = len(trace.operators) + 2
+    changes = {category: [0] * size for category in CATEGORIES}
+    for one in trace.allocations:
+        changes[one.category][one.born] += one.nbytes
+        changes[one.category][one.died + 1] -= one.nbytes
+    held = {category: list(accumulate(change[:-1])) for category, change in changes.items()}
+    for number, operator in enumerate(trace.operators, start=1):
+        held["temporaries"][number] += operator.hidden_bytes
+    return held

@@ -1,0 +1,167 @@
+"""Follows the storages that operators make and drop: knows nothing of steps or of what storages are for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from profiler.trace.timeline import Operator
+
+Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
+
+
+class Life:
+    """One storage as it is followed; `died` is None while it is there."""
+
+    __slots__ = ("born", "category", "died", "module", "nbytes", "operator", "phase", "watch")
+
+    def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str) -> None:
+        self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
+        self.died: int | None = None
+        self.category: str | None = None
+        self.watch: weakref.ref[Any] | None = None
+
+
+class Tracer(TorchDispatchMode):
+    """Every operator and every storage of what runs under it.
+
+    `granule` is what the allocator rounds up to, in bytes; `hidden` tells what an operator takes while it runs. A phase
+    `backward` in which gradients are enabled is a recompute: autograd itself disables them.
+    """
+
+    def __init__(self, module: nn.Module, *, granule: int = 1, hidden: Hidden | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lives: list[Life] = []
+        self.operators: list[Operator] = []
+        self.phase = "before"
+        self._granule = granule
+        self._hidden = hidden
+        self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
+        self._stack = [""]
+        self._there: dict[int, Life] = {}  # by the address of the storage
+        self._module_of_node: dict[int, str] = {}  # by the sequence number of autograd's node
+        self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        phase, module = self._place()
+        kind = _kind(func)
+        flops = kind.flops(*args, **(kwargs or {}), out_val=out) if kind.flops else 0
+        moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
+        hidden = self._hidden(func, args, kwargs) if self._hidden else 0
+        self.operators.append(Operator(kind.name, module, phase, flops, moved, hidden))
+        if not kind.is_view:
+            for tensor in _tensors(out):
+                self._find(tensor, kind.name, module, phase)
+        return out
+
+    def hold(self, tensor: torch.Tensor, operator: str, module: str) -> Life | None:
+        """Follow a storage that no operator made; None where it is followed already, or empty."""
+        during = 0 if self.phase == "before" else 1  # it is there when the next operator runs
+        return self._find(tensor, operator, module, self.phase, after=during)
+
+    def life(self, tensor: torch.Tensor) -> Life | None:
+        """What is known of a tensor's storage."""
+        return self._there.get(tensor.untyped_storage()._cdata)
+
+    @property
+    def module(self) -> str:
+        """The full name of the module at work; empty outside of all."""
+        return self._stack[-1]
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Know which module is at work."""
+        call = nn.Module.__call__
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._stack.append(self._names.get(id(module), self._stack[-1]))
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._stack.pop()
+
+        with mock.patch.object(nn.Module, "__call__", called):
+            yield
+
+    def _place(self) -> tuple[str, str]:
+        """The phase and the module of the operator that has just run."""
+        if self.phase == "backward":
+            if torch.is_grad_enabled():
+                return "recompute", self._remember()
+            return "backward", self._of_node()
+        return self.phase, self._remember() if self.phase == "forward" else ""
+
+    def _remember(self) -> str:
+        """The module at work, kept for the node that autograd has made for this operator."""
+        module = self._stack[-1]
+        self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = module
+        return module
+
+    def _of_node(self) -> str:
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        variable = getattr(node, "variable", None)  # of AccumulateGrad
+        if variable is not None:
+            return self._owners.get(id(variable), "")
+        return self._module_of_node.get(node._sequence_nr(), "")
+
+    def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> Life | None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._there:
+            return None
+        nbytes = -(-storage.nbytes() // self._granule) * self._granule
+        if not nbytes:
+            return None
+        life = Life(nbytes, len(self.operators) + after, operator, module, phase)
+        life.watch = weakref.ref(storage, lambda _: self._gone(key))
+        self._there[key] = life
+        self.lives.append(life)
+        return life
+
+    def _gone(self, key: int) -> None:
+        self._there.pop(key).died = len(self.operators)
+
+
+class _Kind:
+    """What is the same for every call of an operator."""
+
+    __slots__ = ("flops", "is_view", "name")
+
+    def __init__(self, func: Any) -> None:
+        self.name = str(func).removesuffix(".default")
+        self.flops: Any = flop_registry.get(func._overloadpacket)
+        self.is_view = bool(func.is_view) or self.name == "aten.detach"
+
+
+_KINDS: dict[Any, _Kind] = {}
+
+
+def _kind(func: Any) -> _Kind:
+    if func not in _KINDS:
+        _KINDS[func] = _Kind(func)
+    return _KINDS[func]
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from _tensors(item)
+
+
+def _nbytes(tree: Any) -> int:
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    return sum(_nbytes(item) for item in tree) if isinstance(tree, (tuple, list)) else 0
