@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from profiler.trace.timeline import Allocation, Operator, Trace
+from profiler.timeline import Allocation, Operator, Trace
 from profiler.trace.tracer import Hidden, Life, Tracer
 from profiler.workload import Workload, tensors
 
