@@ -31,7 +31,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Callable[[str], None]], torch.Tensor]]:
         """An optimizer, and the step with it, which tells its phases and returns its loss."""
         optimizer = _optimizer(self.case, self.workload)
-        scaler = precision.scaler(self.case.precision, self.case.device)
+        scaler = precision.scaler(self.case.precision, self.case.torch_device)
         return optimizer, lambda mark: self._step(optimizer, scaler, mark)
 
     def _step(
@@ -79,10 +79,10 @@ def assemble(
 
 def _build(case: Case, build: Build) -> Workload:
     torch.manual_seed(case.seed)
-    with torch.device(case.device):
+    with torch.device(case.torch_device):
         workload = build()
-    batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.device), workload.batch)
-    workload = msgspec.structs.replace(workload, module=workload.module.to(case.device).train(), batch=batch)
+    batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
+    workload = msgspec.structs.replace(workload, module=workload.module.to(case.torch_device).train(), batch=batch)
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
         workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))

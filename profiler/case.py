@@ -11,6 +11,8 @@ import msgspec
 from profiler.errors import UserError
 
 PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
+OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
+FAKE = "fake:"  # what the name of a device begins with that is predicted for, and need not be there
 
 
 class Choice(str):
@@ -79,6 +81,21 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """The same point without checkpointing."""
         return msgspec.structs.replace(self, strategy=Choice("none"))
 
+    @property
+    def is_predicted(self) -> bool:
+        return self.device.startswith(FAKE)
+
+    @property
+    def torch_device(self) -> str:
+        """Where torch puts the tensors: a prediction needs no device."""
+        return "cpu" if self.is_predicted else self.device
+
+    @property
+    def twin(self) -> Case:
+        """The point that a measurement and its prediction share: the same on the kind of device."""
+        kind = self.device.removeprefix(FAKE).partition(":")[0]
+        return msgspec.structs.replace(self, device="cpu" if kind == "cpu" else "cuda")
+
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One case in one round: what a worker is asked to do."""
@@ -87,6 +104,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 1
     passes: tuple[str, ...] = PASSES
     digests: dict[str, str] | None = None  # what the baseline's equality pass gave
+    hidden_bytes: dict[str, int] | None = None  # what the operators pass gave, by signature
     data_directory: str | None = None
 
 

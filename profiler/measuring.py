@@ -14,9 +14,9 @@ import torch
 
 from profiler import __version__, catalogue, devices
 from profiler.assemble import Assembled, Build, assemble
-from profiler.case import Case, Choice, Trial
+from profiler.case import OPERATORS, Case, Choice, Trial
 from profiler.devices import Device
-from profiler.meters import equality, flops, memory
+from profiler.meters import equality, flops, memory, operators
 from profiler.meters import time as timing
 from profiler.meters.equality import Step
 from profiler.record import Applied, Built, Environment, Equality, Note, Readings, Record
@@ -42,6 +42,8 @@ def measure(
         readings |= bench.flops()
     if "memory" in trial.passes:
         readings |= bench.memory()
+    if OPERATORS in trial.passes:
+        readings |= bench.operators()
     if "time" in trial.passes:
         readings |= bench.time()
     return Record(
@@ -143,6 +145,11 @@ class _Bench:
         return memory.read(
             built.workload, optimizer, self.device, lambda mark: self._check_loss(self._counted(step, mark))
         )
+
+    def operators(self) -> dict[str, Any]:
+        self.begin(OPERATORS)
+        _, step = self.build().trainer()
+        return operators.read(self.device, lambda mark: self._counted(step, mark))
 
     def time(self) -> dict[str, Any]:
         self.begin("time")

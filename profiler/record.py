@@ -40,6 +40,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int | None = None
     forward_flops: int | None = None
     backward_flops: int | None = None  # the recompute included
+    hidden_bytes: dict[str, int] | None = None  # what operators take besides their outputs, by signature
     block_calls: tuple[int, ...] | None = None  # how often each block's forward ran in a step
     forward_seconds: tuple[float, ...] | None = None
     backward_seconds: tuple[float, ...] | None = None

@@ -41,14 +41,18 @@ def execute(
     """Run what `done` does not hold yet, and yield each record as it comes.
 
     Trials go to the engine in waves: a round's baselines before the others of the first round, since those are
-    verified against them. A case whose first round is not ok has no further rounds.
+    verified against them, or predicted with what was read of them. A case whose first round is not ok has no further
+    rounds.
     """
     found = {(record.case, record.round): record for record in done}
-    for _, wave in groupby(
-        plan, key=lambda trial: (trial.round, trial.round == 1 and trial.case == trial.case.baseline)
-    ):
+    for _, wave in groupby(plan, key=_wave):
         ready = [
-            msgspec.structs.replace(trial, digests=_digests(trial.case, found), data_directory=data_directory)
+            msgspec.structs.replace(
+                trial,
+                digests=_digests(trial.case, found),
+                hidden_bytes=_hidden_bytes(trial.case, found),
+                data_directory=data_directory,
+            )
             for trial in progress.owed(wave, found.values())
         ]
         for record in engine.run(ready):
@@ -71,6 +75,18 @@ def _no_longer_owed(record: Record, plan: tuple[Trial, ...]) -> int:
     """How many later rounds a case loses whose first is not ok."""
     lost = record.round == 1 and record.outcome != "ok"
     return sum(trial.case == record.case and trial.round > 1 for trial in plan) if lost else 0
+
+
+def _wave(trial: Trial) -> tuple[int, bool, bool]:
+    return trial.round, trial.round == 1 and trial.case == trial.case.baseline, trial.case.is_predicted
+
+
+def _hidden_bytes(case: Case, found: dict[tuple[Case, int], Record]) -> dict[str, int] | None:
+    """What was read of the baseline's operators on a device of the kind that is predicted for."""
+    if not case.is_predicted:
+        return None
+    measured = (record for record in found.values() if record.readings.hidden_bytes is not None)
+    return next((record.readings.hidden_bytes for record in measured if record.case.twin == case.baseline.twin), None)
 
 
 def _digests(case: Case, found: dict[tuple[Case, int], Record]) -> dict[str, str] | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from profiler import catalogue, models, optimizers, strategies
-from profiler.case import PASSES, Case, Choice, Trial, split_choices
+from profiler import catalogue, models, optimizers, strategies, trials
+from profiler.case import FAKE, Case, Choice, Trial, split_choices
 from profiler.errors import UserError
 
 SEGMENTS = "1,2,4,8,16,32"
@@ -33,6 +33,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     blocks: str | None = None
     repair_batchnorm: bool | None = None
     device: str | None = None
+    predict: bool | None = None
+    calibrate: bool | None = None
     data: str | None = None
     verify: str | None = None
     keep_grads: bool | None = None
@@ -93,7 +95,22 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
         for precision in precisions
         for strategy in chosen
     ]
-    return Plan(trials=in_rounds(cases, rounds), data_directory=request.data, remarks=tuple(remarks))
+    planned = _trials(request, cases, rounds)
+    return Plan(trials=planned, data_directory=request.data, remarks=tuple(remarks))
+
+
+def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
+    """Measurements, predictions, or both: whichever the device and the request say."""
+    device = cases[0].device
+    if not device.startswith(FAKE):
+        if request.calibrate:
+            raise UserError("calibrate has no effect on a measurement", hint="leave it out; predict uses it by itself")
+        return trials.measured(cases, rounds, predict=bool(request.predict))
+    if request.predict:
+        raise UserError(f"predict has no effect on '{device}', which is predicted for", hint="leave it out")
+    if request.rounds is not None:
+        raise UserError("--rounds has no effect on a prediction, which is exact", hint="leave it out")
+    return trials.predicted(cases, calibrate=bool(request.calibrate))
 
 
 def _fields(request: Request) -> dict[str, Any]:
@@ -109,41 +126,6 @@ def _fields(request: Request) -> dict[str, Any]:
         "warmup": _within(0, MOST, "--warmup", request.warmup, 1),
         "samples": _within(1, MOST, "--samples", request.samples, 5),
     }
-
-
-def any_device(word: str) -> str:
-    """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
-        raise UserError(f"--device: '{word}' is not a device", hint="choose from auto, cpu, cuda, cuda:N")
-    return "cuda:0"
-
-
-def choose_device(word: str, devices: list[str]) -> str:
-    """The device's name for its word: `auto` and `cuda` are the first CUDA device, `auto` the CPU where there is none.
-
-    Raises UserError: exit code 3 where there is no CUDA device at all, 2 where there is not this one.
-    """
-    cuda = [name for name in devices if name.startswith("cuda")]
-    name = {"auto": cuda[0] if cuda else "cpu", "cuda": cuda[0] if cuda else "cuda"}.get(word, word)
-    if name in devices:
-        return name
-    if name.startswith("cuda") and not cuda:
-        message = f"--device: there is no '{word}': torch sees no CUDA device here"
-        raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)
-    raise UserError(f"--device: '{word}' is not a device here", hint=f"choose from auto, {', '.join(devices)}")
-
-
-def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:
-    """Rounds over all cases, every second one reversed, so that drift and heat favour none.
-
-    Only the first round verifies and reads the memory, both exact; the others add samples of time.
-    """
-    forth = list(cases)
-    return tuple(
-        Trial(case=case, round=number, passes=PASSES if number == 1 else ("time",))
-        for number in range(1, rounds + 1)
-        for case in (forth if number % 2 else reversed(forth))
-    )
 
 
 def parse_segments(text: str, remarks: list[str]) -> list[Choice]:

@@ -64,6 +64,11 @@ def spread_text(fraction: float | None) -> str:
     return MISSING if fraction is None else f"±{fraction * 100:.1f} %"
 
 
+def error_text(fraction: float | None) -> str:
+    """How far a prediction is off: 0.0034 -> '+0.34 %'."""
+    return MISSING if fraction is None else f"{fraction * 100:+.2f} %"
+
+
 def count_text(count: int, noun: str) -> str:
     """3, 'module' -> '3 modules'."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

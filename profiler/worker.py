@@ -15,6 +15,7 @@ from profiler.case import Case, Trial, decode, encode
 from profiler.describe import describe
 from profiler.errors import Unsupported, UserError
 from profiler.measuring import environment, measure, open_device
+from profiler.predicting import predict
 from profiler.record import Environment, Outcome, Record
 
 # Host and device say it in other ways than torch.OutOfMemoryError too.
@@ -30,7 +31,8 @@ def run_trial(request: str, channel: int) -> None:
     """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
     tell(channel, {"stage": "start", "at": time.monotonic()})
     trial: Trial = decode(request, Trial)
-    record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}))
+    by = predict if trial.case.is_predicted else measure
+    record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}), by=by)
     tell(channel, {"record": record})
 
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from profiler.case import Choice
 from profiler.errors import UserError
-from profiler.spec import Plan, Request, choose_device, in_rounds, override, parse_segments, plan
+from profiler.device_choice import choose_device
+from profiler.spec import Plan, Request, override, parse_segments, plan
+from profiler.trials import in_rounds
 from tests import make
 
 

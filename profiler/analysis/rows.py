@@ -31,6 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     step_spread: float | None  # half the interquartile range over the median
     time_ratio: float | None  # median over the rounds of the ratio within a round
     time_ratio_range: tuple[float, float] | None  # smallest and largest of these ratios
+    prediction_error: float | None  # predicted over measured peak, less 1, where there are both
     notes: tuple[Note, ...]
     on_frontier: bool  # no other row of its group has both a lower peak and a lower time
 
@@ -98,9 +99,18 @@ def _row(case: Case, found: list[Record], pooled: dict[Case, Record], baseline: 
         step_spread=spread(seconds) if seconds else None,
         time_ratio=median(ratios) if ratios else None,
         time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
+        prediction_error=_prediction_error(record, pooled),
         notes=tuple(notes.values()),
         on_frontier=False,
     )
+
+
+def _prediction_error(record: Record, pooled: dict[Case, Record]) -> float | None:
+    """Of the peak, against the same case measured on the same kind of device, or predicted for it."""
+    twins = (other for other in pooled.values() if other.case.twin == record.case.twin)
+    peaks = {other.case.is_predicted: other.readings.peak_bytes for other in twins if other.outcome == "ok"}
+    ratio = _ratio(peaks.get(True), peaks.get(False))
+    return None if ratio is None else ratio - 1
 
 
 def _noise(seconds: tuple[float, ...] | None, ratios: list[float]) -> dict[str, Note]:

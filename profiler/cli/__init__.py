@@ -20,6 +20,7 @@ from profiler.cli.export import export
 from profiler.cli.list import list_runs
 from profiler.cli.models import models
 from profiler.cli.plot import plot
+from profiler.cli.predict import predict
 from profiler.cli.reproduce import reproduce
 from profiler.cli.run import run
 from profiler.cli.show import show
@@ -61,6 +62,7 @@ def gcprof(
 
 
 app.command("run")(run)
+app.command("predict")(predict)
 app.command("show")(show)
 app.command("plot")(plot)
 app.command("export")(export)
@@ -114,7 +116,7 @@ def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]
     from profiler.cli.words import say_failure
     from profiler.views.plain import plain
 
-    if [*words[:1]] == ["run"] and "--json" in words:
+    if [*words[:1]] in (["run"], ["predict"]) and "--json" in words:
         say_failure(code)
     print(f"gcprof: {plain(message)}", file=sys.stderr)
     if hint:

@@ -88,7 +88,7 @@ def _list() -> None:
 def _run(system: System, full: bool, device: str | None, output: Path | None, json: bool) -> int:
     import msgspec
 
-    from profiler import catalogue, engines, published, spec, store
+    from profiler import catalogue, device_choice, engines, published, spec, store
     from profiler.analysis import progress
     from profiler.case import Choice
     from profiler.views import reproduction
@@ -99,7 +99,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
     connect, _ = catalogue.load(Choice(system.engine), engines.TABLE)
     with connect() as engine:
         devices = engine.survey()
-        where = spec.choose_device(device or "auto", list(devices))
+        where = device_choice.choose_device(device or "auto", list(devices))
         size = system.full if full or where != "cpu" else system.cpu
         plan = spec.plan(msgspec.structs.replace(size.request, device=where), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])

@@ -1,34 +1,17 @@
-"""`gcprof run`: words in, a run folder, a table and its files out."""
+"""`gcprof run`: the words of a measurement."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from profiler.cli.signals import Interrupted, end_at_once, heeded
-from profiler.cli.words import (
-    RESULTS,
-    aside,
-    command_line,
-    encoding,
-    next_command,
-    run_folder,
-    say,
-    say_bytes,
-    say_failure,
-    say_first,
-    width,
-)
+from profiler.cli.carry import resume as go_on
+from profiler.cli.carry import start
+from profiler.cli.signals import Interrupted, heeded
+from profiler.cli.words import say_failure
 from profiler.errors import UserError
-
-if TYPE_CHECKING:
-    from profiler.engines import Engine
-    from profiler.record import Environment
-    from profiler.spec import Plan, Request
-    from profiler.store import Run
 
 LONGEST = 1_000_000  # seconds of a stage: eleven days
 
@@ -52,6 +35,9 @@ def run(
         bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
+    predict: Annotated[
+        bool | None, typer.Option("--predict", help="Predict every case besides, and show the error.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Folder with the MNIST IDX files; without it the batch is synthetic.")
     ] = None,
@@ -90,7 +76,7 @@ def run(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         device=device, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
         warmup=warmup, seed=seed, precision=precision, accumulate=accumulate, blocks=blocks,
-        repair_batchnorm=repair_batchnorm,
+        repair_batchnorm=repair_batchnorm, predict=predict,
     )  # fmt: skip
     if not 0 < stage_limit <= LONGEST:
         raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
@@ -102,129 +88,12 @@ def run(
     try:
         with heeded():
             code = (
-                _resume(resume, words, stage_limit, json)
+                go_on(resume, words, stage_limit, json)
                 if resume
-                else _start(words, config, output, stage_limit, json, dry_run)
+                else start(words, config=config, output=output, limit=stage_limit, json=json, dry_run=dry_run)
             )
     except Interrupted as interrupted:
         code = interrupted.exit_code  # before there was anything to keep
         if json:
             say_failure(code)
     raise typer.Exit(code)
-
-
-def _start(words: Request, config: Path | None, output: Path | None, limit: float, json: bool, dry_run: bool) -> int:
-    from profiler import catalogue, engines, spec, store, sweep
-    from profiler.case import Choice
-
-    request = spec.override(sweep.read(config), words) if config else words
-    spec.plan(request, spec.any_device)  # refuse what is wrong before torch is imported, which takes seconds
-    store.refuse_existing(output or RESULTS / "new")
-    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-    with connect(stage_seconds=limit) as engine:
-        devices = engine.survey()
-        plan = spec.plan(request, lambda word: spec.choose_device(word, list(devices)))
-        if dry_run:
-            return _print_plan(plan, devices)
-        folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in plan.trials])
-        environment = devices[plan.trials[0].case.device]
-        store.create(folder, plan=plan.trials, command=command_line(), environment=environment)
-        return _go_on(engine, folder, plan.data_directory, devices, json, plan.remarks)
-
-
-def _resume(name: str, words: Request, limit: float, json: bool) -> int:
-    from profiler import catalogue, engines, runner, store
-    from profiler.analysis import progress
-    from profiler.case import Choice
-    from profiler.spec import Request
-
-    if words != Request(data=words.data):
-        raise UserError(
-            "--resume goes on with the run's own cases",
-            hint="leave out the other options (--data names the files again)",
-        )
-    folder = run_folder(name)
-    before = store.load(folder)
-    from_files = any(trial.case.data == "files" for trial in before.manifest.plan)
-    if from_files != (words.data is not None):
-        message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
-        raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
-    if not progress.owed(before.manifest.plan, before.records):
-        aside("there is nothing left to do: the run is complete")
-        return _finish(before, code=0, json=json)
-    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-    with connect(stage_seconds=limit) as engine:
-        devices = engine.survey()
-        runner.refuse_other_machine(before.manifest.environment, devices.get(before.manifest.plan[0].case.device))
-        return _go_on(engine, folder, words.data, devices, json, before.warnings)
-
-
-def _go_on(
-    engine: Engine,
-    folder: Path,
-    data: str | None,
-    devices: dict[str, Environment],
-    json: bool,
-    remarks: tuple[str, ...],
-) -> int:
-    """Run what is owed, then show and write what there is, also after Ctrl-C."""
-    from profiler import runner, store
-    from profiler.views.progress import Follow
-
-    say_first(store.load(folder).manifest.plan, devices, remarks)
-    code = 0
-    try:
-        with Follow(sys.stderr) as follow:
-            for record, left in runner.carry_out(engine, folder, data_directory=data):
-                follow.show(record, left=left)
-    except Interrupted as interrupted:
-        aside("interrupted; what was printed is safe")
-        code = interrupted.exit_code
-    except UserError as error:  # it could not be written any further
-        aside(f"gcprof: {error.message}")
-        aside(f"hint: {error.hint}")
-        code = error.exit_code
-    end_at_once()
-    return _finish(store.load(folder), code=code, json=json)
-
-
-def _finish(run: Run, *, code: int, json: bool) -> int:
-    """Show and write what there is, and name what to do next; the exit code."""
-    from profiler.analysis import progress
-
-    folder = run.folder
-    code = code or progress.exit_code(run.records)
-    _show(run, json=json, code=code)
-    if progress.status(run.manifest.plan, run.records) == "partial":
-        next_command("gcprof", "run", "--resume", str(folder))
-    elif all(record.readings.peak_bytes is None for record in run.records):
-        next_command("gcprof", "show", str(folder))
-    else:
-        next_command("gcprof", "plot", str(folder), "--kind", "memory", "-o", "memory.png")
-    return code
-
-
-def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
-    say_first(plan.trials, devices, plan.remarks)
-    for trial in plan.trials:
-        case = trial.case
-        what = f"{case.model}  {case.strategy}  batch {case.batch_size}  {case.optimizer}  {case.device}"
-        print(f"round {trial.round}  {what}  {'+'.join(trial.passes)}")
-    aside(f"{len(plan.trials)} trials")
-    return 0
-
-
-def _show(run: Run, *, json: bool, code: int) -> None:
-    """The table on stdout, or the document; then the files and what to try next."""
-    from profiler.analysis import progress, rows
-    from profiler.views import derived, terminal
-    from profiler.views.json import document
-
-    status = progress.status(run.manifest.plan, run.records)
-    written = derived.write(run)
-    if json:
-        say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
-    else:
-        say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
-    for path in (run.folder / "trials.jsonl", *written):
-        aside(f"wrote {path}")

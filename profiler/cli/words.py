@@ -131,13 +131,23 @@ def command_line() -> str:
 
 
 def say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:
-    """The first lines of a run: what is measured, and what the user should know of the plan."""
-    from profiler.units import bytes_text
+    """The first lines of a run: what is measured or predicted, and what the user should know of the plan."""
+    from profiler import device_choice
 
     name = plan[0].case.device
-    device = devices[name]
-    where = f"{device.device_name}, {bytes_text(device.device_bytes)}; torch {device.torch}"
+    device = device_choice.environment(name, devices)
+    where = "; ".join([*_described(device), f"torch {device.torch}"])
     why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
-    aside(f"{why}measuring the {'CPU' if name == 'cpu' else 'GPU'} ({where})")
+    kind = "the CPU" if name == "cpu" else "the GPU"
+    doing = f"predicting for {name}" if plan[0].case.is_predicted else f"{why}measuring {kind}"
+    aside(f"{doing} ({where})")
     for remark in remarks:
         aside(f"note: {remark}")
+
+
+def _described(device: Environment) -> list[str]:
+    from profiler.units import bytes_text
+
+    if device.device_name is None or device.device_bytes is None:
+        return []
+    return [f"{device.device_name}, {bytes_text(device.device_bytes)}"]

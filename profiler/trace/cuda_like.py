@@ -6,7 +6,7 @@ Kernels are swapped by patching: a function mode is off inside its own handler, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-Held = Callable[[], Any]  # a context in which nothing that is made is on the device
+from profiler.trace.tracer import on_host
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
-def cuda_like(on_host: Held) -> Iterator[None]:
+def cuda_like() -> Iterator[None]:
     """Dropout with a boolean mask, the fused attention kernels, foreach optimizers, offloading to a host."""
 
     def offload(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -37,12 +37,12 @@ def follow(
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
-        run = _Run(workload, optimizer, GRANULE[device], hidden)
+        run = _Run(workload, optimizer, device, hidden)
         run.go(step)
         if run.arrived == used and not run.left_behind():
             break
         used = run.arrived
-    return run.trace(device)
+    return run.trace()
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
@@ -59,12 +59,13 @@ class _Run:
     """One step that is followed."""
 
     def __init__(
-        self, workload: Workload, optimizer: torch.optim.Optimizer, granule: int, hidden: Hidden | None
+        self, workload: Workload, optimizer: torch.optim.Optimizer, device: str, hidden: Hidden | None
     ) -> None:
+        self._device = device
         self.arrived: set[int] = set()
         self._workload = workload
         self._optimizer = optimizer
-        self._tracer = Tracer(workload.module, granule=granule, hidden=hidden)
+        self._tracer = Tracer(workload.module, granule=GRANULE[device], hidden=hidden)
         self._marks: list[tuple[str, int]] = []
         self._hold()
 
@@ -84,7 +85,7 @@ class _Run:
             for life in self._tracer.lives
         )
 
-    def trace(self, device: str) -> Trace:
+    def trace(self) -> Trace:
         last = len(self._tracer.operators)
         categories = _Categories(self._marks, self._tracer.operators)
         return Trace(
@@ -102,7 +103,7 @@ class _Run:
             ),
             operators=tuple(self._tracer.operators),
             marks=tuple(self._marks),
-            device=device,
+            device=self._device,
         )
 
     def _hold(self) -> None:
@@ -145,7 +146,7 @@ class _Run:
             self._tracer.hold(state, "random state", self._tracer.module)
             return state
 
-        with mock.patch.object(torch, "get_rng_state", followed):
+        with mock.patch.object(torch, "get_rng_state", followed) if self._device == "cpu" else nullcontext():
             yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 from unittest import mock
 
@@ -13,9 +14,23 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from profiler.signature import name
 from profiler.timeline import Operator
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
+
+
+_ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """What is made within is not on the device that is followed."""
+    token = _ON_HOST.set(True)
+    try:
+        yield
+    finally:
+        _ON_HOST.reset(token)
 
 
 class Life:
@@ -58,7 +73,7 @@ class Tracer(TorchDispatchMode):
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
         hidden = self._hidden(func, args, kwargs) if self._hidden else 0
         self.operators.append(Operator(kind.name, module, phase, flops, moved, hidden))
-        if not kind.is_view:
+        if not kind.is_view and not _ON_HOST.get():
             for tensor in _tensors(out):
                 self._find(tensor, kind.name, module, phase)
         return out
@@ -139,7 +154,7 @@ class _Kind:
     __slots__ = ("flops", "is_view", "name")
 
     def __init__(self, func: Any) -> None:
-        self.name = str(func).removesuffix(".default")
+        self.name = name(func)
         self.flops: Any = flop_registry.get(func._overloadpacket)
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
 

@@ -14,6 +14,7 @@ from profiler.units import (
     change_range_text,
     change_text,
     count_text,
+    error_text,
     scaled,
     second_unit,
     spread_text,
@@ -94,7 +95,7 @@ def outcome(row: Row) -> str:
 
 
 def is_predicted(row: Row) -> bool:
-    return row.case.device.startswith("fake:")
+    return row.case.is_predicted
 
 
 def reasons(rows: Iterable[Row]) -> list[str]:
@@ -129,7 +130,15 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
         _number("of which", f"static {unit}", [scaled(count, size) for count in static]),
         _text("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
         _number("peak", "against none", [_against_none(row, change_text(row.peak_ratio)) for row in rows]),
+        *_prediction(rows),
     )
+
+
+def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """How far the predicted peak is from the measured one, where a run has both."""
+    if all(row.prediction_error is None for row in rows):
+        return ()
+    return (_number("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
 
 
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:

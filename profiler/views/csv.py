@@ -73,6 +73,7 @@ def _memory(readings: Readings, row: Row) -> dict[str, Any]:
         "reserved_bytes": readings.reserved_bytes,
         "device_bytes": readings.device_bytes,
         "peak_ratio": row.peak_ratio,
+        "prediction_error": row.prediction_error,
         "forward_flops": readings.forward_flops,
         "backward_flops": readings.backward_flops,
     }

@@ -1,0 +1,74 @@
+"""A device's word -> its name: which devices can be asked for, there or not. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from profiler import rates
+from profiler.case import FAKE
+from profiler.errors import UserError
+from profiler.record import Environment
+
+
+def any_device(word: str) -> str:
+    """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
+    if word.startswith(FAKE):
+        return _fake(word)
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
+        raise UserError(f"--device: '{word}' is not a device", hint="choose from auto, cpu, cuda, cuda:N")
+    return "cuda:0"
+
+
+def choose_device(word: str, devices: list[str]) -> str:
+    """The device's name for its word: `auto` and `cuda` are the first CUDA device, `auto` the CPU where there is none.
+
+    Raises UserError: exit code 3 where there is no CUDA device at all, 2 where there is not this one.
+    """
+    if word.startswith(FAKE):
+        return _fake(word)
+    cuda = [name for name in devices if name.startswith("cuda")]
+    name = {"auto": cuda[0] if cuda else "cpu", "cuda": cuda[0] if cuda else "cuda"}.get(word, word)
+    if name in devices:
+        return name
+    if name.startswith("cuda") and not cuda:
+        message = f"--device: there is no '{word}': torch sees no CUDA device here"
+        raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)
+    raise UserError(f"--device: '{word}' is not a device here", hint=f"choose from auto, {', '.join(devices)}")
+
+
+def _fake(word: str) -> str:
+    """A device that need not be there: any CPU or CUDA device, or one whose rates are known."""
+    known = ("cpu", "cuda", *rates.names())
+    if word.removeprefix(FAKE) not in known:
+        near = difflib.get_close_matches(word.removeprefix(FAKE), known, n=1)
+        hint = f"did you mean '{FAKE}{near[0]}'?" if near else f"{FAKE} and one of {', '.join(known)}"
+        raise UserError(f"--device: nothing is known of '{word}'", hint=hint)
+    return word
+
+
+def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
+    """That of a device that is here, or what is known of one that is predicted for."""
+    if name in devices:
+        return devices[name]
+    known = rates.find(name.removeprefix(FAKE)) if name.removeprefix(FAKE) in rates.names() else None
+    return msgspec.structs.replace(
+        devices["cpu"],
+        device_name=known.name if known else None,
+        device_bytes=known.memory_bytes if known else None,
+        device_uuid=None,
+        driver=None,
+        num_threads=None,
+    )
+
+
+def refuse_absent(names: Iterable[str], devices: Mapping[str, Environment]) -> None:
+    """Raises UserError (exit code 3) for a device that is to be measured and is not here."""
+    for name in names:
+        if name not in devices and not name.startswith(FAKE):
+            message = f"--calibrate measures '{name}' first, and torch sees none here"
+            raise UserError(message, hint="leave it out: the prediction is made without", exit_code=3)
