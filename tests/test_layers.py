@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "units"},
     {"case", "workload", "devices", "blocks"},
-    {"catalogue", "outline", "record", "precision"},
+    {"catalogue", "outline", "record", "precision", "rates"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"},
     {"spec", "assemble", "views"},
     {"describe", "measuring", "sweep"},
