@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-
 from collections.abc import Iterable, Mapping
 
 import msgspec

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from profiler import __version__
+from profiler import __version__, rates
 from profiler.assemble import Assembled, assemble
-from profiler.case import Case, Trial
+from profiler.case import FAKE, Case, Trial
 from profiler.errors import Unsupported
-from profiler.record import Applied, Built, Environment, Readings, Record
+from profiler.rates import Rates
+from profiler.record import Applied, Built, Environment, Note, Readings, Record
 from profiler.signature import name, signature
 from profiler.timeline import Trace
+from profiler.trace import roofline
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.fake import fake_tensors
 from profiler.trace.step import follow
@@ -35,15 +37,17 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
     """
     began = time.monotonic()
     on_stage("build")
-    built, trace = trace_case(trial.case, hidden_bytes=trial.hidden_bytes, on_stage=on_stage)
+    case = trial.case
+    built, trace = trace_case(case, hidden_bytes=trial.hidden_bytes, on_stage=on_stage)
+    known = _rates(case.device)
     return Record(
-        case=trial.case,
+        case=case,
         round=trial.round,
         outcome="ok",
         built=_describe(built),
-        readings=Readings(**readings(trace)),
-        environment=environment(trial.case.device),
-        notes=_notes(built.applied, trial.case),
+        readings=Readings(**readings(trace), **(_seconds(trace, known, case.precision) if known else {})),
+        environment=_environment(known),
+        notes=(*_notes(built.applied, case), *_stated(trial, known)),
         stage_seconds={"build": time.monotonic() - began},
     )
 
@@ -65,20 +69,54 @@ def trace_case(
             optimizer, step = built.trainer()
             if kind == "cuda":
                 foreach(optimizer)
-            return built, follow(built.workload, optimizer, step, device=kind, hidden=_hidden(hidden_bytes))
+            return built, follow(
+                built.workload,
+                optimizer,
+                step,
+                device=kind,
+                hidden=_hidden(hidden_bytes),
+                workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
+            )
         except DATA_DEPENDENT as error:
             raise Unsupported(f"what the model does depends on its data: {str(error).splitlines()[0]}") from error
 
 
-def environment(device: str) -> Environment:
+def _environment(known: Rates | None) -> Environment:
     """Versions of this process; of the device, what is known of its kind."""
     return Environment(
         gcprof=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         torch=torch.__version__,
+        device_name=known.name if known else None,
+        device_bytes=known.memory_bytes if known else None,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _rates(device: str) -> Rates | None:
+    """What is known of the device; nothing where only its kind is given."""
+    word = device.removeprefix(FAKE)
+    return None if word in ("cpu", "cuda") else rates.find(word)
+
+
+def _workspace_bytes(device: str) -> int:
+    """What cuBLAS keeps; where only the kind of device is given, as before Hopper."""
+    known = _rates(device)
+    return rates.workspace_bytes(known) if known else rates.SMALL_WORKSPACE
+
+
+def _seconds(trace: Trace, known: Rates, precision: str) -> dict[str, Any]:
+    return {f"{phase}_seconds": (value,) for phase, value in roofline.seconds(trace, known, precision).items()}
+
+
+def _stated(trial: Trial, known: Rates | None) -> list[Note]:
+    """How sure the prediction is, as far as it can be said."""
+    case = trial.case
+    time_note = Note(code="GCP016", text=roofline.stated_error(known, case.precision)) if known else None
+    blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
+    memory_note = Note(code="GCP015", text=blind) if trial.hidden_bytes is None else None
+    return [note for note in (memory_note, time_note) if note]
 
 
 def _hidden(known: dict[str, int] | None) -> Hidden | None:
@@ -103,7 +141,7 @@ def _describe(built: Assembled) -> Built:
     )
 
 
-def _notes(applied: Applied, case: Case) -> tuple[Any, ...]:
+def _notes(applied: Applied, case: Case) -> tuple[Note, ...]:
     """The strategy's own, but for those that are about the CPU that a prediction for CUDA was traced on."""
     on_cuda = case.twin.device == "cuda"
     return tuple(note for note in applied.notes if not (on_cuda and note.code == "GCP008"))

@@ -25,7 +25,10 @@ def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial,
     cases = list(cases)
     real = [_measurable(case) for case in cases if case == case.baseline] if calibrate else []
     passes = ("memory", OPERATORS, "time")
-    return (*(Trial(case=case, passes=passes) for case in real), *(Trial(case=case, passes=("memory",)) for case in cases))
+    return (
+        *(Trial(case=case, passes=passes) for case in real),
+        *(Trial(case=case, passes=("memory",)) for case in cases),
+    )
 
 
 def _measurable(case: Case) -> Case:

@@ -13,8 +13,9 @@ ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "units"},
     {"case", "workload", "devices", "blocks"},
-    {"catalogue", "outline", "record", "precision", "signature", "timeline"},
-    {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis", "device_choice", "trials"},
+    {"catalogue", "outline", "record", "precision", "rates", "signature", "timeline"},
+    {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
+    | {"device_choice", "trials"},
     {"spec", "assemble", "views"},
     {"describe", "measuring", "predicting", "sweep"},
     {"worker", "engines", "published"},

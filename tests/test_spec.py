@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.case import Choice
-from profiler.errors import UserError
 from profiler.device_choice import choose_device
+from profiler.errors import UserError
 from profiler.spec import Plan, Request, override, parse_segments, plan
 from profiler.trials import in_rounds
 from tests import make

@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
 
-from profiler.timeline import Allocation, Operator, Trace
+from profiler.timeline import WORKSPACES, Allocation, Operator, Trace
 from profiler.trace.tracer import Hidden, Life, Tracer
 from profiler.workload import Workload, tensors
 
@@ -18,6 +19,7 @@ Step = Callable[[Callable[[str], None]], Any]
 
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 TRIES = 3
+MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 
 
 def follow(
@@ -27,6 +29,7 @@ def follow(
     *,
     device: str = "cpu",
     hidden: Hidden | None = None,
+    workspace_bytes: int = 0,
 ) -> Trace:
     """Trace a step as it is once gradients and optimizer state are there.
 
@@ -42,7 +45,16 @@ def follow(
         if run.arrived == used and not run.left_behind():
             break
         used = run.arrived
-    return run.trace()
+    return _with_workspaces(run.trace(), workspace_bytes)
+
+
+def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """With what cuBLAS keeps from its first use on, once for the thread of the forward and once for autograd's."""
+    users = {one.phase for one in trace.operators if nbytes and one.name in MATMULS}
+    threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
+    last = len(trace.operators)
+    kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
+    return msgspec.structs.replace(trace, allocations=(*kept, *trace.allocations))
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:

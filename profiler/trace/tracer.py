@@ -66,9 +66,11 @@ class Tracer(TorchDispatchMode):
         self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = _kind(func)
+        if kind.is_question:
+            return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         phase, module = self._place()
-        kind = _kind(func)
         flops = kind.flops(*args, **(kwargs or {}), out_val=out) if kind.flops else 0
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
         hidden = self._hidden(func, args, kwargs) if self._hidden else 0
@@ -151,11 +153,12 @@ class Tracer(TorchDispatchMode):
 class _Kind:
     """What is the same for every call of an operator."""
 
-    __slots__ = ("flops", "is_view", "name")
+    __slots__ = ("flops", "is_question", "is_view", "name")
 
     def __init__(self, func: Any) -> None:
         self.name = name(func)
         self.flops: Any = flop_registry.get(func._overloadpacket)
+        self.is_question = func.namespace == "prim"  # a fake tensor is asked for its device
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
 
 

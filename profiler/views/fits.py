@@ -11,6 +11,11 @@ from profiler.units import bytes_text, change_text
 from profiler.views.cells import Column, batch
 from profiler.views.terminal import fitted, paragraph
 
+NOTE = (
+    "needed: what the allocator reserves, and 600 MiB for CUDA itself; "
+    "of the strategies that fit, the one that recomputes least"
+)
+
 
 def table(found: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """One table for each case: a line a device, with the strategy that recomputes least of those that it holds."""
@@ -21,8 +26,7 @@ def table(found: Sequence[Fit], *, width: int | None = None, encoding: str = "ut
         head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}: predicted, not measured"
         parts += [paragraph(head, width=width, encoding=encoding, style="bold")]
         parts += [fitted(_columns(lines), width=width, encoding=encoding), Text()]
-    note = "needed: what the allocator reserves, and 600 MiB for CUDA itself; of those that fit, the strategy is the one that recomputes least"
-    return Text("\n").join([Text(), *parts, paragraph(note, width=width, encoding=encoding)])
+    return Text("\n").join([Text(), *parts, paragraph(NOTE, width=width, encoding=encoding)])
 
 
 def _columns(found: Sequence[Fit]) -> tuple[Column, ...]:

@@ -1,0 +1,102 @@
+"""What the known GPUs hold and do in a second: configs/devices/WORD.toml, read strictly. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from profiler.errors import UserError
+
+ALIASES = {"v100": "v100-16"}
+HOPPER = (9, 0)
+SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * 2**10  # ":4096:2:16:8", cuBLAS's own default in KiB
+LARGE_WORKSPACE = 32 * 2**20  # what NVIDIA recommends from Hopper on
+
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Flops(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """FLOP a second of matrix products, as PyTorch runs them by default."""
+
+    fp32: Rate  # without TF32
+    fp16: Rate  # tensor cores that add up in fp32, without sparsity
+    bf16: Rate | None = None  # None: it has no units for it
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU."""
+
+    name: str  # as its driver reports it
+    source: str  # in words
+    memory_bytes: Annotated[int, msgspec.Meta(gt=0)]  # what PyTorch finds, less than is sold
+    bandwidth: Rate  # bytes a second
+    flops: Flops
+    compute_capability: tuple[int, int]
+
+
+def folder() -> Path:
+    """Where the files are: in the installed package, else in the checkout."""
+    installed = Path(str(files("profiler"))) / "configs" / "devices"
+    return installed if installed.is_dir() else Path(__file__).parent.parent / "configs" / "devices"
+
+
+def names() -> tuple[str, ...]:
+    """Every GPU once; `find` knows the aliases too."""
+    return tuple(sorted(path.stem for path in folder().glob("*.toml")))
+
+
+def find(word: str) -> Rates:
+    """The GPU that is called so. Raises UserError, naming the nearest, where there is none."""
+    name = ALIASES.get(word.lower(), word.lower())
+    if name not in names():
+        meant = " or ".join(f"'{one}'" for one in _near(name))
+        hint = f"did you mean {meant}?" if meant else f"choose from {', '.join(names())}"
+        raise UserError(f"no GPU is called '{word}'", hint=hint)
+    return read(folder() / f"{name}.toml")
+
+
+def read(path: Path) -> Rates:
+    """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        return msgspec.convert(tomllib.loads(text), Rates)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"'{path}' is not TOML: {error}", hint="key = value, one a line") from None
+    except msgspec.ValidationError as error:
+        raise _refused(path, text, error) from None
+
+
+def workspace_bytes(rates: Rates) -> int:
+    """What PyTorch keeps for cuBLAS, for each handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    return LARGE_WORKSPACE if rates.compute_capability >= HOPPER else SMALL_WORKSPACE
+
+
+def _near(word: str) -> list[str]:
+    """What begins so, else what is written alike."""
+    begun = [name for name in names() if word and name.startswith(word)]
+    return begun or difflib.get_close_matches(word, (*names(), *ALIASES), n=2, cutoff=0.5)
+
+
+def _refused(path: Path, text: str, error: msgspec.ValidationError) -> UserError:
+    message, _, place = str(error).partition(" - at ")
+    named = re.search(r"(unknown |required )field `(\w+)`", message)
+    key = named[2] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
+    where = f"{path}:{_line(text, key)}"
+    if named and named[1] == "unknown ":
+        allowed = (*Rates.__struct_fields__, *Flops.__struct_fields__)
+        near = difflib.get_close_matches(key, allowed, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(allowed)}"
+        return UserError(f"{where}: no key is called '{key}'", hint=hint)
+    return UserError(f"{where}: {key}: {message}", hint="examples are in configs/devices/")
+
+
+def _line(text: str, key: str) -> int:
+    """The line that gives a key, the first where none does."""
+    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
+    return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)

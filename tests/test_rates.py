@@ -1,0 +1,147 @@
+"""The known GPUs: their files, their words, and what is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from profiler import rates
+from profiler.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+GIB = 2**30
+SOLD = {  # GiB, as the vendor writes it on the box
+    "t4": 16, "v100-16": 16, "v100-32": 32, "a10g": 24, "a100-40": 40, "a100-80": 80, "l4": 24, "l40s": 48,
+    "h100": 80, "h200": 141, "b200": 180, "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32,
+}  # fmt: skip
+SMALL = """
+name = "one"
+source = "nobody"
+memory_bytes = 5
+bandwidth = 2e9
+compute_capability = [8, 0]
+[flops]
+fp32 = 1e12
+fp16 = 8e12
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "one.toml"
+    path.write_text(text)
+    return path
+
+
+def test_every_gpu_of_the_issue_has_a_file():
+    assert set(rates.names()) == set(SOLD)
+
+
+@pytest.mark.parametrize("word", SOLD)
+def test_a_gpu_offers_a_little_less_memory_than_is_sold(word):
+    assert 0.9 * SOLD[word] <= rates.find(word).memory_bytes / GIB < SOLD[word]
+
+
+@pytest.mark.parametrize("word", SOLD)
+def test_tensor_cores_are_faster_and_bf16_is_as_fast_as_fp16_or_absent(word):
+    found = rates.find(word)
+
+    assert found.flops.fp16 >= 2 * found.flops.fp32 * 0.99  # a whitepaper rounds 71.2 to 71
+    assert found.flops.bf16 == (found.flops.fp16 if found.compute_capability >= (8, 0) else None)
+
+
+def test_no_two_files_are_of_the_same_gpu():
+    found = [rates.find(word).name for word in rates.names()]
+
+    assert len(set(found)) == len(found)
+
+
+def test_an_alias_and_capital_letters_find_the_same_gpu():
+    assert rates.find("v100") == rates.find("V100-16")
+    assert "v100" not in rates.names()
+    assert rates.find("v100") != rates.find("v100-32")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("a100", "did you mean 'a100-40' or 'a100-80'?"),
+        ("rtx4090", "'rtx-4090'"),
+        ("abacus-of-wood", "choose from a100-40, a100-80, a10g,"),
+    ],
+)
+def test_an_unknown_gpu_is_refused_with_its_nearest(word, hint):
+    with pytest.raises(UserError) as caught:
+        rates.find(word)
+
+    assert caught.value.message == f"no GPU is called '{word}'"
+    assert hint in caught.value.hint
+
+
+def test_a_file_is_read_as_it_stands(tmp_path):
+    found = rates.read(written(tmp_path, SMALL))
+
+    assert (found.memory_bytes, found.bandwidth, found.compute_capability) == (5, 2e9, (8, 0))
+    assert found.flops == rates.Flops(fp32=1e12, fp16=8e12, bf16=None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named", "hint"),
+    [
+        ("source", "sauce", "one.toml:3: no key is called 'sauce'", "did you mean 'source'?"),
+        ("fp16", "pf16", "one.toml:9: no key is called 'pf16'", "did you mean 'fp16'?"),
+        ("[flops]", "[rhubarb]", "one.toml:7: no key is called 'rhubarb'", "the keys are name, source,"),
+        ('source = "nobody"', "", "one.toml:1: source: Object missing required field", "examples"),
+        ("fp32 = 1e12", "", "one.toml:1: fp32: Object missing required field", "examples"),
+        ("5", '"5 GiB"', "one.toml:4: memory_bytes: Expected `int`, got `str`", "examples"),
+        ("5", "0", "one.toml:4: memory_bytes: Expected `int` >= 1", "examples"),
+        ("fp16 = 8e12", "fp16 = -8e12", "one.toml:9: fp16: Expected `float` > 0", "examples"),
+        ("[8, 0]", '[8, "0"]', "one.toml:6: compute_capability: Expected `int`, got `str`", "examples"),
+        ('"one"', "", "is not TOML", "key = value"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_file_line_and_key(tmp_path, old, new, named, hint):
+    assert SMALL.count(old) == 1
+
+    with pytest.raises(UserError) as caught:
+        rates.read(written(tmp_path, SMALL.replace(old, new)))
+
+    assert named in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_rates_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        rates.find("t4").memory_bytes = 5
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("t4", 8_519_680),  # 2 x 4096 KiB + 8 x 16 KiB
+        ("rtx-4090", 8_519_680),  # compute capability 8.9
+        ("h100", 33_554_432),  # 9.0: 32 MiB
+        ("b200", 33_554_432),  # 10.0, which is above 9.0 only as a number
+        ("rtx-5090", 33_554_432),
+    ],
+)
+def test_the_workspace_of_cublas_is_larger_from_hopper_on(word, expected):
+    assert rates.workspace_bytes(rates.find(word)) == expected
+
+
+def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, monkeypatch):
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    (tmp_path / "configs" / "devices").mkdir(parents=True)
+
+    assert wheel["force-include"]["configs/devices"] == "profiler/configs/devices"
+    assert rates.folder() == ROOT / "configs" / "devices"
+    monkeypatch.setattr(rates, "files", lambda package: tmp_path)
+    assert rates.folder() == tmp_path / "configs" / "devices"
+
+
+def test_every_key_of_a_file_is_a_field():
+    keys = {key for path in rates.folder().glob("*.toml") for key in tomllib.loads(path.read_text())}
+
+    assert keys == {field.name for field in msgspec.structs.fields(rates.Rates)}

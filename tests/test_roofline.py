@@ -1,0 +1,163 @@
+"""Estimated seconds: by arithmetic, on a GPU of round numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler import rates
+from profiler.rates import Flops, Rates
+from profiler.timeline import Operator, Trace
+from profiler.trace.roofline import scaled, seconds, stated_error
+
+LAUNCH = 3e-6
+ROUND = Rates(
+    name="round",
+    source="nobody",
+    memory_bytes=2**30,
+    bandwidth=1e11,  # 8e10 bytes a second are reached
+    flops=Flops(fp32=1e12, fp16=8e12, bf16=4e12),  # 8e11, 6.4e12 and 3.2e12 are
+    compute_capability=(8, 0),
+)
+SIXTEEN = ("bf16", "fp16", "amp-bf16", "amp-fp16")
+
+
+def step_of(*operators: Operator) -> Trace:
+    return Trace(allocations=(), operators=operators, marks=())
+
+
+def forward(name: str, *, flops: int = 0, moved: int = 0) -> Trace:
+    return step_of(Operator(name, "", "forward", flops, moved))
+
+
+def product(size: int) -> Trace:
+    """A square matrix product in fp32."""
+    return forward("aten.mm", flops=2 * size**3, moved=3 * size**2 * 4)
+
+
+def test_a_large_matrix_product_takes_as_long_as_its_arithmetic():
+    found = seconds(product(2000), ROUND, "fp32")
+
+    assert found["step"] == pytest.approx(16e9 / 8e11 + LAUNCH)  # 20 ms; its 48 MB would take 0.6 ms
+
+
+def test_a_small_matrix_product_takes_as_long_as_its_traffic():
+    found = seconds(product(20), ROUND, "fp32")
+
+    assert found["step"] == pytest.approx(4800 / 8e10 + LAUNCH)  # 60 ns; its 16000 FLOP would take 20 ns
+
+
+def test_an_elementwise_operator_takes_as_long_as_its_traffic():
+    found = seconds(forward("aten.add.Tensor", moved=8 * 10**8), ROUND, "fp32")
+
+    assert found["step"] == pytest.approx(0.01 + LAUNCH)
+
+
+def test_every_operator_costs_a_launch():
+    small = Operator("aten.add.Tensor", "", "forward", 0, 8)
+
+    found = seconds(step_of(*[small] * 1000), ROUND, "fp32")
+
+    assert found["step"] == pytest.approx(1000 * (8 / 8e10 + LAUNCH))
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [
+        ("aten.view", 0),
+        ("aten.t", 0),
+        ("aten._unsafe_view", 1000),
+        ("aten.empty.memory_format", 1000),
+        ("aten.empty_like", 1000),
+        ("aten.new_empty_strided", 1000),
+        ("aten._local_scalar_dense", 4),
+        ("prim.device", 1000),
+    ],
+)
+def test_what_starts_no_kernel_costs_nothing(name, moved):
+    assert seconds(forward(name, moved=moved), ROUND, "fp32")["step"] == 0
+
+
+def test_filling_is_not_taken_for_taking_memory():
+    assert seconds(forward("aten.zeros_like", moved=8 * 10**8), ROUND, "fp32")["step"] == pytest.approx(0.01 + LAUNCH)
+
+
+def test_each_phase_has_its_own_and_recomputing_is_part_of_the_backward():
+    moved = {"zero": 1, "forward": 2, "recompute": 3, "backward": 4, "optimizer": 5, "end": 6}  # in 80 MB
+    trace = step_of(*[Operator("aten.add_", "", phase, 0, size * 8 * 10**7) for phase, size in moved.items()])
+
+    found = seconds(trace, ROUND, "fp32")
+
+    assert found == pytest.approx(
+        {
+            "forward": 0.002 + LAUNCH,
+            "backward": 0.003 + 0.004 + 2 * LAUNCH,
+            "optimizer": 0.005 + LAUNCH,
+            "step": 0.015 + 5 * LAUNCH,  # with zeroing, without what comes after its end
+        }
+    )
+
+
+def test_a_trace_of_nothing_takes_no_time():
+    assert seconds(step_of(), ROUND, "fp32") == {"forward": 0, "backward": 0, "optimizer": 0, "step": 0}
+
+
+@pytest.mark.parametrize(
+    ("precision", "rate"),
+    [("fp32", 8e11), ("fp16", 6.4e12), ("amp-fp16", 6.4e12), ("bf16", 3.2e12), ("amp-bf16", 3.2e12)],
+)
+def test_arithmetic_runs_at_the_rate_of_its_precision(precision, rate):
+    found = seconds(forward("aten.mm", flops=64 * 10**9), ROUND, precision)
+
+    assert found["step"] == pytest.approx(64e9 / rate + LAUNCH)
+
+
+@pytest.mark.parametrize("precision", SIXTEEN)
+def test_traffic_is_as_fast_in_every_precision(precision):
+    trace = forward("aten.add.Tensor", moved=8 * 10**8)
+
+    assert seconds(trace, ROUND, precision) == seconds(trace, ROUND, "fp32")
+
+
+def test_an_optimizer_outside_of_autocast_multiplies_in_fp32():
+    trace = step_of(Operator("aten.mm", "", "optimizer", 8 * 10**9))
+
+    assert seconds(trace, ROUND, "amp-fp16")["optimizer"] == pytest.approx(0.01 + LAUNCH)
+    assert seconds(trace, ROUND, "fp16")["optimizer"] == pytest.approx(0.00125 + LAUNCH)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
+def test_without_bf16_units_products_run_as_fp32_and_that_is_said(precision):
+    old, new = rates.find("t4"), rates.find("l4")
+
+    assert seconds(product(2000), old, precision) == seconds(product(2000), old, "fp32")
+    assert seconds(product(2000), new, precision)["step"] < seconds(product(2000), new, "fp32")["step"]
+    assert "no bf16 units" in stated_error(old, precision)
+    assert "no bf16 units" not in stated_error(new, precision)
+    assert "no bf16 units" not in stated_error(old, "amp-fp16")
+
+
+def test_a_faster_gpu_takes_less_time():
+    order = ("t4", "v100", "a100-40", "h100", "b200")
+
+    found = [seconds(product(4000), rates.find(word), "fp16")["step"] for word in order]
+
+    assert found == sorted(found, reverse=True)
+
+
+def test_scaled_to_a_measured_step_ratios_stay():
+    none = {"forward": 1.0, "backward": 2.0, "optimizer": 1.0, "step": 4.0}
+    every = {"forward": 1.0, "backward": 3.0, "optimizer": 1.0, "step": 5.0}
+
+    assert scaled(none, measured=6.0, estimated=4.0)["step"] == pytest.approx(6.0)
+    assert scaled(every, measured=6.0, estimated=4.0) == pytest.approx(
+        {"forward": 1.5, "backward": 4.5, "optimizer": 1.5, "step": 7.5}
+    )
+
+
+def test_an_estimate_says_that_it_is_one_and_of_what():
+    said = stated_error(ROUND, "fp32")
+
+    assert said.startswith("times are estimated for ideal kernels at 80 % of the datasheet of round;")
+    assert "ratios of strategies are nearer than seconds" in said
+    assert "scaled to the measured row" in stated_error(ROUND, "fp32", is_scaled=True)
+    assert "scaled to the measured row" not in said
