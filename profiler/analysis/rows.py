@@ -126,7 +126,7 @@ def verdict(record: Record) -> str:
     """What the equality pass says of the gradients, in a word or two."""
     equality = record.equality
     if equality is None:
-        return "-" if record.outcome not in ("ok", "invalid") else "not checked"
+        return "-" if record.outcome not in ("ok", "invalid") or record.case.is_predicted else "not checked"
     if equality.missing:
         return "missing"
     if equality.gradients_equal and equality.loss_equal:

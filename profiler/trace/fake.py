@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -40,10 +41,26 @@ class Fakes(FakeTensorMode):
             return _scalar(args[0])
         if func is aten.equal.default:
             return args[0].shape == args[1].shape
+        if _only_writes(func) and not _is_known(args[0]):
+            return args[0] if isinstance(args[0], torch.Tensor) else None
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is aten.all:
             out.is_true = True
         return out
+
+
+@cache
+def _only_writes(func: Any) -> bool:
+    """Elementwise and in place: the outcome is the first argument, which need not be worked out."""
+    name = func._overloadpacket.__name__
+    is_in_place = func._schema.is_mutable and name.endswith("_") and func.namespace == "aten"
+    return bool(is_in_place and (torch.Tag.pointwise in func.tags or name.startswith("_foreach_")))
+
+
+def _is_known(written: Any) -> bool:
+    """Whether the value of what is written to is followed: the steps that an optimizer counts."""
+    first = written if isinstance(written, torch.Tensor) else written[0]
+    return getattr(first, "constant", None) is not None
 
 
 def _scalar(tensor: Any) -> bool | int | float:

@@ -142,6 +142,8 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
+    if all(is_predicted(row) and row.step_seconds is None for row in rows):
+        return ()  # only where a device's rates are known is there an estimate
     size, unit = second_unit([row.step_seconds for row in rows])
     return (
         _number("step", unit, [scaled(row.step_seconds, size) for row in rows]),

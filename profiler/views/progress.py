@@ -46,7 +46,7 @@ def describe(record: Record) -> str:
     readings = record.readings
     seconds = sorted(readings.step_seconds or ())
     facts = [
-        record.outcome.replace("_", " "),
+        "predicted" if record.case.is_predicted and record.outcome == "ok" else record.outcome.replace("_", " "),
         f"peak {bytes_text(readings.peak_bytes)}" if readings.peak_bytes is not None else "",
         f"step {seconds_text(seconds[len(seconds) // 2])}" if seconds else "",
         (record.detail or "").splitlines()[0] if record.detail else "",
