@@ -19,7 +19,7 @@ from profiler.errors import Unsupported
 from profiler.rates import Rates
 from profiler.record import Applied, Built, Environment, Note, Readings, Record
 from profiler.signature import name, signature
-from profiler.timeline import Trace
+from profiler.timeline import Followed, Trace
 from profiler.trace import roofline
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.fake import fake_tensors
@@ -38,7 +38,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
     began = time.monotonic()
     on_stage("build")
     case = trial.case
-    built, trace = trace_case(case, hidden_bytes=trial.hidden_bytes, on_stage=on_stage)
+    built, trace, num_guesses = _trace(case, trial.hidden_bytes, on_stage)
     known = _rates(case.device)
     return Record(
         case=case,
@@ -47,20 +47,29 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
         built=_describe(built),
         readings=Readings(**readings(trace), **(_seconds(trace, known, case.precision) if known else {})),
         environment=_environment(known),
-        notes=(*_notes(built.applied, case), *_stated(trial, known)),
+        notes=(*_notes(built.applied, case), *_stated(trial, known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
     )
 
 
-def trace_case(
-    case: Case,
-    *,
-    hidden_bytes: dict[str, int] | None = None,
-    on_stage: Callable[[str], None] = lambda stage: None,
-) -> tuple[Assembled, Trace]:
-    """The case's model with its strategy, fake, and one traced step of it."""
+def follow_case(trial: Trial) -> Followed:
+    """One traced step of the trial's case. Raises as `predict` does."""
+    built, trace, num_guesses = _trace(trial.case, trial.hidden_bytes, lambda stage: None)
+    notes = (*_notes(built.applied, trial.case), *_stated(trial, None, num_guesses))
+    return Followed(
+        trace=trace,
+        blocks=built.workload.blocks,
+        split=built.applied.split,
+        remarks=tuple(note.text for note in notes),
+    )
+
+
+def _trace(
+    case: Case, hidden_bytes: dict[str, int] | None, on_stage: Callable[[str], None]
+) -> tuple[Assembled, Trace, int]:
+    """The case's model with its strategy, fake; one traced step of it; and how many values of data were guessed."""
     kind = "cpu" if case.twin.device == "cpu" else "cuda"
-    with fake_tensors(), cuda_like() if kind == "cuda" else nullcontext():
+    with fake_tensors() as fakes, cuda_like() if kind == "cuda" else nullcontext():
         try:
             built = assemble(case)
             if built.applied.changes_kernels:
@@ -69,7 +78,7 @@ def trace_case(
             optimizer, step = built.trainer()
             if kind == "cuda":
                 foreach(optimizer)
-            return built, follow(
+            trace = follow(
                 built.workload,
                 optimizer,
                 step,
@@ -78,7 +87,8 @@ def trace_case(
                 workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
             )
         except DATA_DEPENDENT as error:
-            raise Unsupported(f"what the model does depends on its data: {str(error).splitlines()[0]}") from error
+            raise Unsupported(f"what the model does depends on its data ({error})") from error
+    return built, trace, fakes.num_guesses
 
 
 def _environment(known: Rates | None) -> Environment:
@@ -110,13 +120,16 @@ def _seconds(trace: Trace, known: Rates, precision: str) -> dict[str, Any]:
     return {f"{phase}_seconds": (value,) for phase, value in roofline.seconds(trace, known, precision).items()}
 
 
-def _stated(trial: Trial, known: Rates | None) -> list[Note]:
+def _stated(trial: Trial, known: Rates | None, num_guesses: int) -> list[Note]:
     """How sure the prediction is, as far as it can be said."""
-    case = trial.case
-    time_note = Note(code="GCP016", text=roofline.stated_error(known, case.precision)) if known else None
     blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
-    memory_note = Note(code="GCP015", text=blind) if trial.hidden_bytes is None else None
-    return [note for note in (memory_note, time_note) if note]
+    guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
+    texts = {
+        "GCP015": blind if trial.hidden_bytes is None else None,
+        "GCP016": roofline.stated_error(known, trial.case.precision) if known else None,
+        "GCP017": guessed if num_guesses else None,
+    }
+    return [Note(code=code, text=text) for code, text in texts.items() if text]
 
 
 def _hidden(known: dict[str, int] | None) -> Hidden | None:

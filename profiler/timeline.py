@@ -50,6 +50,15 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             yield phase, before + 1, last
 
 
+class Followed(msgspec.Struct, frozen=True, kw_only=True):
+    """A traced case: its step, and what the strategy did to its blocks."""
+
+    trace: Trace
+    blocks: tuple[str, ...]
+    split: str | None = None
+    remarks: tuple[str, ...] = ()
+
+
 def live(trace: Trace) -> list[int]:
     """The bytes that are there while each operator runs, its hidden ones included; index 0 is before the step."""
     change = [0] * (len(trace.operators) + 2)

@@ -15,7 +15,7 @@ from profiler.case import Case, Trial, decode, encode
 from profiler.describe import describe
 from profiler.errors import Unsupported, UserError
 from profiler.measuring import environment, measure, open_device
-from profiler.predicting import predict
+from profiler.predicting import follow_case, predict
 from profiler.record import Environment, Outcome, Record
 
 # Host and device say it in other ways than torch.OutOfMemoryError too.
@@ -54,8 +54,18 @@ def survey(request: str, channel: int) -> None:
 def outline(request: str, channel: int) -> None:
     """Tell the outline of the case in `request`: its blocks, or why they cannot be had."""
     case: Case = decode(request, Case)
+    _answer(channel, "outline", lambda: describe(case))
+
+
+def follow(request: str, channel: int) -> None:
+    """Tell the traced step of the trial in `request`, or why it cannot be followed."""
+    trial: Trial = decode(request, Trial)
+    _answer(channel, "followed", lambda: follow_case(trial))
+
+
+def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
     try:
-        tell(channel, {"outline": describe(case)})
+        tell(channel, {key: work()})
     except (Unsupported, UserError) as error:
         tell(channel, {"refused": str(error)})
     except Exception as error:  # noqa: BLE001  the user's model may raise anything

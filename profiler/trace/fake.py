@@ -13,40 +13,82 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 
 aten = torch.ops.aten
+KNOWN = 1024  # elements: no model is built by more
+FACTORIES = {
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.linspace.default,
+    aten.full.default,
+    aten.ones.default,
+    aten.zeros.default,
+    aten.scalar_tensor.default,
+    aten.eye.default,
+}
 
 
 @contextmanager
-def fake_tensors() -> Iterator[None]:
+def fake_tensors() -> Iterator[Fakes]:
     """Every tensor that is made within is fake, and modules are neither initialised nor copied for a conversion."""
     initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
     with ExitStack() as stack:
         for name in initialisers:
             stack.enter_context(mock.patch.object(nn.init, name, _as_it_is))
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
-        stack.enter_context(Fakes(allow_non_fake_inputs=True))
-        yield
+        stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
+        yield stack.enter_context(Fakes())
 
 
 class Fakes(FakeTensorMode):
-    """Answers what only data could tell: nothing is wrong, nothing is found, every number is 0.
+    """Fake tensors that know their values where these are small and follow from the code alone, not from data.
 
-    So a test such as `if not mask.all()` takes the usual way, and a loop that draws again what is out of range ends.
+    Models are built by such values: the depth and the widths of their stages, the rates of stochastic depth. Of what
+    only data could tell, a test is taken as passed and a number with a point as 0, each counted in `num_guesses`; whole
+    numbers, which are sizes, are refused (DataDependentOutputException).
     """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.num_guesses = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
-            return _scalar(args[0])
+            return self._scalar(func, args[0])
         if func is aten.equal.default:
+            self.num_guesses += 1
             return args[0].shape == args[1].shape
+        if func in FACTORIES:
+            return self._made(func, args, kwargs or {})
         if _only_writes(func) and not _is_known(args[0]):
             return args[0] if isinstance(args[0], torch.Tensor) else None
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is aten.all:
             out.is_true = True
         return out
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A small tensor with its values, any other without."""
+        out: Any = super().__torch_dispatch__(func, (), args, kwargs)
+        if out.numel() > KNOWN or out.device.type != "cpu":
+            return out
+        with no_dispatch():
+            real = func(*args, **kwargs)
+        return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
+
+    def _scalar(self, func: Any, tensor: Any) -> bool | int | float:
+        constant = getattr(tensor, "constant", None)
+        if constant is not None:
+            found: bool | int | float = constant.item()
+            return found
+        if not tensor.is_floating_point() and tensor.dtype != torch.bool:
+            raise DataDependentOutputException(func)
+        self.num_guesses += 1
+        return bool(getattr(tensor, "is_true", False)) if tensor.dtype == torch.bool else 0.0
 
 
 @cache
@@ -61,16 +103,6 @@ def _is_known(written: Any) -> bool:
     """Whether the value of what is written to is followed: the steps that an optimizer counts."""
     first = written if isinstance(written, torch.Tensor) else written[0]
     return getattr(first, "constant", None) is not None
-
-
-def _scalar(tensor: Any) -> bool | int | float:
-    constant = getattr(tensor, "constant", None)
-    if constant is not None:
-        found: bool | int | float = constant.item()
-        return found
-    if tensor.dtype == torch.bool:
-        return bool(getattr(tensor, "is_true", False))
-    return 0.0 if tensor.is_floating_point() else 0
 
 
 def _as_it_is(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
