@@ -1,0 +1,126 @@
+"""The least that checkpointing of blocks can reach, from the trace of one step: knows nothing of strategies."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from itertools import accumulate, groupby, pairwise
+
+import msgspec
+
+from profiler.analysis.stages import OUTSIDE, stage_of
+from profiler.timeline import STATIC, WORKSPACES, Allocation, Trace, held_at
+
+THROUGHOUT = (*STATIC, WORKSPACES)
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """The operator at which the bound is highest."""
+
+    nbytes: int
+    static_bytes: int  # of them parameters, buffers, gradients so far, optimizer state, inputs, workspaces
+    stage: str  # the block at work; empty outside of all
+    phase: str
+    operator: str
+    module: str
+
+    @property
+    def work_bytes(self) -> int:
+        return self.nbytes - self.static_bytes
+
+
+def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
+    """A bound that no checkpointing of these blocks passes: static bytes and the one stage at work, at every operator.
+
+    A stage is a run of operators of one block, or of none. What it needs in its backward is there however the block is
+    checkpointed, since the backward itself is the same:
+    - what is static, whatever is outside of all blocks, temporaries, and gradients of activations: all their life;
+    - what a block saved or recomputed: in the stage that is the last to need it. If that is the block's own backward,
+      from the first operator that releases any of it: before, the recompute may not have begun.
+    What is not counted is what `all` keeps of the other blocks: their inputs. Bytes.
+    """
+    needs = _Needs(trace, blocks)
+    bounds = needs.bounds()
+    at = max(needs.counted(), key=bounds.__getitem__)
+    operator = trace.operators[at - 1]
+    return Floor(
+        nbytes=bounds[at],
+        static_bytes=sum(one.nbytes for one in held_at(trace, at) if one.category in THROUGHOUT),
+        stage=needs.at_work[at - 1],
+        phase=operator.phase,
+        operator=operator.name,
+        module=operator.module,
+    )
+
+
+class _Needs:
+    """From which operator on each storage is needed by the stage at work."""
+
+    def __init__(self, trace: Trace, blocks: tuple[str, ...]) -> None:
+        self.stage = stage_of(blocks)
+        self.at_work = _at_work(trace, self.stage)
+        self._trace = trace
+        self._starts: list[int] = []  # the first operator of each stage; recomputes belong to the stage before them
+        self._stages: list[tuple[str, str]] = []
+        self._cut()
+        self._released: dict[int, int] = {}  # by stage: the first operator after which something of its own is gone
+        for one in trace.allocations:
+            if self._own(one) and trace.operators[one.died - 1].phase != "recompute":
+                place = self._place(one.died)
+                self._released[place] = min(one.died, self._released.get(place, one.died))
+
+    def bounds(self) -> list[int]:
+        """The bytes that are needed while each operator runs."""
+        change = [0] * (len(self._trace.operators) + 2)
+        for one in self._trace.allocations:
+            if not (one.phase == "recompute" and one.category == "temporaries"):
+                change[self._since(one)] += one.nbytes
+                change[one.died + 1] -= one.nbytes
+        held = list(accumulate(change[:-1]))
+        for number, operator in enumerate(self._trace.operators, start=1):
+            held[number] += operator.hidden_bytes
+        return held
+
+    def counted(self) -> list[int]:
+        """The operators that run however one checkpoints."""
+        operators = enumerate(self._trace.operators, start=1)
+        return [number for number, operator in operators if operator.phase != "recompute"]
+
+    def _cut(self) -> None:
+        for number, operator in enumerate(self._trace.operators, start=1):
+            here = operator.phase, self.at_work[number - 1]
+            if operator.phase != "recompute" and (not self._stages or here != self._stages[-1]):
+                self._starts.append(number)
+                self._stages.append(here)
+
+    def _place(self, operator: int) -> int:
+        return max(0, bisect_right(self._starts, operator) - 1)
+
+    def _own(self, one: Allocation) -> bool:
+        """Whether it was made by the block whose backward is the last to need it."""
+        stage = self.stage(one.module)
+        kept = one.category in ("saved", "recomputed") and stage != OUTSIDE
+        return kept and self._stages[self._place(one.died)] == ("backward", stage)
+
+    def _since(self, one: Allocation) -> int:
+        if one.category not in ("saved", "recomputed") or self.stage(one.module) == OUTSIDE:
+            return one.born
+        place = self._place(one.died)
+        start = self._released.get(place, one.died) if self._own(one) else self._starts[place]
+        return max(one.born, start)
+
+
+def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
+    """The block of each operator; where autograd has lost the module, that around it if its forward ran once a pass."""
+    found = [stage(operator.module) for operator in trace.operators]
+    forward = [one for one, operator in zip(found, trace.operators, strict=True) if operator.phase == "forward"]
+    runs = Counter(one for one, _ in groupby(forward))
+    passes = sum(phase == "forward" for phase, _ in trace.marks)
+    backward = [at for at, operator in enumerate(trace.operators) if operator.phase == "backward"]
+    last = {found[at]: at for at in backward}
+    for before, at in pairwise(backward):
+        around = found[before]
+        if found[at] == OUTSIDE and around != OUTSIDE and passes == 1 == runs[around] and at < last[around]:
+            found[at] = around
+    return found

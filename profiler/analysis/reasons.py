@@ -1,0 +1,169 @@
+"""Why checkpointing saved little, told from two traces: knows nothing of the strategy's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+
+import msgspec
+
+from profiler.analysis import holdings
+from profiler.analysis.holdings import Peak, nbytes
+from profiler.analysis.stages import OUTSIDE, stage_of
+from profiler.timeline import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
+from profiler.units import bytes_text, count_text
+
+LITTLE = 0.1  # of the baseline's peak: who saves less asks why
+SAME = 0.99  # of what the baseline saves: a step that saves as much was not checkpointed
+MOST = 0.75  # of the peak
+ACTIVATIONS = ("saved", "recomputed")
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is unreached, optimizer, gradients, static, whole, segment, block, plain, inputs or outside."""
+
+    kind: str
+    text: str  # one sentence
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What the reasons look at."""
+
+    peak: Peak
+    held: tuple[Allocation, ...]  # at the peak
+    blocks: tuple[str, ...]
+    segment: tuple[str, ...]  # the blocks of the last recompute that began before the peak
+    recomputed: frozenset[str]  # the blocks of all recomputes
+    num_recomputes: int
+    inputs: tuple[Allocation, ...]  # of what is held: what the checkpoints keep to begin from
+    all_gradient_bytes: int
+    saved_bytes: int
+    baseline_saved_bytes: int
+    stage: Callable[[str], str]
+
+    def bytes_of(self, *categories: str) -> int:
+        return nbytes(one for one in self.held if one.category in categories)
+
+
+def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason | None:
+    """The first reason that holds; None where a tenth of the baseline's peak is saved, or more."""
+    if holdings.peak(trace).nbytes <= (1 - LITTLE) * holdings.peak(baseline).nbytes:
+        return None
+    step = _look(trace, baseline, blocks)
+    for one in (_unreached, _optimizer, _gradients, _whole, _static):
+        if found := one(step):
+            return found
+    return _largest(step)
+
+
+def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
+    stage, peak, lives = stage_of(blocks), holdings.peak(trace), by_category(trace)
+    recomputes = _recomputes(trace, stage)
+    recomputed = frozenset(block for _, found in recomputes for block in found)
+    held = tuple(held_at(trace, peak.number))
+    kept = (one for one in held if one.category == "saved" and stage(one.module) != OUTSIDE)
+    return _Step(
+        peak=peak,
+        held=held,
+        blocks=blocks,
+        segment=next((found for first, found in reversed(recomputes) if first <= peak.number), ()),
+        recomputed=recomputed,
+        num_recomputes=len(recomputes),
+        inputs=tuple(one for one in kept if stage(trace.operators[one.died - 1].module) in recomputed),
+        all_gradient_bytes=max(lives["gradients"]),
+        saved_bytes=max(lives["saved"]),
+        baseline_saved_bytes=max(by_category(baseline)["saved"]),
+        stage=stage,
+    )
+
+
+def _recomputes(trace: Trace, stage: Callable[[str], str]) -> list[tuple[int, tuple[str, ...]]]:
+    """Every recompute: its first operator, and the blocks that it ran, in order."""
+    found = []
+    numbered = enumerate(trace.operators, start=1)
+    for phase, run in groupby(numbered, key=lambda pair: pair[1].phase):
+        numbers, operators = zip(*run, strict=True)
+        modules = dict.fromkeys(operator.module for operator in operators)
+        if phase == "recompute" and any(modules):  # autograd's first gradient, of no module, is made in this phase too
+            blocks = dict.fromkeys(stage(module) for module in modules)
+            found.append((numbers[0], tuple(block for block in blocks if block != OUTSIDE)))
+    return found
+
+
+def _unreached(step: _Step) -> Reason | None:
+    if step.num_recomputes or step.saved_bytes < SAME * step.baseline_saved_bytes:
+        return None
+    text = "nothing is recomputed in the whole step: the checkpoints never reached the layers"
+    return Reason(kind="unreached", text=f"{text}, and {bytes_text(step.saved_bytes)} is saved as without them")
+
+
+def _optimizer(step: _Step) -> Reason | None:
+    if step.peak.phase != "optimizer":
+        return None
+    static = step.bytes_of(*STATIC, WORKSPACES)
+    text = f"the peak is in the optimizer's step, which checkpointing does not touch: {bytes_text(static)} is static"
+    return Reason(kind="optimizer", text=f"{text}, and the step itself takes {bytes_text(step.peak.nbytes - static)}")
+
+
+def _gradients(step: _Step) -> Reason | None:
+    gradients, activations = step.bytes_of("gradients"), step.bytes_of(*ACTIVATIONS)
+    if step.peak.phase not in ("backward", "recompute") or gradients < max(step.all_gradient_bytes / 2, activations):
+        return None
+    text = f"the peak is late in the backward and made of gradients: {bytes_text(gradients)} of them are there"
+    return Reason(kind="gradients", text=f"{text}, and {bytes_text(activations)} of activations")
+
+
+def _whole(step: _Step) -> Reason | None:
+    if len(step.blocks) < 2 or set(step.segment) != set(step.blocks):
+        return None
+    text = f"one checkpoint holds all {count_text(len(step.blocks), 'block')}"
+    back = bytes_text(step.bytes_of("recomputed"))
+    saved = bytes_text(step.baseline_saved_bytes)
+    return Reason(kind="whole", text=f"{text}: its recompute brings back {back} at once, of {saved} saved without it")
+
+
+def _static(step: _Step) -> Reason | None:
+    static = step.bytes_of(*STATIC, WORKSPACES)
+    if static < MOST * step.peak.nbytes:
+        return None
+    of = f"{bytes_text(static)} of the peak's {bytes_text(step.peak.nbytes)}"
+    text = "is static (parameters, gradients, optimizer state, inputs), which checkpointing does not touch"
+    return Reason(kind="static", text=f"{of} {text}")
+
+
+def _largest(step: _Step) -> Reason:
+    """Who holds most of what is not static at the peak."""
+    moving = [one for one in step.held if one.category not in (*STATIC, WORKSPACES)]
+    stages = [(one, step.stage(one.module)) for one in moving]
+    parts = {
+        "outside": nbytes(one for one, stage in stages if stage == OUTSIDE),
+        "segment": nbytes(one for one, stage in stages if stage in step.segment and one.category != "saved"),
+        "plain": nbytes(one for one, stage in stages if stage != OUTSIDE and stage not in step.recomputed),
+        "inputs": nbytes(step.inputs),
+    }
+    parts["plain"] -= nbytes(one for one in step.inputs if step.stage(one.module) not in step.recomputed)
+    kind = max(parts, key=parts.__getitem__)
+    if kind == "segment" and len(step.segment) == 1:
+        kind = "block"
+    return Reason(kind=kind, text=_TEXTS[kind](step, bytes_text(max(parts.values()))))
+
+
+def _of(step: _Step) -> str:
+    return f"of the peak's {bytes_text(step.peak.nbytes)}"
+
+
+_TEXTS: dict[str, Callable[[_Step, str], str]] = {
+    "outside": lambda step, held: f"what is outside of the blocks (head, loss, embeddings) holds {held} {_of(step)}",
+    "segment": lambda step, held: (
+        f"one segment dominates: '{step.segment[0]}' to '{step.segment[-1]}', {len(step.segment)} of"
+        f" {count_text(len(step.blocks), 'block')}, are recomputed at once and hold {held} {_of(step)}"
+    ),
+    "block": lambda step, held: (
+        f"one block dominates: '{step.segment[0]}' alone needs {held} {_of(step)} in its backward"
+    ),
+    "plain": lambda step, held: (
+        f"{len(step.blocks) - len(step.recomputed)} of {count_text(len(step.blocks), 'block')} are not recomputed, and"
+        f" hold {held} {_of(step)}"
+    ),
+    "inputs": lambda step, held: f"the inputs that the checkpoints keep hold {held} {_of(step)}: there are too many checkpoints",
+}
