@@ -43,3 +43,7 @@ bench-published *names:
 # one small model of every family: writes docs/models.md
 bench-families *words:
     {{python}} -m benchmarks.families {{words}}
+
+# predicted against measured bytes, every strategy: writes docs/accuracy.md
+bench-accuracy:
+    {{python}} -m benchmarks.accuracy --write

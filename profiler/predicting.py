@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from profiler import __version__, rates
@@ -17,7 +18,7 @@ from profiler.assemble import Assembled, assemble
 from profiler.case import FAKE, Case, Trial
 from profiler.errors import Unsupported
 from profiler.rates import Rates
-from profiler.record import Applied, Built, Environment, Note, Readings, Record
+from profiler.record import Built, Environment, Note, Readings, Record
 from profiler.signature import name, signature
 from profiler.timeline import Followed, Trace
 from profiler.trace import roofline
@@ -47,7 +48,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
         built=_describe(built),
         readings=Readings(**readings(trace), **(_seconds(trace, known, case.precision) if known else {})),
         environment=_environment(known),
-        notes=(*_notes(built.applied, case), *_stated(trial, known, num_guesses)),
+        notes=(*_notes(built, case), *_stated(trial, known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
     )
 
@@ -55,7 +56,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
 def follow_case(trial: Trial) -> Followed:
     """One traced step of the trial's case. Raises as `predict` does."""
     built, trace, num_guesses = _trace(trial.case, trial.hidden_bytes, lambda stage: None)
-    notes = (*_notes(built.applied, trial.case), *_stated(trial, None, num_guesses))
+    notes = (*_notes(built, trial.case), *_stated(trial, None, num_guesses))
     return Followed(
         trace=trace,
         blocks=built.workload.blocks,
@@ -154,7 +155,11 @@ def _describe(built: Assembled) -> Built:
     )
 
 
-def _notes(applied: Applied, case: Case) -> tuple[Note, ...]:
+def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
     """The strategy's own, but for those that are about the CPU that a prediction for CUDA was traced on."""
     on_cuda = case.twin.device == "cuda"
-    return tuple(note for note in applied.notes if not (on_cuda and note.code == "GCP008"))
+    notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
+    if not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
+        return notes
+    text = "recurrent layers are followed step by step; their fused kernels keep more, so that the peak is higher"
+    return (*notes, Note(code="GCP018", text=text))

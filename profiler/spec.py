@@ -67,7 +67,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     remarks: list[str] = []
     asked = split_choices("mnist-cnn" if request.model is None else request.model)
     wanted = _resolved(asked, models.TABLE, "model", remarks)
-    chosen = _strategies(request, remarks)
+    chosen = strategies_of(request, remarks)
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
     sizes = _batch_sizes(request.batch_size, remarks)
@@ -160,8 +160,8 @@ def _segment_count(word: str, item: str) -> int:
     return int(word)
 
 
-def _strategies(request: Request, remarks: list[str]) -> list[Choice]:
-    """The baseline first, then what was asked for, each once."""
+def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
+    """The baseline first, then what was asked for, each once. Raises UserError; duplicates become remarks."""
     words = [] if request.strategies is None else split_choices(request.strategies)
     named = _resolved(words, strategies.TABLE, "strategy", remarks)
     default = None if named else SEGMENTS

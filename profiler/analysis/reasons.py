@@ -165,5 +165,7 @@ _TEXTS: dict[str, Callable[[_Step, str], str]] = {
         f"{len(step.blocks) - len(step.recomputed)} of {count_text(len(step.blocks), 'block')} are not recomputed, and"
         f" hold {held} {_of(step)}"
     ),
-    "inputs": lambda step, held: f"the inputs that the checkpoints keep hold {held} {_of(step)}: there are too many checkpoints",
+    "inputs": lambda step, held: (
+        f"the inputs that the checkpoints keep hold {held} {_of(step)}: there are too many checkpoints"
+    ),
 }

@@ -16,6 +16,7 @@ import typer.main
 
 from profiler.cli.blocks import blocks
 from profiler.cli.doctor import doctor
+from profiler.cli.explain import explain
 from profiler.cli.export import export
 from profiler.cli.list import list_runs
 from profiler.cli.models import models
@@ -25,6 +26,7 @@ from profiler.cli.reproduce import reproduce
 from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.strategies import strategies
+from profiler.cli.timeline import timeline
 from profiler.cli.words import COMMAND
 from profiler.errors import UserError
 
@@ -63,6 +65,8 @@ def gcprof(
 
 app.command("run")(run)
 app.command("predict")(predict)
+app.command("explain")(explain)
+app.command("timeline")(timeline)
 app.command("show")(show)
 app.command("plot")(plot)
 app.command("export")(export)

@@ -110,16 +110,11 @@ def _as_it_is(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.T
 
 
 def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-    """nn.Module._apply for fake parameters, which cannot be swapped; a shared one stays shared."""
-    known: dict[int, tuple[Any, Any]] = {}
+    """nn.Module._apply for fake parameters, which cannot be swapped: each stays the same object."""
+    for parameter in module.parameters():
+        with torch.no_grad():
+            parameter.data = convert(parameter)
     for child in module.modules():
-        for name, parameter in child._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in known:
-                with torch.no_grad():
-                    known[id(parameter)] = parameter, nn.Parameter(convert(parameter), parameter.requires_grad)
-            child._parameters[name] = known[id(parameter)][1]
         for name, buffer in child._buffers.items():
             if buffer is not None:
                 child._buffers[name] = convert(buffer)

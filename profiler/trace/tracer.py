@@ -112,7 +112,7 @@ class Tracer(TorchDispatchMode):
     def _place(self) -> tuple[str, str]:
         """The phase and the module of the operator that has just run."""
         if self.phase == "backward":
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
                 return "recompute", self._remember()
             return "backward", self._of_node()
         return self.phase, self._remember() if self.phase == "forward" else ""

@@ -1,0 +1,140 @@
+"""A model or a run -> traced steps: what `explain` and `timeline` share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from profiler.cli.words import RESULTS, run_folder
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.case import Case, Choice, Trial
+    from profiler.engines import Engine
+    from profiler.record import Record
+    from profiler.spec import Request
+    from profiler.timeline import Followed
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One traced step, and what was measured of the same case, where a run was named."""
+
+    case: Any
+    followed: Any
+    measured: Any = None
+
+
+def steps(target: str, words: Request) -> list[Step]:
+    """The steps of a model, or of the cases of a run, under the strategies of `words`; `none` first.
+
+    Raises UserError where there is no such model, run or strategy, or where a step cannot be followed.
+    """
+    from profiler import catalogue, engines
+    from profiler.case import Choice
+
+    records = _records(target, words)
+    trials = _trials(target, words) if records is None else _trials_of(records, words)
+    settings = {trial.case.baseline for trial in trials}
+    if len(settings) > 1:
+        raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
+    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
+    with connect() as engine:
+        return [
+            Step(case=trial.case, followed=_followed(engine, trial), measured=_measured(records, trial.case))
+            for trial in trials
+        ]
+
+
+def request(*, strategies: str, device: str | None, **others: Any) -> Request:
+    """The words of a command as a request for a prediction. Raises UserError."""
+    from profiler.case import FAKE
+    from profiler.spec import Request
+
+    word = "cuda" if device is None else device
+    return Request(strategies=strategies, device=word if word.startswith(FAKE) else FAKE + word, **others)
+
+
+def heading(case: Case, *, with_strategy: bool = False) -> str:
+    """What was traced, in one line."""
+    from profiler.views.cells import batch
+
+    strategy = [str(case.strategy)] if with_strategy else []
+    setting = ", ".join([*strategy, batch(case), str(case.optimizer), case.precision, case.device])
+    return f"{case.model}, {setting}: predicted"
+
+
+def measured(step: Step, peak_bytes: int) -> list[str]:
+    """What a run measured of the same step, and how far the prediction is from it."""
+    from profiler.units import bytes_text, error_text
+
+    found = step.measured.readings.peak_bytes if step.measured else None
+    if found is None:
+        return []
+    return [f"measured: {bytes_text(found)}; the prediction is {error_text(peak_bytes / found - 1)} off"]
+
+
+def _records(target: str, words: Request) -> list[Record] | None:
+    """Those of the run that is called so; None where none is."""
+    from profiler import store
+    from profiler.spec import Request
+
+    places = (Path(target), RESULTS / target)
+    if target != "last" and not any((place / "manifest.json").is_file() for place in places):
+        return None
+    if words != Request(device="fake:cuda", strategies=words.strategies, segments=words.segments):
+        raise UserError("a run has its own model and settings", hint="choose among its rows with --strategies")
+    return list(store.load(run_folder(target)).records)
+
+
+def _trials(target: str, words: Request) -> list[Trial]:
+    from profiler import device_choice, spec
+
+    request = msgspec.structs.replace(words, model=target)
+    return list(spec.plan(request, device_choice.any_device).trials)
+
+
+def _trials_of(records: Sequence[Record], words: Request) -> list[Trial]:
+    """The first case's rows under these strategies, predicted with what was read of their operators."""
+    from profiler.case import FAKE, Trial
+
+    first = records[0].case.baseline
+    cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
+    chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(words, cases)]
+    hidden = next((one.readings.hidden_bytes for one in records if one.readings.hidden_bytes is not None), None)
+    twins = [msgspec.structs.replace(case, device=FAKE + case.twin.device) for case in chosen]
+    return [Trial(case=case, hidden_bytes=hidden) for case in dict.fromkeys(twins)]
+
+
+def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
+    """The strategies that were named; each must be of the run."""
+    from profiler import spec
+
+    named = spec.strategies_of(words, [])
+    known = [case.strategy for case in cases]
+    for choice in named:
+        if choice not in known:
+            raise UserError(f"'{choice}' is no row of this run", hint=f"it has {', '.join(dict.fromkeys(known))}")
+    return named
+
+
+def _followed(engine: Engine, trial: Trial) -> Followed:
+    from profiler.case import decode, encode
+    from profiler.timeline import Followed
+
+    failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
+    answer = engine.ask("profiler.worker:follow", encode(trial).decode(), failing=failing)
+    if "followed" in answer:
+        found: Followed = decode(json.dumps(answer["followed"]), Followed)
+        return found
+    exit_code = 2 if "refused" in answer else 1
+    raise UserError(f"{trial.case.strategy}: {answer.get('refused') or answer['failed']}", exit_code=exit_code)
+
+
+def _measured(records: Sequence[Record] | None, case: Case) -> Record | None:
+    """The first record of the same case on a device that was there."""
+    found = (one for one in records or () if not one.case.is_predicted and one.case.twin == case.twin)
+    return next(found, None)
