@@ -1,0 +1,140 @@
+"""A simulation of PyTorch's caching allocator for CUDA, and what it reserves in a traced step: knows nothing of torch.
+
+The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings, for one stream.
+"""
+
+from __future__ import annotations
+
+from profiler.trace.expandable import ExpandablePool
+from profiler.trace.pool import GRANULE, USED, Block, SegmentPool, round_up
+from profiler.trace.timeline import Trace
+
+SMALL_REQUEST = 2**20  # bytes: the largest request that the small pool serves
+SMALL_PAGE = 2 * 2**20  # bytes: a segment of the small pool
+LARGE_PAGE = 20 * 2**20  # bytes: a segment that large requests below 10 MiB share
+LARGE_REMAINDER = SMALL_REQUEST + GRANULE  # bytes: what is left of a large block stays with it up to 1 MiB
+LARGE_BASE = LARGE_PAGE * 2**24  # the first address of the large pool, beyond all of the small one's
+
+
+class OutOfMemory(Exception):
+    """A request that does not fit into the capacity, even after everything cached was returned."""
+
+    def __init__(self, nbytes: int, *, reserved: int, capacity: int) -> None:
+        super().__init__(f"{nbytes} bytes do not fit: {reserved} of {capacity} are reserved")
+        self.nbytes, self.reserved, self.capacity = nbytes, reserved, capacity
+
+
+class CachingAllocator:
+    """Blocks handed out and taken back as `torch.cuda` does it, in bytes.
+
+    `capacity` is what the device has for this allocator; None is endless. With `expandable_segments`, each pool is one
+    range of addresses that grows by pages, as with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+    """
+
+    def __init__(self, *, expandable_segments: bool = False, capacity: int | None = None) -> None:
+        kind = ExpandablePool if expandable_segments else SegmentPool
+        large_remainder = GRANULE if expandable_segments else LARGE_REMAINDER
+        self._small = kind(page=SMALL_PAGE, least_remainder=GRANULE, base=0)
+        self._large = kind(page=LARGE_PAGE, least_remainder=large_remainder, base=LARGE_BASE)
+        self._capacity = capacity
+        self._allocated = self._reserved = 0
+        self._peak_allocated = self._peak_reserved = 0
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block of at least `nbytes`, which `free` takes back. Raises OutOfMemory where it does not fit."""
+        assert nbytes > 0, "PyTorch asks its allocator for nothing where a tensor is empty"
+        size = round_up(nbytes, GRANULE)
+        pool = self._small if size <= SMALL_REQUEST else self._large
+        block = pool.take(size) or self._grow(pool, size)
+        self._allocated += block.size
+        if self._allocated > self._peak_allocated:
+            self._peak_allocated = self._allocated
+        return block
+
+    def free(self, block: Block) -> None:
+        """Take a block back. What it was part of stays reserved."""
+        assert block.state == USED, "this block is free already"
+        self._allocated -= block.size
+        pool = self._large if block.address >= LARGE_BASE else self._small
+        pool.give(block)
+
+    def release(self) -> None:
+        """Return to the device every segment, or page, that is wholly free, as `torch.cuda.empty_cache` does."""
+        self._reserved -= self._small.release() + self._large.release()
+
+    @property
+    def allocated(self) -> int:
+        """The bytes of the blocks that are handed out, as `torch.cuda.memory_allocated` counts them."""
+        return self._allocated
+
+    @property
+    def reserved(self) -> int:
+        """The bytes taken from the device, as `torch.cuda.memory_reserved` counts them."""
+        return self._reserved
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most that was ever allocated."""
+        return self._peak_allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most that was ever reserved."""
+        return self._peak_reserved
+
+    def _grow(self, pool: SegmentPool | ExpandablePool, size: int) -> Block:
+        if self._lacks(pool.growth(size)):
+            self.release()
+        growth = pool.growth(size)
+        if self._capacity is not None and self._lacks(growth):
+            raise OutOfMemory(size, reserved=self._reserved, capacity=self._capacity)
+        pool.grow(size)
+        self._reserved += growth
+        self._peak_reserved = max(self._peak_reserved, self._reserved)
+        block = pool.take(size)
+        assert block is not None
+        return block
+
+    def _lacks(self, growth: int) -> bool:
+        return self._capacity is not None and self._reserved + growth > self._capacity
+
+
+def reserved(trace: Trace, *, expandable_segments: bool = False) -> dict[str, int]:
+    """The largest reserved bytes in each phase of a step, where the allocator is empty before it.
+
+    Storages are allocated in the order in which they are born, and freed after the operator that they die with; what
+    an operator hides is allocated before its outputs and freed before those that die with it.
+    """
+    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    after = _replay(trace, allocator)
+    return {phase: after[last] for phase, _, last in trace.spans()}  # without a capacity it never falls
+
+
+def _replay(trace: Trace, allocator: CachingAllocator) -> list[int]:
+    """The bytes that are reserved when each operator has run; index 0 is before the step."""
+    born, died = _by_operator(trace)
+    blocks: dict[int, Block] = {}
+    after = []
+    for number in range(len(trace.operators) + 1):
+        hidden = trace.operators[number - 1].hidden_bytes if number else 0
+        workspace = allocator.allocate(hidden) if hidden else None
+        for index in born[number]:
+            blocks[index] = allocator.allocate(trace.allocations[index].nbytes)
+        if workspace:
+            allocator.free(workspace)
+        for index in died[number]:
+            allocator.free(blocks.pop(index))
+        after.append(allocator.reserved)
+    return after
+
+
+def _by_operator(trace: Trace) -> tuple[list[list[int]], list[list[int]]]:
+    """The places of the allocations that begin with each operator, and of those that end with it."""
+    size = len(trace.operators) + 1
+    born: list[list[int]] = [[] for _ in range(size)]
+    died: list[list[int]] = [[] for _ in range(size)]
+    for index, one in enumerate(trace.allocations):
+        if one.born <= one.died:  # otherwise it is gone before the operator runs
+            born[one.born].append(index)
+            died[one.died].append(index)
+    return born, died

@@ -1,0 +1,115 @@
+"""What a CUDA allocator did, as it was recorded, beside what the simulation makes of it: knows nothing of torch.
+
+A history is a JSON list of {"action", "addr", "size"}: the entries of one device in the `device_traces` of
+`torch.cuda.memory._snapshot()`, in order and with whatever other keys, from before the first allocation on. Bytes;
+`size` is what was asked for, before it is rounded up. These actions count:
+
+- `alloc`; `free_completed`, or `free` for short
+- `segment_alloc` and `segment_free`, or `segment_map` and `segment_unmap` where segments are expandable
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from profiler.trace.allocator import LARGE_REMAINDER, SMALL_REQUEST, CachingAllocator
+from profiler.trace.pool import GRANULE, Block, round_up
+
+FREED = ("free", "free_completed")
+MAPPED, UNMAPPED = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One entry of a history."""
+
+    action: str
+    address: int = msgspec.field(default=0, name="addr")  # not told of some actions that do not count here
+    size: int = 0
+
+
+class Instant(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes after an allocation or a release."""
+
+    allocated: int
+    reserved: int
+    recorded_allocated: int
+    recorded_reserved: int
+
+
+def read(path: Path) -> tuple[Event, ...]:
+    """A history from its file."""
+    return msgspec.json.decode(path.read_bytes(), type=tuple[Event, ...])
+
+
+def replay(events: Sequence[Event]) -> tuple[Instant, ...]:
+    """Simulate what was recorded; one instant for each allocation and each release.
+
+    Segments are expandable where the history says so. Where the device got memory back, the simulation returns what is
+    cached as well.
+    """
+    expandable = any(event.action == "segment_map" for event in events)
+    simulated = CachingAllocator(expandable_segments=expandable)
+    recorded = _Recorded(expandable_segments=expandable)
+    blocks: dict[int, Block] = {}
+    instants = []
+    for event in events:
+        recorded.follow(event)
+        if event.action in UNMAPPED:
+            simulated.release()
+        elif event.action == "alloc":
+            blocks[event.address] = simulated.allocate(event.size)
+        elif event.action in FREED:
+            simulated.free(blocks.pop(event.address))
+        if event.action == "alloc" or event.action in FREED:
+            instants.append(
+                Instant(
+                    allocated=simulated.allocated,
+                    reserved=simulated.reserved,
+                    recorded_allocated=recorded.allocated,
+                    recorded_reserved=recorded.reserved,
+                )
+            )
+    return tuple(instants)
+
+
+class _Recorded:
+    """The bytes that the recorded addresses tell of: a block reaches to the next one where the rest was not cut off."""
+
+    def __init__(self, *, expandable_segments: bool) -> None:
+        self.allocated = self.reserved = 0
+        self._is_always_cut = expandable_segments
+        self._blocks: dict[int, int] = {}  # address: bytes
+        self._bounds: list[int] = []  # where blocks begin and segments end, sorted
+
+    def follow(self, event: Event) -> None:
+        if event.action in MAPPED:
+            self.reserved += event.size
+        elif event.action in UNMAPPED:
+            self.reserved -= event.size
+        elif event.action == "alloc":
+            self._blocks[event.address] = self._block(event)
+            self.allocated += self._blocks[event.address]
+        elif event.action in FREED:
+            self.allocated -= self._blocks.pop(event.address)
+        self._bound(event)
+
+    def _bound(self, event: Event) -> None:
+        if event.action == "segment_alloc":
+            insort(self._bounds, event.address + event.size)
+        elif event.action == "segment_free":
+            self._bounds.remove(event.address + event.size)
+        elif event.action == "alloc":
+            insort(self._bounds, event.address)
+        elif event.action in FREED:
+            self._bounds.remove(event.address)
+
+    def _block(self, event: Event) -> int:
+        size = round_up(event.size, GRANULE)
+        if self._is_always_cut or size <= SMALL_REQUEST:
+            return size
+        room = self._bounds[bisect_right(self._bounds, event.address)] - event.address
+        return size if room - size >= LARGE_REMAINDER else room

@@ -1,0 +1,137 @@
+"""One pool of device memory, whose blocks are cut and joined: knows nothing of capacity, of requests or of traces.
+
+The rules and numbers are those of c10/cuda/CUDACachingAllocator.cpp, for one stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+USED, FREE, UNMAPPED = range(3)
+
+GRANULE = 512  # bytes: the CUDA caching allocator rounds every request up to this
+MAY_SHARE = 10 * 2**20  # bytes: from here on a request gets a segment of its own
+SEGMENT_GRANULE = 2 * 2**20  # bytes: what the size of such a segment is rounded up to
+ADDRESS_BITS = 50  # more than CUDA's own addresses have
+
+
+def round_up(nbytes: int, to: int) -> int:
+    """The next multiple."""
+    return -(-nbytes // to) * to
+
+
+class Block:
+    """A stretch of addresses in bytes; `before` and `after` are its neighbours in the same segment."""
+
+    __slots__ = ("address", "after", "before", "size", "state")
+
+    def __init__(self, address: int, size: int, state: int, before: Block | None, after: Block | None) -> None:
+        self.address = address
+        self.size = size
+        self.state = state
+        self.before = before
+        self.after = after
+
+
+class Pool:
+    """The free blocks by (size, address), which is one number here for speed. No two free ones of a segment touch."""
+
+    def __init__(self, *, page: int, least_remainder: int, base: int) -> None:
+        self._page = page  # bytes that are asked of the device at once
+        self._least_remainder = least_remainder
+        self._order: list[int] = []  # the keys of `_free`, sorted
+        self._free: dict[int, Block] = {}
+
+    def take(self, size: int) -> Block | None:
+        """The smallest free block that holds `size`, the lowest of equals, cut where enough is left over."""
+        place = bisect_left(self._order, size << ADDRESS_BITS)
+        if place == len(self._order):
+            return None
+        block = self._free[self._order[place]]
+        if block.after is not None and block.after.state == UNMAPPED:
+            place = self._preferred(place)
+            block = self._free[self._order[place]]
+        del self._free[self._order.pop(place)]
+        block.state = USED
+        if block.size - size >= self._least_remainder:
+            self._insert(cut(block, size, FREE))
+        return block
+
+    def give(self, block: Block) -> None:
+        """Take a block back and join it with its free neighbours."""
+        block.state = FREE
+        self._join(block)
+        self._insert(block)
+
+    def growth(self, size: int) -> int:
+        """The bytes that the device must give before `take` finds `size`."""
+        raise NotImplementedError
+
+    def grow(self, size: int) -> None:
+        """Take these bytes from the device."""
+        raise NotImplementedError
+
+    def release(self) -> int:
+        """Return to the device what is free, and say how many bytes that was."""
+        raise NotImplementedError
+
+    def _preferred(self, place: int) -> int:
+        return place
+
+    def _insert(self, block: Block) -> None:
+        key = block.size << ADDRESS_BITS | block.address
+        insort(self._order, key)
+        self._free[key] = block
+
+    def _remove(self, block: Block) -> None:
+        key = block.size << ADDRESS_BITS | block.address
+        del self._order[bisect_left(self._order, key)]
+        del self._free[key]
+
+    def _join(self, block: Block) -> None:
+        """Make one of a block and those neighbours that are in the same state."""
+        before, after = block.before, block.after
+        if before is not None and before.state == block.state:
+            self._remove(before)
+            block.address = before.address
+            block.size += before.size
+            block.before = before.before
+            if before.before is not None:
+                before.before.after = block
+        if after is not None and after.state == block.state:
+            self._remove(after)
+            block.size += after.size
+            block.after = after.after
+            if after.after is not None:
+                after.after.before = block
+
+
+class SegmentPool(Pool):
+    """Grows by segments of their own addresses; returns a segment when all of it is free."""
+
+    def __init__(self, *, page: int, least_remainder: int, base: int) -> None:
+        super().__init__(page=page, least_remainder=least_remainder, base=base)
+        self._next = base  # the device is taken to give ever higher addresses
+
+    def growth(self, size: int) -> int:
+        return self._page if size < MAY_SHARE else round_up(size, SEGMENT_GRANULE)
+
+    def grow(self, size: int) -> None:
+        segment = Block(self._next, self.growth(size), FREE, None, None)
+        self._next += segment.size
+        self._insert(segment)
+
+    def release(self) -> int:
+        whole = [block for block in self._free.values() if block.before is None and block.after is None]
+        for block in whole:
+            self._remove(block)
+        return sum(block.size for block in whole)
+
+
+def cut(block: Block, size: int, state: int) -> Block:
+    """Keep the first `size` bytes in the block; the rest is a new one after it."""
+    rest = Block(block.address + size, block.size - size, state, block, block.after)
+    if block.after is not None:
+        block.after.before = rest
+    block.size, block.after = size, rest
+    return rest

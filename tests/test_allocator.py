@@ -1,0 +1,384 @@
+"""The simulated caching allocator: each rule by arithmetic, all of them against a plain reference."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, reserved
+from profiler.trace.timeline import Allocation, Operator, Trace
+from tests.plain_allocator import Plain
+
+MIB = 2**20
+
+
+def reserved_after(*sizes: int, **settings: bool) -> int:
+    allocator = CachingAllocator(**settings)
+    for size in sizes:
+        allocator.allocate(size)
+    return allocator.reserved
+
+
+@pytest.mark.parametrize(("nbytes", "expected"), [(1, 512), (512, 512), (513, 1024), (MIB + 1, MIB + 512)])
+def test_a_request_is_rounded_up_to_512_bytes(nbytes, expected):
+    allocator = CachingAllocator()
+
+    block = allocator.allocate(nbytes)
+
+    assert block.size == allocator.allocated == expected
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+        (37 * MIB, 38 * MIB),
+    ],
+)
+def test_the_size_of_a_segment_goes_by_the_request(nbytes, expected):
+    assert reserved_after(nbytes) == expected
+
+
+def test_small_and_large_requests_share_no_segment():
+    assert reserved_after(2 * MIB, 512) == (20 + 2) * MIB
+    assert reserved_after(2 * MIB, 3 * MIB) == 20 * MIB  # the twin: large ones share
+
+
+def test_the_smallest_block_that_fits_is_taken():
+    allocator = CachingAllocator()
+    for block in [allocator.allocate(30 * MIB), allocator.allocate(12 * MIB)]:
+        allocator.free(block)
+
+    allocator.allocate(11 * MIB)  # from the 30 MiB, 19 would be left
+    allocator.allocate(30 * MIB)
+
+    assert allocator.reserved == (30 + 12) * MIB
+
+
+def test_of_equal_blocks_the_lowest_is_taken():
+    allocator = CachingAllocator()
+    low, high = allocator.allocate(12 * MIB), allocator.allocate(12 * MIB)
+    for block in (high, low):
+        allocator.free(block)
+
+    assert allocator.allocate(12 * MIB).address < allocator.allocate(12 * MIB).address
+
+
+def test_of_a_small_block_512_bytes_are_cut_off():
+    assert reserved_after(MIB, MIB - 512, 512) == 2 * MIB
+    assert reserved_after(MIB, MIB, 512) == 4 * MIB  # the twin: nothing is left
+
+
+@pytest.mark.parametrize(("nbytes", "expected"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
+def test_of_a_large_block_more_than_1_mib_is_cut_off(nbytes, expected):
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(20 * MIB))
+
+    allocator.allocate(nbytes)
+
+    assert allocator.allocated == expected
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2, 1)])
+@pytest.mark.parametrize("expandable_segments", [False, True])
+def test_free_neighbours_are_joined(order, expandable_segments):
+    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    blocks = [allocator.allocate(nbytes) for nbytes in (6 * MIB, 6 * MIB, 6 * MIB, 2 * MIB)]
+    for place in order:
+        allocator.free(blocks[place])
+
+    joined = allocator.allocate(6 * MIB * len(order))
+
+    assert joined.address == blocks[0].address
+    assert allocator.reserved == 20 * MIB
+
+
+def test_a_used_block_keeps_its_neighbours_apart():
+    allocator = CachingAllocator()
+    blocks = [allocator.allocate(nbytes) for nbytes in (6 * MIB, 6 * MIB, 6 * MIB, 2 * MIB)]
+    for place in (0, 2):
+        allocator.free(blocks[place])
+
+    allocator.allocate(12 * MIB)
+
+    assert allocator.reserved == (20 + 12) * MIB
+
+
+def test_segments_are_never_joined():
+    allocator = CachingAllocator()
+    for block in [allocator.allocate(10 * MIB), allocator.allocate(10 * MIB)]:
+        allocator.free(block)
+
+    allocator.allocate(20 * MIB)
+
+    assert allocator.reserved == (10 + 10 + 20) * MIB
+
+
+def test_what_is_free_stays_reserved_until_it_is_released():
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(30 * MIB))
+    before = allocator.reserved
+
+    allocator.release()
+
+    assert (before, allocator.reserved, allocator.allocated) == (30 * MIB, 0, 0)
+    assert (allocator.peak_reserved, allocator.peak_allocated) == (30 * MIB, 30 * MIB)
+
+
+def test_a_segment_in_use_is_not_released():
+    allocator = CachingAllocator()
+    allocator.allocate(6 * MIB)
+
+    allocator.release()
+
+    assert allocator.reserved == 20 * MIB
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [(None, 50 * MIB), (50 * MIB, 50 * MIB), (49 * MIB, 30 * MIB)])
+def test_cached_segments_are_returned_where_the_capacity_is_short(capacity, expected):
+    allocator = CachingAllocator(capacity=capacity)
+    allocator.free(allocator.allocate(20 * MIB))
+
+    allocator.allocate(30 * MIB)
+
+    assert allocator.reserved == expected
+
+
+def test_running_out_of_memory_is_told_and_changes_no_block():
+    allocator = CachingAllocator(capacity=30 * MIB)
+    held = allocator.allocate(20 * MIB)
+
+    with pytest.raises(OutOfMemory) as raised:
+        allocator.allocate(20 * MIB)
+
+    assert (raised.value.nbytes, raised.value.reserved, raised.value.capacity) == (20 * MIB, 20 * MIB, 30 * MIB)
+    allocator.free(held)
+    assert allocator.allocate(20 * MIB).size == 20 * MIB
+
+
+def test_a_block_is_freed_once():
+    allocator = CachingAllocator()
+    block = allocator.allocate(512)
+    allocator.free(block)
+
+    with pytest.raises(AssertionError, match="free already"):
+        allocator.free(block)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((512,), 2 * MIB),
+        ((MIB, MIB, 512), 4 * MIB),
+        ((3 * MIB,), 20 * MIB),
+        ((25 * MIB,), 40 * MIB),
+        ((12 * MIB, 12 * MIB, 16 * MIB), 40 * MIB),  # the second lies across both pages
+        ((12 * MIB, 12 * MIB, 16 * MIB + 1), 60 * MIB),
+    ],
+)
+def test_an_expandable_segment_grows_by_pages(sizes, expected):
+    assert reserved_after(*sizes, expandable_segments=True) == expected
+
+
+def test_of_an_expandable_block_512_bytes_are_cut_off():
+    allocator = CachingAllocator(expandable_segments=True)
+    allocator.free(allocator.allocate(20 * MIB))
+
+    allocator.allocate(20 * MIB - 512)
+
+    assert allocator.allocated == 20 * MIB - 512  # otherwise all of the page, as without expandable segments
+
+
+def test_the_end_of_an_expandable_segment_is_used_last():
+    allocator = CachingAllocator(expandable_segments=True)
+    hole, _ = allocator.allocate(5 * MIB), allocator.allocate(12 * MIB)
+    allocator.free(hole)  # 5 MiB are free here, and 3 at the end
+
+    block = allocator.allocate(2 * MIB)
+
+    assert block.address == hole.address
+
+
+def test_an_expandable_segment_returns_the_pages_that_are_wholly_free():
+    allocator = CachingAllocator(expandable_segments=True)
+    first, _ = allocator.allocate(70 * MIB), allocator.allocate(8 * MIB)
+    allocator.free(first)
+
+    allocator.release()
+
+    assert allocator.reserved == 20 * MIB  # of four pages the fourth is in use
+    assert allocator.allocate(60 * MIB).address == first.address  # the hole is mapped again
+    assert allocator.reserved == 80 * MIB
+
+
+def test_a_hole_is_mapped_with_what_is_free_before_it():
+    allocator = CachingAllocator(expandable_segments=True)
+    _, middle, last = (allocator.allocate(nbytes * MIB) for nbytes in (10, 30, 8))
+    allocator.free(middle)
+    allocator.release()  # the page from 20 to 40 MiB, with 10 MiB free before it and 12 at the end
+    holed = allocator.reserved
+
+    filling = allocator.allocate(25 * MIB)
+
+    assert (holed, allocator.reserved) == (40 * MIB, 60 * MIB)
+    assert filling.address == middle.address
+    for block in (filling, last):
+        allocator.free(block)
+    assert allocator.allocate(50 * MIB).address == filling.address  # nothing of the hole is left between
+
+
+def test_a_hole_that_is_too_small_is_passed_over():
+    allocator = CachingAllocator(expandable_segments=True)
+    _, middle, last = (allocator.allocate(nbytes * MIB) for nbytes in (10, 30, 8))
+    allocator.free(middle)
+    allocator.release()
+
+    block = allocator.allocate(40 * MIB)
+
+    assert block.address == last.address + last.size
+    assert allocator.reserved == (40 + 40) * MIB
+
+
+def test_of_blocks_that_can_grow_the_one_that_can_grow_least_is_used_first():
+    allocator = CachingAllocator(expandable_segments=True)
+    plain, _, holed, _ = (allocator.allocate(nbytes * MIB) for nbytes in (5, 11, 24, 17))
+    for block in (plain, holed):
+        allocator.free(block)
+    allocator.release()  # 5 MiB that cannot grow, 4 before a hole of 20, 3 at the end
+
+    first, second = allocator.allocate(3 * MIB), allocator.allocate(3 * MIB)
+
+    assert (first.address, second.address) == (plain.address, holed.address)
+
+
+edges = [1, 512, 513, MIB - 512, MIB, MIB + 1, 9 * MIB, 10 * MIB - 1, 10 * MIB, 19 * MIB, 20 * MIB, 40 * MIB]
+sizes = st.sampled_from(edges) | st.integers(1, MIB) | st.integers(MIB, 12 * MIB) | st.integers(10 * MIB, 50 * MIB)
+verbs = st.sampled_from(["allocate"] * 5 + ["free"] * 4 + ["release"])
+works = st.lists(st.tuples(verbs, sizes), min_size=10, max_size=60)
+
+
+class Pair:
+    """The allocator and the reference, at the same work."""
+
+    def __init__(self, expandable: bool, capacity: int | None) -> None:
+        self.quick = CachingAllocator(expandable_segments=expandable, capacity=capacity)
+        self.plain = Plain(expandable=expandable, capacity=capacity)
+        self.live = []
+
+    def do(self, verb: str, number: int) -> None:
+        if verb == "allocate":
+            self.allocate(number)
+        elif verb == "free" and self.live:
+            block, small, piece = self.live.pop(number % len(self.live))
+            self.quick.free(block)
+            self.plain.free(small, piece)
+        elif verb == "release":
+            self.quick.release()
+            self.plain.release()
+
+    def allocate(self, nbytes: int) -> None:
+        piece = self.plain.allocate(nbytes)
+        if piece is None:
+            with pytest.raises(OutOfMemory):
+                self.quick.allocate(nbytes)
+        else:
+            self.live.append((self.quick.allocate(nbytes), nbytes <= MIB, piece))
+
+
+@settings(max_examples=200, deadline=None)
+@given(work=works, expandable=st.booleans(), capacity=st.none() | st.integers(20, 120).map(lambda n: n * MIB))
+def test_every_block_lies_where_the_reference_puts_it(work, expandable, capacity):
+    pair = Pair(expandable, capacity)
+
+    for verb, number in work:
+        pair.do(verb, number)
+
+        found = [(block.address % LARGE_BASE, block.size) for block, _, _ in pair.live]
+        assert found == [(address, nbytes) for _, _, (address, nbytes, _) in pair.live]
+        assert pair.quick.reserved == pair.plain.reserved
+
+
+@settings(max_examples=100, deadline=None)
+@given(work=works, expandable=st.booleans())
+def test_blocks_never_overlap_and_add_up_to_what_is_allocated(work, expandable):
+    pair = Pair(expandable, None)
+
+    for verb, number in work:
+        pair.do(verb, number)
+
+        blocks = sorted((block.address, block.size) for block, _, _ in pair.live)
+        ends = [address + nbytes for address, nbytes in blocks]
+        assert all(end <= begin for end, (begin, _) in zip(ends, blocks[1:], strict=False))
+        assert pair.quick.allocated == sum(nbytes for _, nbytes in blocks)
+        assert pair.quick.allocated <= pair.quick.reserved <= pair.quick.peak_reserved
+
+
+@given(work=works, expandable=st.booleans())
+def test_when_all_is_freed_every_segment_is_one_block_again(work, expandable):
+    pair = Pair(expandable, None)
+    for verb, number in work:
+        pair.do(verb, number)
+    for block, _, _ in pair.live:
+        pair.quick.free(block)
+
+    pair.quick.release()
+
+    assert (pair.quick.allocated, pair.quick.reserved) == (0, 0)  # a segment in pieces would have stayed
+
+
+def trace(*allocations: tuple[int, int, int], hidden: tuple[int, ...] = (0, 0, 0, 0)) -> Trace:
+    """A step of one operator a phase; an allocation is its bytes, its birth and its death."""
+    return Trace(
+        allocations=tuple(Allocation(*one, "", "", "", "") for one in allocations),
+        operators=tuple(Operator("", "", "", hidden_bytes=nbytes) for nbytes in hidden),
+        marks=(("zero", 0), ("forward", 1), ("backward", 2), ("optimizer", 3), ("end", 4)),
+    )
+
+
+def by_phase(*mebibytes: int) -> dict[str, int]:
+    phases = ("zero", "forward", "backward", "optimizer")
+    return {phase: size * MIB for phase, size in zip(phases, mebibytes, strict=True)}
+
+
+def test_a_step_begins_with_what_was_there_before():
+    assert reserved(trace((30 * MIB, 0, 4))) == by_phase(30, 30, 30, 30)
+
+
+def test_what_dies_with_an_operator_serves_the_next_but_not_the_operator_itself():
+    kept, next_one, later = (30 * MIB, 2, 3), (30 * MIB, 3, 3), (30 * MIB, 4, 4)
+
+    assert reserved(trace(kept, later)) == by_phase(0, 30, 30, 30)
+    assert reserved(trace(kept, next_one)) == by_phase(0, 30, 60, 60)
+
+
+def test_what_an_operator_hides_is_there_beside_its_outputs_and_no_longer():
+    output, later = (12 * MIB, 2, 4), (40 * MIB, 3, 4)
+
+    assert reserved(trace(output, later, hidden=(0, 40 * MIB, 0, 0))) == by_phase(0, 52, 52, 52)
+
+
+def test_what_is_gone_before_an_operator_runs_takes_nothing():
+    assert reserved(trace((30 * MIB, 3, 2))) == by_phase(0, 0, 0, 0)
+
+
+def test_a_phase_that_comes_twice_has_its_largest_bytes():
+    step = Trace(
+        allocations=(Allocation(30 * MIB, 2, 2, "", "", "", ""),),
+        operators=(Operator("", "", ""), Operator("", "", "")),
+        marks=(("forward", 0), ("forward", 1), ("backward", 2), ("end", 2)),
+    )
+
+    assert reserved(step) == {"forward": 30 * MIB, "backward": 30 * MIB}
+
+
+def test_expandable_segments_reserve_pages_in_a_step():
+    step = trace((25 * MIB, 2, 2), (25 * MIB, 3, 3))
+
+    assert reserved(step) == by_phase(0, 26, 26, 26)
+    assert reserved(step, expandable_segments=True) == by_phase(0, 40, 40, 40)
