@@ -21,7 +21,7 @@ from profiler.rates import Rates
 from profiler.record import Built, Environment, Note, Readings, Record
 from profiler.signature import name, signature
 from profiler.timeline import Followed, Trace
-from profiler.trace import roofline
+from profiler.trace import allocator, roofline
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.fake import fake_tensors
 from profiler.trace.step import follow
@@ -46,7 +46,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
         round=trial.round,
         outcome="ok",
         built=_describe(built),
-        readings=Readings(**readings(trace), **(_seconds(trace, known, case.precision) if known else {})),
+        readings=Readings(**readings(trace, _reserved(trace)), **_seconds(trace, known, case.precision)),
         environment=_environment(known),
         notes=(*_notes(built, case), *_stated(trial, known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
@@ -111,13 +111,23 @@ def _rates(device: str) -> Rates | None:
     return None if word in ("cpu", "cuda") else rates.find(word)
 
 
+def _reserved(trace: Trace) -> dict[str, int] | None:
+    """What CUDA's caching allocator reserves. The step that is measured is a second one, and finds all of it there."""
+    if trace.device != "cuda":
+        return None
+    most = allocator.reserved(trace)
+    return dict.fromkeys(most, max(most.values()))
+
+
 def _workspace_bytes(device: str) -> int:
     """What cuBLAS keeps; where only the kind of device is given, as before Hopper."""
     known = _rates(device)
     return rates.workspace_bytes(known) if known else rates.SMALL_WORKSPACE
 
 
-def _seconds(trace: Trace, known: Rates, precision: str) -> dict[str, Any]:
+def _seconds(trace: Trace, known: Rates | None, precision: str) -> dict[str, Any]:
+    if known is None:
+        return {}
     return {f"{phase}_seconds": (value,) for phase, value in roofline.seconds(trace, known, precision).items()}
 
 

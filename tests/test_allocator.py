@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profiler.timeline import Allocation, Operator, Trace
 from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, reserved
-from profiler.trace.timeline import Allocation, Operator, Trace
 from tests.plain_allocator import Plain
 
 MIB = 2**20

@@ -5,9 +5,9 @@ The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settin
 
 from __future__ import annotations
 
+from profiler.timeline import Trace
 from profiler.trace.expandable import ExpandablePool
 from profiler.trace.pool import GRANULE, USED, Block, SegmentPool, round_up
-from profiler.trace.timeline import Trace
 
 SMALL_REQUEST = 2**20  # bytes: the largest request that the small pool serves
 SMALL_PAGE = 2 * 2**20  # bytes: a segment of the small pool
