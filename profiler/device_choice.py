@@ -43,11 +43,13 @@ def choose_device(word: str, devices: list[str]) -> str:
 def _fake(word: str) -> str:
     """A device that need not be there: any CPU or CUDA device, or one whose rates are known."""
     known = ("cpu", "cuda", *rates.names())
-    if word.removeprefix(FAKE) not in known:
-        near = difflib.get_close_matches(word.removeprefix(FAKE), known, n=1)
+    called = word.removeprefix(FAKE).lower()
+    name = rates.ALIASES.get(called, called)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean '{FAKE}{near[0]}'?" if near else f"{FAKE} and one of {', '.join(known)}"
         raise UserError(f"--device: nothing is known of '{word}'", hint=hint)
-    return word
+    return FAKE + name
 
 
 def environment(name: str, devices: Mapping[str, Environment]) -> Environment:

@@ -126,7 +126,7 @@ def _workspace_bytes(device: str) -> int:
 
 
 def _seconds(trace: Trace, known: Rates | None, precision: str) -> dict[str, Any]:
-    if known is None:
+    if known is None or trace.uses_host:  # the way to the host is not one of the device's rates
         return {}
     return {f"{phase}_seconds": (value,) for phase, value in roofline.seconds(trace, known, precision).items()}
 

@@ -43,6 +43,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[Operator, ...]
     marks: tuple[tuple[str, int], ...]
     device: str = "cpu"
+    uses_host: bool = False  # something was moved to the host and back
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Every phase with its first and last operator, in order; the last is below the first where nothing ran."""

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A published system; without it, all are listed.")] = None,
     full: Annotated[bool, typer.Option("--full", help="The published size also on a CPU.")] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Run nothing: predict the published size, for a v100 or --device.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N; with --predict also t4, h100, ... [default: auto]")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")
     ] = None,
@@ -49,20 +54,24 @@ def reproduce(
     from profiler import published
 
     if name is None:
-        if full or device or output or before or json:
+        if full or predict or device or output or before or json:
             raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(published.names())}")
         _list()
         return
     system = published.find(name)
     if before:
-        if full or device or output:
-            flag = "--full" if full else "--device" if device else "--output"
+        if full or predict or device or output:
+            flag = "--full" if full else "--predict" if predict else "--device" if device else "--output"
             raise UserError(f"{flag} has no effect with --from", hint="it runs nothing; leave one of them out")
         if json and len(before) > 1:
             raise UserError("--json prints one run", hint="give --from once")
         for word in before:
             _show_before(system, word, json=json)
         return
+    if predict:
+        if system.engine != "local":
+            raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
+        device = f"fake:{(device or 'v100').removeprefix('fake:')}"
     try:
         with heeded():
             code = _run(system, full, device, output, json)
@@ -90,7 +99,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
 
     from profiler import catalogue, device_choice, engines, published, spec, store
     from profiler.analysis import progress
-    from profiler.case import Choice
+    from profiler.case import FAKE, Choice
     from profiler.views import reproduction
     from profiler.views.files import write_whole
 
@@ -101,9 +110,12 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
         devices = engine.survey()
         where = device_choice.choose_device(device or "auto", list(devices))
         size = system.full if full or where != "cpu" else system.cpu
-        plan = spec.plan(msgspec.structs.replace(size.request, device=where), lambda word: word)
+        rounds = None if where.startswith(FAKE) else size.request.rounds
+        plan = spec.plan(msgspec.structs.replace(size.request, device=where, rounds=rounds), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])
-        store.create(folder, plan=plan.trials, command=command_line(), environment=devices[where])
+        store.create(
+            folder, plan=plan.trials, command=command_line(), environment=device_choice.environment(where, devices)
+        )
         say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
         code = _measure(engine, folder)
     run = store.load(folder)

@@ -116,6 +116,7 @@ class _Run:
             operators=tuple(self._tracer.operators),
             marks=tuple(self._marks),
             device=self._device,
+            uses_host=self._tracer.uses_host,
         )
 
     def _hold(self) -> None:

@@ -57,6 +57,7 @@ class Tracer(TorchDispatchMode):
         self.lives: list[Life] = []
         self.operators: list[Operator] = []
         self.phase = "before"
+        self.uses_host = False
         self._granule = granule
         self._hidden = hidden
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
@@ -75,6 +76,7 @@ class Tracer(TorchDispatchMode):
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
         hidden = self._hidden(func, args, kwargs) if self._hidden else 0
         self.operators.append(Operator(kind.name, module, phase, flops, moved, hidden))
+        self.uses_host = self.uses_host or _ON_HOST.get()
         if not kind.is_view and not _ON_HOST.get():
             for tensor in _tensors(out):
                 self._find(tensor, kind.name, module, phase)

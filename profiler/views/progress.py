@@ -16,7 +16,7 @@ class Follow:
     """Enter it, and `show` every record that is safely stored."""
 
     def __init__(self, file: TextIO) -> None:
-        self._console = Console(file=file, highlight=False, markup=False, soft_wrap=True)
+        self._console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._shown = 0
         self._bar = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from profiler.analysis.reproduction import Line, Reproduction
-from profiler.case import encode
+from profiler.case import FAKE, encode
 from profiler.units import MISSING, in_unit_text, spread_text
 from profiler.views.cells import Column
 from profiler.views.markdown import SPECIAL
@@ -56,7 +56,8 @@ def _heading(found: Reproduction) -> str:
     name = environment.device_name if environment and environment.device_name else found.device
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     size = "reduced size" if found.reduced else "the published size"
-    return ", ".join([f"{found.name}: {found.title}", size, name, *torch])
+    predicted = ["predicted, not measured"] if found.device.startswith(FAKE) else []
+    return ", ".join([f"{found.name}: {found.title}", size, name, *predicted, *torch])
 
 
 def _cells(line: Line) -> tuple[str, str, str, str]:

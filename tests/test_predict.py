@@ -1,0 +1,208 @@
+"""`gcprof predict`, and predictions beside measurements."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+
+import pytest
+
+from profiler import device_choice, rates
+from profiler.analysis import fit
+from profiler.analysis.rows import rows
+from profiler.case import OPERATORS, Choice
+from profiler.cli import answer
+from profiler.errors import UserError
+from profiler.record import Readings
+from profiler.spec import Request, plan
+from profiler.views import fits
+from profiler.views.progress import describe
+from tests import make
+
+GIB = 2**30
+SMALL = "transformer:layers=2,width=16,heads=2,sequence=8,vocabulary=32"
+
+
+def predicted(strategy: str = "none", *, peak: int = 10 * GIB, flops: int = 100, device: str = "fake:cuda"):
+    readings = Readings(peak_bytes=peak, reserved_bytes=peak, forward_flops=0, backward_flops=flops)
+    return make.record(strategy, case=make.case(strategy, device=device), readings=readings)
+
+
+def test_a_predicted_table_says_so_and_shows_no_measured_columns(here, capsys):
+    code = answer(["predict", SMALL, "--strategies", "all,compile-budget", "--device", "cpu", "-o", "run"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "fake:cpu: predicted, not measured" in out
+    assert "bit-equal" not in out
+    assert "against none" in out
+    assert "compile-budget: skipped (predicted): compile-budget makes its own kernels" in out
+    assert "spread" not in out  # no rates of a CPU are known: no time is estimated
+
+
+def test_a_known_gpu_gets_an_estimated_time_with_its_error(here, capsys):
+    code = answer(["predict", SMALL, "--strategies", "all", "--device", "V100", "--json", "-o", "run"])
+
+    none, every = json.loads(capsys.readouterr().out)["records"]
+    assert code == 0
+    assert none["case"]["device"] == "fake:v100-16"
+    assert none["environment"]["device_name"] == rates.find("v100").name
+    assert every["readings"]["step_seconds"][0] > none["readings"]["step_seconds"][0] > 0
+    assert every["readings"]["reserved_bytes"] >= every["readings"]["peak_bytes"]
+    assert {"GCP015", "GCP016"} <= {note["code"] for note in none["notes"]}
+
+
+def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
+    code = answer(
+        shlex.split(
+            "run --model mnist-cnn:channels=4 --batch-size 4 --segments 8 --predict "
+            "--rounds 1 --samples 1 --verify off -o run"
+        )
+    )
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "peak off by" in out
+    with open("run/derived/table.csv", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["device"] for line in lines] == ["cpu", "cpu", "fake:cpu", "fake:cpu"]
+    assert [line["predicted"] for line in lines] == ["false", "false", "true", "true"]
+    assert all(abs(float(line["prediction_error"])) < 0.01 for line in lines)
+
+    code = answer(["explain", "run", "--strategy", "segments:k=8"])  # calibrated with the same run
+
+    said = capsys.readouterr()
+    assert code == 0
+    assert len(said.out.splitlines()) <= 25
+    assert "the prediction is +0.00 % off" in said.err
+
+
+def test_a_model_is_explained_and_drawn_without_running_it(here, capsys):
+    assert answer(["explain", SMALL, "--strategy", "all", "--optimizer", "adamw", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "peak" in said
+    assert "floor" in said
+
+    assert answer(["timeline", SMALL, "--strategies", "none,all", "-o", "figure.png"]) == 0
+    assert (here / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["predict", SMALL, "--device", "h1000"], "nothing is known of 'fake:h1000'"),
+        (["predict", SMALL, "--fit", "--json"], "--json has no effect with --fit"),
+        (["predict", SMALL, "--fit", "--device", "t4"], "--device has no effect with --fit"),
+        (["predict", "transfromer"], "did you mean 'transformer'?"),
+        (["explain", SMALL, "--batch-size", "1,2"], "only one model, batch size and precision"),
+        (["run", "--model", SMALL, "--device", "fake:cuda", "--predict"], "predict has no effect on 'fake:cuda'"),
+        (["run", "--model", SMALL, "--device", "fake:cuda", "--rounds", "2"], "--rounds has no effect on a prediction"),
+        (["reproduce", "hf-trainer", "--predict"], "hf-trainer cannot be predicted"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(here, capsys, words, complaint):
+    assert answer(words) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_calibrating_needs_the_device(here, capsys):
+    devices = {"cpu": make.record().environment}
+
+    with pytest.raises(UserError, match="measures 'cuda:0' first") as raised:
+        device_choice.refuse_absent(["cuda:0", "fake:cuda"], devices)
+
+    assert raised.value.exit_code == 3
+    device_choice.refuse_absent(["cpu", "fake:cuda"], devices)
+
+
+def test_a_calibrated_prediction_measures_the_baselines_operators_first():
+    request = Request(model="mlp", segments="2", device="fake:cpu", calibrate=True)
+
+    first, *others = plan(request, device_choice.any_device).trials
+
+    assert (first.case.device, first.case.strategy) == ("cpu", "none")
+    assert OPERATORS in first.passes
+    assert {trial.case.device for trial in others} == {"fake:cpu"}
+
+
+def test_a_run_that_predicts_measures_everything_before_the_first_prediction():
+    request = Request(model="mlp", segments="2", predict=True, rounds=2)
+
+    trials = plan(request, lambda word: "cpu").trials
+
+    assert [trial.case.device for trial in trials] == ["cpu", "cpu", "fake:cpu", "fake:cpu", "cpu", "cpu"]
+    assert [OPERATORS in trial.passes for trial in trials] == [True, False, False, False, False, False]
+
+
+def test_the_error_is_of_the_same_case_on_the_same_kind_of_device():
+    records = [
+        make.record(peak=100),
+        make.record(case=make.case(device="fake:cpu"), peak=103),
+        make.record(case=make.case(device="fake:cuda"), peak=200),
+    ]
+
+    measured, near, other = rows(records)
+
+    assert measured.prediction_error == near.prediction_error == pytest.approx(0.03)
+    assert other.prediction_error is None
+
+
+def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
+    found = fit.fits(
+        rows(
+            [
+                predicted(peak=30 * GIB),
+                predicted("all", peak=12 * GIB, flops=133),
+                predicted("sqrt", peak=14 * GIB, flops=125),
+            ]
+        ),
+        [rates.find(name) for name in ("t4", "v100-16", "a100-40", "h200")],
+    )
+
+    assert [(one.device, one.strategy) for one in found] == [
+        (rates.find("t4").name, "all"),
+        (rates.find("v100-16").name, "sqrt"),
+        (rates.find("a100-40").name, "none"),
+        (rates.find("h200").name, "none"),
+    ]
+    assert found[0].extra_flops == pytest.approx(0.33)
+    assert found[0].needed_bytes == 12 * GIB + fit.CONTEXT
+
+
+def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
+    found = fit.fits(rows([predicted(peak=30 * GIB), predicted("all", peak=20 * GIB)]), [rates.find("t4")])
+
+    table = fits.table(found).plain
+
+    assert found[0].strategy is None
+    assert found[0].needed_bytes == 20 * GIB + fit.CONTEXT
+    assert "with no strategy here" in table
+    assert "predicted, not measured" in table
+
+
+def test_no_name_of_a_model_becomes_a_picture(capsys):
+    """`:llama:` is also the name of an emoji."""
+    import io
+
+    from profiler.views.progress import Follow
+
+    stream = io.StringIO()
+    with Follow(stream) as follow:
+        follow.show(make.record(case=make.case(model=Choice("hf:llama:sequence=8"))), left=0)
+
+    assert "hf:llama:sequence=8" in stream.getvalue()
+
+
+def test_the_progress_of_a_prediction_is_called_one():
+    assert ": predicted, peak" in describe(predicted())
+    assert ": ok, peak" in describe(make.record())
+
+
+def test_a_published_system_is_met_without_a_device(here, capsys):
+    code = answer(["reproduce", "dense-16-32", "--predict", "--device", "t4", "-o", "run"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "predicted, not measured" in out
+    assert "Tesla T4" in out
