@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 
 import msgspec
 
 from profiler.analysis import holdings
+from profiler.analysis.curve import recomputes
 from profiler.analysis.holdings import Peak, nbytes
 from profiler.analysis.stages import OUTSIDE, stage_of
 from profiler.timeline import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
@@ -58,17 +58,17 @@ def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason 
 
 def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
     stage, peak, lives = stage_of(blocks), holdings.peak(trace), by_category(trace)
-    recomputes = _recomputes(trace, stage)
-    recomputed = frozenset(block for _, found in recomputes for block in found)
+    ran = _recomputed(trace, stage)
+    recomputed = frozenset(block for _, found in ran for block in found)
     held = tuple(held_at(trace, peak.number))
     kept = (one for one in held if one.category == "saved" and stage(one.module) != OUTSIDE)
     return _Step(
         peak=peak,
         held=held,
         blocks=blocks,
-        segment=next((found for first, found in reversed(recomputes) if first <= peak.number), ()),
+        segment=next((found for first, found in reversed(ran) if first <= peak.number), ()),
         recomputed=recomputed,
-        num_recomputes=len(recomputes),
+        num_recomputes=len(ran),
         inputs=tuple(one for one in kept if stage(trace.operators[one.died - 1].module) in recomputed),
         all_gradient_bytes=max(lives["gradients"]),
         saved_bytes=max(lives["saved"]),
@@ -77,16 +77,12 @@ def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
     )
 
 
-def _recomputes(trace: Trace, stage: Callable[[str], str]) -> list[tuple[int, tuple[str, ...]]]:
+def _recomputed(trace: Trace, stage: Callable[[str], str]) -> list[tuple[int, tuple[str, ...]]]:
     """Every recompute: its first operator, and the blocks that it ran, in order."""
     found = []
-    numbered = enumerate(trace.operators, start=1)
-    for phase, run in groupby(numbered, key=lambda pair: pair[1].phase):
-        numbers, operators = zip(*run, strict=True)
-        modules = dict.fromkeys(operator.module for operator in operators)
-        if phase == "recompute" and any(modules):  # autograd's first gradient, of no module, is made in this phase too
-            blocks = dict.fromkeys(stage(module) for module in modules)
-            found.append((numbers[0], tuple(block for block in blocks if block != OUTSIDE)))
+    for first, last in recomputes(trace):
+        blocks = dict.fromkeys(stage(operator.module) for operator in trace.operators[first - 1 : last])
+        found.append((first, tuple(block for block in blocks if block != OUTSIDE)))
     return found
 
 
@@ -165,7 +161,5 @@ _TEXTS: dict[str, Callable[[_Step, str], str]] = {
         f"{len(step.blocks) - len(step.recomputed)} of {count_text(len(step.blocks), 'block')} are not recomputed, and"
         f" hold {held} {_of(step)}"
     ),
-    "inputs": lambda step, held: (
-        f"the inputs that the checkpoints keep hold {held} {_of(step)}: there are too many checkpoints"
-    ),
+    "inputs": lambda step, held: f"there are too many checkpoints: the inputs that they keep hold {held} {_of(step)}",
 }

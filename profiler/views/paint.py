@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from profiler.analysis.rows import Row
@@ -27,7 +29,7 @@ def name(row: Row) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
-def plain_axes(axes: Axes, *, grid: Literal["both", "x"] = "both") -> None:
+def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
     """Two spines, a faint grid, few ticks."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
@@ -53,6 +55,28 @@ def name_axis(axes: Axes, rows: Sequence[Row]) -> None:
 def legend_square(axes: Axes, label: str, colour: str) -> None:
     """A line of the legend for bars of this colour."""
     axes.scatter([], [], s=110, marker="s", color=colour, label=label)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for all panels, outside them."""
+    handles: dict[str, Artist] = {}
+    for one in axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many beside each other as there is room for
+        legend = figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside lower left",
+            ncols=num_columns,
+            frameon=False,
+            fontsize=FONT - 1,
+            handletextpad=0.5,
+            columnspacing=1.6,
+        )
+        if num_columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            return
+        legend.remove()
 
 
 def bars_height(rows: Sequence[Row]) -> float:

@@ -9,8 +9,6 @@ from math import ceil
 from pathlib import Path
 from types import ModuleType
 
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -19,7 +17,7 @@ from profiler.errors import UserError
 from profiler.views import PLOTS
 from profiler.views.cells import groups
 from profiler.views.files import write_whole
-from profiler.views.paint import FONT, title
+from profiler.views.paint import legend_below, title
 
 SUFFIXES = ("png", "svg", "pdf")
 DPI = 100  # of the layout; a png has twice as many
@@ -31,16 +29,8 @@ def plot(rows: Sequence[Row], *, kind: str, path: Path, force: bool = False) -> 
 
     Raises UserError for another suffix, for a file that is there, and where no row has the numbers.
     """
-    suffix = path.suffix.lower().removeprefix(".")
-    if suffix not in SUFFIXES:
-        raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
-    if path.exists() and not force:  # before the work of drawing it
-        raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
-    figure = draw(rows, kind=kind)
-    text = BytesIO()
-    metadata = {} if suffix == "png" else {"CreationDate" if suffix == "pdf" else "Date": None}
-    figure.savefig(text, format=suffix, dpi=2 * DPI, metadata=metadata)
-    return write_whole(path, text.getvalue(), force=force)
+    refuse(path, force=force)  # before the work of drawing it
+    return save(draw(rows, kind=kind), path=path, force=force)
 
 
 def draw(rows: Sequence[Row], *, kind: str) -> Figure:
@@ -50,6 +40,23 @@ def draw(rows: Sequence[Row], *, kind: str) -> Figure:
     if not panels:
         raise UserError(f"nothing to plot: no row has {view.NEEDS}", hint="`gcprof show` says which numbers there are")
     return _lay_out(view, panels)
+
+
+def refuse(path: Path, *, force: bool) -> None:
+    """Raises UserError where a picture cannot be written there: by its suffix, or since it is there already."""
+    if path.suffix.lower().removeprefix(".") not in SUFFIXES:
+        raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
+    if path.exists() and not force:
+        raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
+
+
+def save(figure: Figure, *, path: Path, force: bool) -> Path:
+    """Write a figure as what its name ends in; the same bytes every time."""
+    suffix = path.suffix.lower().removeprefix(".")
+    text = BytesIO()
+    metadata = {} if suffix == "png" else {"CreationDate" if suffix == "pdf" else "Date": None}
+    figure.savefig(text, format=suffix, dpi=2 * DPI, metadata=metadata)
+    return write_whole(path, text.getvalue(), force=force)
 
 
 def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]]) -> Figure:
@@ -71,31 +78,9 @@ def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]]) -> Figure:
     for one, group in zip(axes, panels, strict=False):
         title(one, group, inches=width - 1.2)
         finishers.append(view.draw(one, group))
-    _below(figure, axes[: len(panels)], panels)
+    legend_below(figure, axes[: len(panels)])
     figure.canvas.draw()  # the layout is made here, and kept
     figure.set_layout_engine("none")
     for finish in finishers:
         finish()
     return figure
-
-
-def _below(figure: Figure, axes: Sequence[Axes], panels: Sequence[Sequence[Row]]) -> None:
-    """One legend for all panels, outside them."""
-    handles: dict[str, Artist] = {}
-    for one in axes:
-        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many beside each other as there is room for
-        legend = figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower left",
-            ncols=num_columns,
-            frameon=False,
-            fontsize=FONT - 1,
-            handletextpad=0.5,
-            columnspacing=1.6,
-        )
-        if num_columns == 1 or legend.get_window_extent().width < figure.bbox.width:
-            return
-        legend.remove()

@@ -1,0 +1,193 @@
+"""Planted cases are explained by their cause, and sums add up at every operator."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from profiler.analysis.explanation import explain
+from profiler.analysis.holdings import categories_at, modules_at
+from profiler.strategies.chain import checkpoint_runs
+from profiler.timeline import CATEGORIES, Trace, live
+from profiler.workload import Workload
+from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
+
+
+def runs(*chosen: list[int] | range) -> Callable[[Workload], None]:
+    return lambda workload: checkpoint_runs(workload, chosen)
+
+
+def nothing(workload: Workload) -> None:
+    """A switch that no layer reads."""
+
+
+def why(model: str, strategy: str = "none", *, change: Any = None, **fields: Any) -> str | None:
+    """The kind of reason that a step has against its baseline."""
+    baseline, blocks = traced(model, **fields)
+    trace, _ = traced(model, strategy, change=change, **fields)
+    found = explain(trace, blocks=blocks, baseline=baseline).reason
+    return found.kind if found else None
+
+
+def test_a_peak_in_the_optimizer_is_the_reason():
+    model = "transformer:layers=2,width=128,sequence=8,vocabulary=16"
+
+    assert why(model, "all", batch_size=1, optimizer="adamw") == "optimizer"
+
+
+def test_the_same_model_with_a_larger_batch_has_no_such_reason():
+    model = "transformer:layers=2,width=128,sequence=8,vocabulary=16"
+
+    assert why(model, "all", batch_size=512, optimizer="adamw") is None
+
+
+def test_a_peak_late_in_the_backward_is_made_of_gradients():
+    model = "transformer:layers=2,width=128,sequence=8,vocabulary=2048"
+
+    assert why(model, "all", batch_size=1, optimizer="sgd") == "gradients"
+
+
+def test_one_huge_segment_is_the_reason():
+    assert why(SMALL, change=runs(range(15)), batch_size=16) == "segment"
+
+
+def test_the_same_blocks_in_four_segments_have_no_such_reason():
+    assert why(SMALL, "segments:k=4", batch_size=16) is None
+
+
+def test_one_checkpoint_around_the_whole_model_is_the_reason():
+    assert why(SMALL, change=runs(range(16)), batch_size=16) == "whole"
+
+
+def test_a_flag_that_never_reached_the_layers_is_the_reason():
+    assert why(SMALL, change=nothing) == "unreached"
+
+
+def test_a_flag_that_never_reached_the_layers_is_the_reason_also_where_the_peak_is_in_the_optimizer():
+    model = "transformer:layers=2,width=128,sequence=8,vocabulary=16"
+
+    assert why(model, change=nothing, batch_size=1, optimizer="adamw") == "unreached"
+
+
+def test_blocks_that_are_left_as_they_are_are_the_reason():
+    assert why(SMALL, change=runs([0]), batch_size=16) == "plain"
+
+
+def test_a_head_that_dominates_is_the_reason():
+    assert why("transformer:layers=1,width=16,sequence=64,vocabulary=2048", "all", batch_size=16) == "outside"
+
+
+def test_too_many_checkpoints_are_the_reason():
+    assert why("mnist-cnn:channels=4", "all", batch_size=16) == "inputs"
+
+
+@pytest.mark.parametrize(
+    ("num_widths", "frozen", "expected"),
+    [
+        (64, False, "block"),  # one block in the middle is as large as all the others and cannot be cut
+        (1, True, "static"),  # parameters without gradients
+    ],
+)
+def test_one_huge_block_or_static_memory_is_the_reason(num_widths: int, frozen: bool, expected: str):
+    def build(batch_size: int = 0) -> Workload:
+        return chain(num_widths=num_widths, frozen=frozen)
+
+    baseline, blocks = traced("mlp", build=build)
+    trace, _ = traced("mlp", "all", build=build)
+
+    found = explain(trace, blocks=blocks, baseline=baseline).reason
+
+    assert found
+    assert found.kind == expected
+
+
+def chain(*, num_widths: int, frozen: bool) -> Workload:
+    """Four blocks, the second so many times as wide inside."""
+
+    def block(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 32))
+
+    module = nn.Sequential(block(32), block(32 * num_widths), block(32), block(32))
+    if frozen:
+        module.append(nn.EmbeddingBag(4096, 32).requires_grad_(False))
+
+    def loss(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        for index in range(4):
+            batch = module[index](batch)
+        return batch.sum()
+
+    size = 64 if frozen else 8192
+    return Workload(module=module, blocks=("0", "1", "2", "3"), batch=torch.zeros(size, 32), loss=loss)
+
+
+def test_who_saves_enough_needs_no_reason():
+    assert why(SMALL, "all", batch_size=16) is None
+
+
+def test_a_trace_that_is_its_own_baseline_needs_no_reason():
+    trace, blocks = traced(SMALL)
+
+    assert explain(trace, blocks=blocks, baseline=trace).reason is None
+
+
+@pytest.mark.parametrize("strategy", ["none", "segments:k=2", "all"])
+def test_categories_and_modules_add_up_at_every_operator(strategy: str):
+    trace, blocks = traced("transformer:layers=2,width=16,sequence=8", strategy, optimizer="adamw")
+
+    for number, total in enumerate(live(trace)):
+        assert sum(share.nbytes for share in categories_at(trace, number)) == total
+        assert sum(share.nbytes for share in modules_at(trace, number, blocks=blocks)) == total
+
+
+@settings(deadline=None, max_examples=60)
+@given(trace=random_traces())
+def test_any_trace_adds_up_at_every_operator(trace: Trace):
+    for number, total in enumerate(live(trace)):
+        hidden = trace.operators[number - 1].hidden_bytes if number else 0
+        there = [one for one in trace.allocations if one.born <= number <= one.died]
+        expected = {category: sum(one.nbytes for one in there if one.category == category) for category in CATEGORIES}
+        expected["temporaries"] += hidden
+        categories = {share.name: share.nbytes for share in categories_at(trace, number)}
+
+        assert categories == {name: nbytes for name, nbytes in expected.items() if nbytes}
+        assert sum(categories.values()) == total
+        assert sum(share.nbytes for share in modules_at(trace, number, blocks=BLOCKS)) == total
+
+
+def test_modules_inside_a_block_go_under_its_name_and_others_under_their_own():
+    trace = by_hand(
+        [("forward", "embed")],
+        [
+            (1, 0, 1, "blocks.0.norm", "before", "parameters"),
+            (2, 0, 1, "blocks.0", "before", "parameters"),
+            (4, 0, 1, "embed.tokens", "before", "parameters"),
+            (8, 0, 1, "", "before", "inputs"),
+            (16, 0, 1, "blocks.01", "before", "parameters"),
+        ],
+    )
+
+    shares = {share.name: share.nbytes for share in modules_at(trace, 1, blocks=BLOCKS)}
+
+    assert shares == {"blocks.0": 3, "embed.tokens": 4, "": 8, "blocks.01": 16}
+
+
+def test_ten_modules_are_named_and_the_others_are_summed():
+    trace = by_hand([("forward", "")], [(100 + at, 0, 1, f"m{at}", "before", "parameters") for at in range(13)])
+
+    found = explain(trace, blocks=())
+
+    assert [share.nbytes for share in found.modules] == list(range(112, 102, -1))
+    assert (found.num_others, found.others_bytes) == (3, 100 + 101 + 102)
+
+
+@settings(deadline=None, max_examples=60)
+@given(trace=random_traces())
+def test_any_trace_can_be_explained_and_its_modules_add_up_to_the_peak(trace: Trace):
+    found = explain(trace, blocks=BLOCKS)
+
+    assert found.peak.nbytes == max(live(trace))
+    assert sum(share.nbytes for share in found.modules) + found.others_bytes == found.peak.nbytes
+    assert found.floor.nbytes <= found.peak.nbytes

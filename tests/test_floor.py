@@ -1,0 +1,157 @@
+"""No checkpointing of blocks passes the floor, and what else would lower a peak is counted."""
+
+import pytest
+
+from profiler.analysis.curve import recomputes
+from profiler.analysis.floor import floor
+from profiler.analysis.holdings import peak
+from profiler.analysis.remedies import remedies
+from profiler.analysis.stages import stage_of
+from profiler.timeline import live
+from tests.traced import BLOCKS, SMALL, by_hand, traced
+
+
+def test_the_floor_is_what_is_static_and_the_stage_at_work():
+    trace = by_hand(
+        [("forward", "blocks.0"), ("forward", "blocks.1"), ("backward", "blocks.1"), ("backward", "blocks.0")],
+        [
+            (1000, 0, 4, "", "before", "parameters"),
+            (100, 1, 4, "blocks.0", "forward", "saved"),
+            (50, 2, 3, "blocks.1", "forward", "saved"),
+            (7, 3, 4, "blocks.1", "backward", "temporaries"),  # the gradient that goes from one to the other
+            (3, 3, 4, "blocks.1", "backward", "gradients"),
+        ],
+    )
+
+    found = floor(trace, blocks=BLOCKS)
+
+    assert (found.nbytes, found.static_bytes, found.work_bytes) == (1000 + 3 + 100 + 7, 1003, 107)
+    assert (found.stage, found.phase) == ("blocks.0", "backward")
+    assert peak(trace).nbytes == 1000 + 3 + 100 + 50 + 7
+
+
+def test_the_input_that_a_block_saves_belongs_to_its_stage():
+    trace = by_hand(
+        [("forward", "blocks.0"), ("forward", "blocks.1"), ("backward", "blocks.1"), ("backward", "blocks.0")],
+        [(100, 1, 3, "blocks.0", "forward", "saved"), (50, 2, 3, "blocks.1", "forward", "saved")],
+    )
+
+    assert floor(trace, blocks=BLOCKS).nbytes == 150
+
+
+def test_what_the_optimizer_makes_is_part_of_the_floor():
+    trace = by_hand(
+        [("forward", "blocks.0"), ("backward", "blocks.0"), ("optimizer", "")],
+        [(100, 1, 2, "blocks.0", "forward", "saved"), (300, 3, 3, "", "optimizer", "temporaries")],
+    )
+
+    assert floor(trace, blocks=BLOCKS).nbytes == 300
+
+
+MODELS = [  # a model, and by how much its floor may be below the peak of `all`
+    ("transformer:layers=4,width=64", 0.05),
+    ("transformer:layers=8,width=64,vocabulary=64", 0.05),
+    ("cifar-resnet", 0.25),  # three blocks of one size: what the recompute itself takes is not in the floor
+    ("mnist-cnn:channels=4", 0.9),  # 301 modules: `all` keeps every input
+    ("mlp", 0.9),  # the random state that a checkpoint keeps is larger than what it saves
+    ("torchvision:resnet18", 0.05),
+    ("torchvision:efficientnet_b0", 0.1),
+]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("model", "distance"), MODELS, ids=[model for model, _ in MODELS])
+def test_no_checkpointing_of_blocks_passes_the_floor(model: str, distance: float, optimizer: str):
+    baseline, blocks = traced(model, optimizer=optimizer)
+    every, _ = traced(model, "all", optimizer=optimizer)
+
+    least = floor(baseline, blocks=blocks).nbytes
+
+    reached = peak(every).nbytes
+    assert (1 - distance) * reached <= least <= reached
+    assert floor(every, blocks=blocks).nbytes <= reached
+
+
+@pytest.mark.parametrize("strategy", ["segments:k=2", "segments:k=4,split=balanced", "recursive", "sqrt", "every"])
+def test_no_other_strategy_passes_the_floor(strategy: str):
+    baseline, blocks = traced("transformer:layers=6,width=32")
+    trace, _ = traced("transformer:layers=6,width=32", strategy)
+
+    assert floor(baseline, blocks=blocks).nbytes <= peak(trace).nbytes
+
+
+def test_without_checkpointing_the_peak_is_above_the_floor():
+    trace, blocks = traced("transformer:layers=6,width=32")
+
+    assert peak(trace).nbytes > 1.5 * floor(trace, blocks=blocks).nbytes
+
+
+def test_a_name_that_begins_as_a_block_does_is_not_in_it():
+    stage = stage_of(BLOCKS)
+
+    assert [stage(name) for name in ("blocks.0", "blocks.0.a", "blocks.01", "blocks", "")] == [
+        "blocks.0",
+        "blocks.0",
+        "",
+        "",
+        "",
+    ]
+
+
+def test_every_remedy_gives_what_the_lives_say_and_the_strongest_is_first():
+    trace = by_hand(
+        [("forward", "m"), ("forward", "m"), ("backward", "m"), ("optimizer", "")],
+        [
+            (1000, 0, 4, "m", "before", "parameters"),
+            (400, 0, 4, "m", "before", "optimizer"),
+            (600, 1, 3, "m", "forward", "saved"),
+            (40, 3, 4, "m", "backward", "gradients"),
+        ],
+    )
+
+    found = {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=1700)}
+
+    assert max(live(trace)) == 2040
+    assert found == {"optimizer": 400, "checkpointing": 340, "batch": 300}  # offloaded, 600 come back to be used
+
+
+def test_offload_gives_what_waits():
+    trace = by_hand(
+        [("forward", "m"), ("forward", "n"), ("backward", "n"), ("backward", "m")],
+        [(500, 1, 4, "m", "forward", "saved"), (300, 2, 3, "n", "forward", "saved")],
+    )
+
+    found = {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=800)}
+
+    assert found == {"batch": 400, "offload": 300}
+
+
+def test_gradients_freed_as_they_arrive_give_what_is_there_at_the_end():
+    trace = by_hand(
+        [("backward", "n"), ("backward", "m"), ("optimizer", "")],
+        [(500, 1, 3, "n", "backward", "gradients"), (300, 2, 3, "m", "backward", "gradients")],
+    )
+
+    found = {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=800)}
+
+    assert found == {"gradients": 300}
+
+
+def test_gradients_that_are_kept_between_steps_could_be_dropped():
+    kept, _ = traced(SMALL, batch_size=1, keep_gradients=True)
+    dropped, _ = traced(SMALL, batch_size=1)
+
+    assert "kept-gradients" in {remedy.kind for remedy in remedies(kept, floor_bytes=0)}
+    assert "kept-gradients" not in {remedy.kind for remedy in remedies(dropped, floor_bytes=0)}
+
+
+def test_a_checkpoint_is_one_recompute():
+    trace, _ = traced(SMALL, "segments:k=4")
+
+    assert len(recomputes(trace)) == 3
+
+
+def test_a_step_without_checkpoints_has_no_recompute():
+    trace, _ = traced(SMALL)
+
+    assert recomputes(trace) == ()

@@ -1,0 +1,205 @@
+"""What the picture of a step promises: its peak, its phases, one legend, nothing over anything else."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from profiler.analysis.curve import curve
+from profiler.analysis.holdings import peak
+from profiler.errors import UserError
+from profiler.timeline import Allocation, Operator, Trace, by_category, live
+from profiler.views.plot_timeline import COLOURS, draw, plot
+from tests.traced import by_hand, random_traces, traced
+
+MIB = 2**20
+STRATEGIES = ("none", "segments:k=2", "all")
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, Trace]:
+    return {name: traced("transformer:layers=4,width=32", name, optimizer="adamw")[0] for name in STRATEGIES}
+
+
+def huge(num_operators: int = 50_000) -> Trace:
+    """A long step whose peak is one operator."""
+    half = num_operators // 2
+    operators = [Operator("aten.run", "m", "forward" if at < half else "backward", 0, 1) for at in range(num_operators)]
+    lives = [Allocation(at % 997, at, at + 400, "aten.run", "m", "forward", "saved") for at in range(1, half, 7)]
+    spike = Allocation(10 * MIB, 33_333, 33_333, "aten.run", "m", "backward", "temporaries")
+    marks = (("zero", 0), ("forward", 0), ("backward", half), ("optimizer", num_operators), ("end", num_operators))
+    return Trace(allocations=(*lives, spike), operators=tuple(operators), marks=marks)
+
+
+def highest(figure: Figure, panel: int = 0) -> float:
+    """Of all that is filled, in the axis's unit."""
+    return max(path.vertices[:, 1].max() for one in stacks(figure, panel) for path in one.get_paths())
+
+
+def stacks(figure: Figure, panel: int = 0) -> list[PolyCollection]:
+    """The filled areas, without the shades of the recomputes."""
+    return [one for one in figure.axes[panel].collections if isinstance(one, PolyCollection) and one.zorder >= 1]
+
+
+def texts(figure: Figure, panel: int = 0) -> list[str]:
+    return [text.get_text() for text in figure.axes[panel].texts]
+
+
+# --- thinning
+
+
+@pytest.mark.parametrize("num_points", [1, 10, 2000])
+def test_the_peak_is_among_the_points_after_thinning(num_points: int):
+    trace = huge()
+
+    found = curve(trace, num_points=num_points)
+
+    assert len(found.operators) == num_points
+    at = found.operators.index(33_333)
+    assert sum(nbytes[at] for nbytes in found.nbytes.values()) == peak(trace).nbytes
+
+
+def test_every_tenth_operator_would_miss_that_peak():
+    held = live(huge())
+
+    assert max(held[::10]) < 10 * MIB == max(held)
+
+
+def test_a_short_step_is_not_thinned(traces: dict[str, Trace]):
+    trace = traces["none"]
+
+    found = curve(trace, num_points=10**6)
+
+    assert list(found.operators) == list(range(len(trace.operators) + 1))
+    assert {category: list(nbytes) for category, nbytes in found.nbytes.items()} == by_category(trace)
+
+
+@settings(deadline=None, max_examples=60)
+@given(trace=random_traces())
+def test_the_points_of_any_trace_are_in_order_and_hold_what_is_live(trace: Trace):
+    held = live(trace)
+
+    found = curve(trace, num_points=5)
+
+    totals = [sum(nbytes[at] for nbytes in found.nbytes.values()) for at in range(len(found.operators))]
+    assert list(found.operators) == sorted(set(found.operators))
+    assert totals == [held[number] for number in found.operators]
+    assert max(totals) == max(held)
+
+
+# --- the picture
+
+
+def test_the_peak_is_drawn_marked_and_said():
+    figure = draw({"none": huge()}, title="huge")
+
+    drawn = peak(huge()).nbytes
+    (mark,) = [line for line in figure.axes[0].lines if line.get_label() == "peak"]
+    assert "(MiB)" in figure.get_supylabel()
+    assert highest(figure) == pytest.approx(drawn / MIB)
+    assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([33_333], [drawn / MIB])
+    assert any(text.startswith("peak 10.0 MiB: backward, m") for text in texts(figure))
+
+
+def test_a_panel_for_each_strategy_in_their_order_with_the_same_axes(traces: dict[str, Trace]):
+    figure = draw(traces, title="mine")
+
+    assert [name for panel in range(3) for name in texts(figure, panel) if name in STRATEGIES] == list(STRATEGIES)
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
+    for panel, trace in enumerate(traces.values()):
+        assert highest(figure, panel) == pytest.approx(peak(trace).nbytes / 1024)  # less than ten MiB
+
+
+def test_there_is_one_legend_and_every_colour_in_it_once(traces: dict[str, Trace]):
+    figure = draw(traces, title="mine")
+
+    (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert len(set(labels)) == len(labels)
+    assert {"parameters", "optimizer state", "saved activations", "recomputed activations", "peak"} <= set(labels)
+    assert "workspaces" not in labels
+    assert not any(axes.get_legend() for axes in figure.axes)
+
+
+def test_every_category_has_a_colour_of_its_own():
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_phases_are_named_and_one_in_which_nothing_ran_is_not(traces: dict[str, Trace]):
+    assert {"forward", "backward", "optimizer"} <= set(texts(draw(traces, title="mine")))
+    assert "optimizer" not in texts(draw({"none": huge()}, title="huge"))
+
+
+def test_a_recompute_is_shaded_and_a_step_without_one_is_not(traces: dict[str, Trace]):
+    figure = draw(traces, title="mine")
+
+    def shades(panel: int) -> int:
+        collections = figure.axes[panel].collections
+        return sum(len(one.get_paths()) for one in collections if isinstance(one, PolyCollection) and one.zorder < 1)
+
+    assert [shades(panel) for panel in range(3)] == [0, 1, 4]
+
+
+@pytest.mark.parametrize("num_strategies", [1, 2, 12])
+@pytest.mark.parametrize("name", ["none", "segments:k=8,split=balanced and so on " * 4])
+def test_no_text_over_a_panel_meets_another(traces: dict[str, Trace], num_strategies: int, name: str):
+    figure = draw({f"{at} {name}": traces["all"] for at in range(num_strategies)}, title="a long title, " * 20)
+
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    for axes in figure.axes:
+        boxes = [Text.get_window_extent(text, canvas.get_renderer()) for text in axes.texts]
+        assert not any(one.overlaps(other) for one in boxes for other in boxes if one is not other)
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+def test_a_name_that_is_wider_than_its_phase_is_left_out_or_stands_behind_it():
+    operators = [("forward", "m")] * 2 + [("backward", "m")] * 500 + [("optimizer", "")] * 2
+    short = by_hand(operators, [(100, 1, 504, "m", "forward", "saved")])
+    longer = by_hand([*operators, *[("optimizer", "")] * 500], [(100, 1, 504, "m", "forward", "saved")])
+
+    figure = draw({"short": short, "longer": longer}, title="mine")
+
+    assert [word for word in texts(figure) if word in ("forward", "backward", "optimizer")] == ["backward", "optimizer"]
+    assert "optimizer" not in texts(draw({"short": short}, title="mine"))
+
+
+def test_one_operator_can_be_drawn():
+    trace = by_hand([("forward", "m")], [(100, 0, 1, "", "before", "parameters")])
+
+    figure = draw({"none": trace}, title="one")
+
+    assert highest(figure) == 100
+    assert "(B)" in figure.get_supylabel()
+
+
+def test_a_name_is_never_read_as_mathematics(traces: dict[str, Trace]):
+    draw({"$\\frac$": traces["none"]}, title="$\\frac$")
+
+
+def test_nothing_to_draw_is_refused():
+    with pytest.raises(UserError, match="no strategy"):
+        draw({}, title="none")
+
+
+@pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_it_is_written_as_what_its_name_ends_in(suffix: str, head: bytes, tmp_path: Path):
+    trace = by_hand([("forward", "m")], [(100, 0, 1, "", "before", "parameters")])
+
+    path = plot({"none": trace}, title="one", path=tmp_path / f"figure.{suffix}")
+
+    assert path.read_bytes().startswith(head)
+
+
+def test_a_picture_that_is_there_is_kept(tmp_path: Path):
+    path = tmp_path / "figure.png"
+    path.write_bytes(b"mine")
+
+    with pytest.raises(UserError, match="there already"):
+        plot({"none": by_hand([("forward", "m")], [])}, title="one", path=path)
+
+    assert path.read_bytes() == b"mine"

@@ -1,0 +1,110 @@
+"""Traces of real small models, and traces made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from hypothesis import strategies as st
+
+from profiler import catalogue, models, strategies
+from profiler.case import Choice
+from profiler.timeline import CATEGORIES, Allocation, Operator, Trace
+from profiler.workload import Workload
+from tests import make
+
+SMALL = "transformer:layers=16,width=32,sequence=64,vocabulary=16"  # activations are nearly all of it
+BLOCKS = ("blocks.0", "blocks.1")
+MODULES = ("", "embed", "head", "blocks", "blocks.0", "blocks.0.a", "blocks.1", "blocks.1.b.c")
+
+
+def traced(
+    model: str,
+    strategy: str = "none",
+    *,
+    build: Callable[[], Workload] | None = None,
+    change: Callable[[Workload], Any] | None = None,
+    optimizer: str = "sgd",
+    **fields: Any,
+) -> tuple[Trace, tuple[str, ...]]:
+    """The trace of one step, and the names of the blocks; `change` is applied to the workload as a strategy is.
+
+    A step that is asked for again is not traced again.
+    """
+    return _traced(model, strategy, build, change, optimizer, tuple(fields.items()))
+
+
+@cache
+def _traced(
+    model: str,
+    strategy: str,
+    build: Callable[[], Workload] | None,
+    change: Callable[[Workload], Any] | None,
+    optimizer: str,
+    fields: tuple[tuple[str, Any], ...],
+) -> tuple[Trace, tuple[str, ...]]:
+    from profiler.assemble import assemble
+    from profiler.trace.fake import fake_tensors
+    from profiler.trace.step import follow
+
+    case = make.case(
+        **{
+            "model": catalogue.resolve(Choice(model), models.TABLE),
+            "strategy": catalogue.resolve(Choice(strategy), strategies.TABLE),
+            "optimizer": Choice(optimizer),
+            "batch_size": 4,
+            **dict(fields),
+        }
+    )
+    with fake_tensors():
+        built = assemble(case, build=build)
+        if change:
+            change(built.workload)
+        updater, step = built.trainer()
+        return follow(built.workload, updater, step), built.workload.blocks
+
+
+def by_hand(operators: list[tuple[str, str]], allocations: list[tuple[int, int, int, str, str, str]]) -> Trace:
+    """Operators as (phase, module); allocations as (bytes, born, died, module, phase, category)."""
+    marks = [("zero", 0)]
+    for number, (phase, _) in enumerate(operators):
+        phase = "backward" if phase == "recompute" else phase
+        if phase != marks[-1][0]:
+            marks.append((phase, number))
+    return Trace(
+        allocations=tuple(
+            Allocation(nbytes, born, died, "aten.made", module, phase, category)
+            for nbytes, born, died, module, phase, category in allocations
+        ),
+        operators=tuple(Operator("aten.run", module, phase, 0, 1) for phase, module in operators),
+        marks=(*marks, ("end", len(operators))),
+    )
+
+
+@st.composite
+def random_traces(draw: st.DrawFn) -> Trace:
+    """Small ones, of any shape that the types allow; some operators hide bytes."""
+    phases = ("forward", "backward", "recompute", "optimizer")
+    chosen = ["forward", *draw(st.lists(st.sampled_from(phases), max_size=12))]
+    operators = tuple(
+        Operator(
+            "aten.run",
+            draw(st.sampled_from(MODULES)),
+            phase,
+            0,
+            draw(st.integers(0, 1)),
+            draw(st.sampled_from((0, 0, 7))),
+        )
+        for phase in sorted(chosen, key=lambda phase: (phase == "optimizer", phase != "forward"))
+    )
+    allocations = []
+    for _ in range(draw(st.integers(0, 12))):
+        born = draw(st.integers(0, len(operators)))
+        died = draw(st.integers(max(0, born - 1), len(operators)))  # one below: gone before the next operator ran
+        phase = operators[born - 1].phase if born else "before"
+        module, category = draw(st.sampled_from(MODULES)), draw(st.sampled_from(CATEGORIES))
+        allocations.append(Allocation(draw(st.integers(1, 1000)), born, died, "aten.made", module, phase, category))
+    ends = [sum(one.phase == "forward" for one in operators), sum(one.phase != "optimizer" for one in operators)]
+    marks = (("zero", 0), ("forward", 0), ("backward", ends[0]), ("optimizer", ends[1]), ("end", len(operators)))
+    return Trace(allocations=tuple(allocations), operators=operators, marks=marks)
