@@ -12,6 +12,7 @@ from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
 
 from profiler import catalogue, models
+from profiler.analysis.rows import verdict
 from profiler.case import Choice
 from profiler.errors import Unsupported
 from profiler.meters import equality
@@ -275,6 +276,24 @@ def test_half_precision_trains_on_the_cpu_too(precision):
 
     assert record.outcome == "ok"
     assert record.equality.gradients_equal
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
+def test_gradients_that_would_vanish_in_half_precision_are_compared_as_they_are_trained(precision):
+    record = measured("tests.small_loss:build", "_planted:fault=random-state", passes=PASSES, precision=precision)
+
+    assert record.outcome == "invalid"
+    assert record.equality.largest_difference > 0.01
+
+
+@pytest.mark.parametrize("strategy", ["none", "_planted:fault=random-state"])
+def test_gradients_that_are_all_zero_are_not_verifiable(strategy):
+    vanished = measured("tests.small_loss:build:scale=0.0", strategy, passes=PASSES)
+    there = measured("tests.small_loss:build", strategy, passes=PASSES)
+
+    assert vanished.equality.gradients_equal
+    assert ["GCP014" in {note.code for note in record.notes} for record in (vanished, there)] == [True, False]
+    assert verdict(vanished) == "not verifiable"
 
 
 def test_half_precision_halves_what_the_mlp_saves():
