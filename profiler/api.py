@@ -23,7 +23,7 @@ def apply(module: nn.Module, strategy: str, *, example: Any = None, blocks: str 
 
     `blocks` is a pattern of names, `model.layers.*`; without it they are found. `example` is a batch as the module
     takes it (a dict as keywords, a tuple as arguments): strategies that run several blocks together look at one forward
-    of it, unless the blocks stand in a Sequential. Names of parameters stay as they are. Raises UserError for an
+    of it, unless the module is made of Sequentials alone. Names of parameters stay as they are. Raises UserError for an
     unknown strategy and Unsupported where it cannot be applied.
     """
     choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
@@ -40,7 +40,7 @@ def apply(module: nn.Module, strategy: str, *, example: Any = None, blocks: str 
 
 def _look(module: nn.Module, example: Any) -> Any:
     if example is None:
-        raise Unsupported("these blocks stand in no Sequential: give a batch as example= to see how they work together")
+        raise Unsupported("this is no plain Sequential: give a batch as example= to see how its blocks work together")
     return call(module, example)
 
 

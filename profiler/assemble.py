@@ -25,8 +25,13 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     applied: Applied
 
     def gradients(self) -> torch.Tensor:
-        """One step up to the gradients; its loss."""
-        return self._step(None, None, lambda phase: None)
+        """One step up to the gradients, scaled as in training and unscaled again; its loss."""
+        scaler = precision.scaler(self.case.precision, self.case.device)
+        return precision.unscaled(self.workload.module, scaler, self._from_the_seed)
+
+    def _from_the_seed(self, scaler: torch.amp.GradScaler | None) -> torch.Tensor:
+        torch.manual_seed(self.case.seed)
+        return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Callable[[str], None]], torch.Tensor]]:
         """An optimizer, and the step with it, which tells its phases and returns its loss."""

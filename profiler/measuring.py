@@ -94,6 +94,7 @@ class _Bench:
         self._build = build
         self.device = open_device(trial.case.device)
         self.num_steps = 0
+        self._tells = False  # whether the steps that were compared had a gradient to compare
         self.notes: list[Note] = []
         self._on_stage = on_stage
         self._stages: list[tuple[str, float]] = []
@@ -127,6 +128,8 @@ class _Bench:
             self._note("GCP003", "gradients were not compared: there is no result without checkpointing")
         elif not found.buffers_equal:
             self._note("GCP004", _buffers(found))
+        if found and not self._tells:
+            self._note("GCP014", "all gradients are zero or not finite, so that their equality says nothing")
         if found and not found.random_state_equal:
             self._note("GCP005", "the step draws other random numbers than without checkpointing")
         return found, equality.judge(found, strict=case.verify == "strict")
@@ -195,7 +198,10 @@ class _Bench:
 
     def _run(self, built: Assembled) -> tuple[Workload, torch.Tensor]:
         self.num_steps += 1
-        return built.workload, built.gradients()
+        loss = built.gradients()
+        if built.case.precision == self.trial.case.precision:
+            self._tells = self._tells or equality.tells(built.workload)
+        return built.workload, loss
 
     def _counted(
         self, step: Callable[[Callable[[str], None]], torch.Tensor], mark: Callable[[str], None]

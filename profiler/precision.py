@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,6 +32,33 @@ def in_precision(workload: Workload, name: str) -> Workload:
 def scaler(name: str, device: str) -> torch.amp.GradScaler | None:
     """What keeps small gradients of amp-fp16 from vanishing; None for the others."""
     return torch.amp.GradScaler(device.partition(":")[0]) if name == "amp-fp16" else None
+
+
+def unscaled(
+    module: nn.Module, scaler: torch.amp.GradScaler | None, step: Callable[[torch.amp.GradScaler | None], torch.Tensor]
+) -> torch.Tensor:
+    """Run a step up to the gradients and divide them by their scale, which is a power of two; its loss.
+
+    Where they overflow, the step runs again at half the scale, as the scaler does from one step to the next.
+    """
+    loss = step(scaler)
+    if scaler is None:
+        return loss
+    while scaler.get_scale() > 1 and bool(loss.isfinite()) and not _finite(module):
+        scaler.update(scaler.get_scale() / 2)
+        loss = step(scaler)
+    for gradient in _gradients(module):
+        gradient.div_(scaler.get_scale())
+    return loss
+
+
+def _finite(module: nn.Module) -> bool:
+    values = [one.coalesce().values() if one.is_sparse else one for one in _gradients(module)]
+    return all(bool(one.isfinite().all()) for one in values)
+
+
+def _gradients(module: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
 
 
 def _under_autocast(loss: Any, dtype: torch.dtype) -> Any:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import nn
+from torch._functorch import config
+from torch._inductor import compile_fx
+from torch._inductor.utils import fresh_cache
 
 from profiler import catalogue, models
+from profiler.analysis.rows import verdict
 from profiler.case import Choice
 from profiler.errors import Unsupported
 from profiler.meters import equality
-from profiler.strategies import TABLE
+from profiler.strategies import TABLE, compile_budget
 from tests import make
 from tests.conftest import measured
+from tests.test_strategies import workload
 
 EVERY = {
     "none": ["none"],
@@ -192,13 +200,61 @@ def test_compiled_code_is_equal_but_for_rounding_as_measured_on_this_model():
     assert record.equality.against == "none"
 
 
-@pytest.mark.usefixtures("with_test_models")
-def test_compiled_dropout_is_compared_with_the_same_compile_without_a_budget():
-    record = measured("transformer:layers=2", "compile-budget:budget=0.5", passes=PASSES)
+@pytest.fixture
+def partition(monkeypatch):
+    """The one function that the budget speaks to; what is set as its `result` looks at what it makes."""
+    spy = SimpleNamespace(result=lambda forward, backward: None)
+    original = compile_fx.min_cut_rematerialization_partition
+
+    def watched(*arguments, **keywords):
+        made = original(*arguments, **keywords)
+        spy.result(*made)
+        return made
+
+    monkeypatch.setattr(compile_fx, "min_cut_rematerialization_partition", watched)
+    with fresh_cache():  # else a graph may come from the disk
+        yield spy
+
+
+def test_every_budget_is_compiled_anew_in_one_process(partition):
+    budgets = []
+    partition.result = lambda forward, backward: budgets.append(config.activation_memory_budget)
+
+    for budget in (0.1, 1.0, 0.0):
+        module = nn.Sequential(nn.Linear(3, 3))
+        compile_budget.apply(workload(module, ("0",)), budget=budget)
+        module(torch.ones(2, 3)).sum().backward()
+
+    assert budgets == [0.1, 1.0, 0.0]
+
+
+def test_code_that_draws_otherwise_when_compiled_is_compared_with_the_same_compile_without_a_budget():
+    record = measured("tests.compiled_draw:build", "compile-budget:budget=0.9", passes=PASSES)
 
     assert record.outcome == "ok", record.detail
     assert record.equality.against == "compile-budget:budget=1.0"
     assert "GCP011" in [note.code for note in record.notes]
+
+
+def test_a_gradient_that_a_budget_makes_wrong_is_invalid_there_too(partition):
+    partition.result = lambda forward, backward: config.activation_memory_budget < 1 and double_a_gradient(backward)
+
+    record = measured("tests.compiled_draw:build", "compile-budget:budget=0.9", passes=PASSES)
+
+    assert record.equality.against == "compile-budget:budget=1.0"
+    assert record.outcome == "invalid"
+
+
+def double_a_gradient(backward):
+    """A planted fault: the first gradient that a compiled backward gives is twice what it should be."""
+    (output,) = (node for node in backward.graph.nodes if node.op == "output")
+    (results,) = output.args
+    right = next(node for node in results if node is not None)
+    with backward.graph.inserting_before(output):
+        wrong = backward.graph.call_function(torch.ops.aten.add.Tensor, (right, right))
+    wrong.meta = dict(right.meta)
+    output.args = ([wrong if node is right else node for node in results],)
+    backward.recompile()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
@@ -220,6 +276,24 @@ def test_half_precision_trains_on_the_cpu_too(precision):
 
     assert record.outcome == "ok"
     assert record.equality.gradients_equal
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
+def test_gradients_that_would_vanish_in_half_precision_are_compared_as_they_are_trained(precision):
+    record = measured("tests.small_loss:build", "_planted:fault=random-state", passes=PASSES, precision=precision)
+
+    assert record.outcome == "invalid"
+    assert record.equality.largest_difference > 0.01
+
+
+@pytest.mark.parametrize("strategy", ["none", "_planted:fault=random-state"])
+def test_gradients_that_are_all_zero_are_not_verifiable(strategy):
+    vanished = measured("tests.small_loss:build:scale=0.0", strategy, passes=PASSES)
+    there = measured("tests.small_loss:build", strategy, passes=PASSES)
+
+    assert vanished.equality.gradients_equal
+    assert ["GCP014" in {note.code for note in record.notes} for record in (vanished, there)] == [True, False]
+    assert verdict(vanished) == "not verifiable"
 
 
 def test_half_precision_halves_what_the_mlp_saves():

@@ -154,6 +154,43 @@ def test_what_could_not_be_measured_has_its_reason():
     assert one("none", "saved_bytes", unit="B").reason is None
 
 
+AGAINST_NONE = ("saved_change", "peak_change", "time_change", "saved_share", "peak_share")
+
+
+@pytest.mark.parametrize("quantity", AGAINST_NONE)
+def test_a_row_that_is_invalid_is_no_saving(quantity):
+    none, good = record("none", saved=80 * MIB), record("segments:k=2", saved=30 * MIB)
+    bad = record("segments:k=4", saved=1, peak=1, seconds=(0.01, 0.01), outcome="invalid", detail="gradients differ")
+    wanted = [Wanted(label="", quantity=quantity, unit="%", strategy=Choice(f"segments:k={k}")) for k in (2, 4)]
+
+    measured, lost = lines(wanted, rows([none, good, bad]), reduced=False)
+
+    assert lost.ours is None
+    assert lost.reason == "invalid: gradients differ"
+    if quantity != "peak_share":  # at k=2 the peak is that of none: there is no saving to have a share of
+        assert measured.ours is not None
+
+
+@pytest.mark.parametrize("quantity", AGAINST_NONE)
+@pytest.mark.parametrize(
+    ("baseline", "reason"),
+    [
+        ([], "nothing to compare with: the run has no row without checkpointing"),
+        (
+            [record("none", outcome="timed_out", detail="in round 2")],
+            "nothing to compare with: none is timed out: in round 2",
+        ),
+    ],
+)
+def test_a_baseline_that_is_not_there_is_no_change_of_nothing(quantity, baseline, reason):
+    wanted = Wanted(label="", quantity=quantity, unit="%", strategy=Choice("segments:k=2"))
+
+    (line,) = lines([wanted], rows([*baseline, record("segments:k=2", saved=MIB, peak=30 * MIB)]), reduced=False)
+
+    assert line.ours is None
+    assert line.reason == reason
+
+
 def test_the_table_says_what_is_unclear_unsaid_and_reduced():
     found = Reproduction(
         name="one", title="a system", source="a blog", unsaid=("the batch",), reduced="all", environment=None,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
+import profiler
 from profiler.case import Choice
 from profiler.errors import Unsupported
 from profiler.strategies import segments
@@ -49,6 +52,8 @@ def test_a_run_is_computed_again_in_the_backward_and_only_that_run():
     work = workload(module, tuple("012345"))
 
     checkpoint_runs(work, [range(1, 3), range(3, 5)])
+    for block in module:
+        block.calls = 0  # one forward was observed
     work.loss(module, work.batch).backward()
 
     assert [block.calls for block in module] == [1, 2, 2, 2, 2, 1]
@@ -205,6 +210,81 @@ def test_blocks_that_do_not_feed_each_other_can_be_checkpointed_one_by_one():
     work.loss(work.module, work.batch).backward()
 
     assert [layer.calls for layer in work.module.layers] == [2, 2, 2]
+
+
+class Reused(nn.Sequential):
+    """Its activation runs three times."""
+
+    def __init__(self) -> None:
+        activation = nn.Tanh()
+        super().__init__(Counted(), activation, Counted(), activation, Counted(), activation)
+
+
+class LoopedOver(nn.Module):
+    """Its forward takes the modules of a Sequential one by one, and does more than chain them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[Counted() for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return x
+
+
+class Tapped(nn.Module):
+    """Each block feeds the next one, and something else besides."""
+
+    def __init__(self, tap) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Counted() for _ in range(4)])
+        self.tap = tap
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        total, kept = torch.zeros(4, 2, 3), []
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            self.tap(x, index, total, kept)
+        return x + total.sum(), kept
+
+
+TAPS = {
+    "by an operator": lambda x, index, total, kept: total.add_(x.detach().sin()),
+    "by an item": lambda x, index, total, kept: total.__setitem__(index, x.detach()),
+    "by what is returned": lambda x, index, total, kept: kept.append(x),
+}
+
+
+@pytest.mark.parametrize("strategy", ["segments:k=2", "sqrt", "recursive", "from-start"])
+@pytest.mark.parametrize("make", [Reused, LoopedOver, *[partial(Tapped, tap) for tap in TAPS.values()]])
+def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_changed(make, strategy):
+    torch.manual_seed(0)
+    module, x = make(), torch.ones(2, 3)
+    expected = module(x)
+
+    with pytest.raises(Unsupported, match=r"cannot be run together|do not run once each"):
+        profiler.apply(module, strategy, example=x)
+    with pytest.raises(Unsupported, match="give a batch as example="):
+        profiler.apply(module, strategy)
+
+    torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+
+
+def test_a_module_that_asks_its_blocks_outputs_for_their_shapes_alone_is_checkpointed():
+    module = Tapped(lambda x, index, total, kept: kept.append((*x.shape, x.dim(), x.dtype)))
+
+    applied = profiler.apply(module, "segments:k=2", example=torch.ones(2, 3))
+
+    assert applied.split == "2+2"
+
+
+def test_what_follows_a_run_may_do_as_it_likes_with_its_output():
+    module = Tapped(lambda x, index, total, kept: total.add_(x.detach()) if index == 1 else None)
+
+    applied = profiler.apply(module, "segments:k=2", example=torch.ones(2, 3))
+
+    assert applied.split == "2+2"
 
 
 class InTuples(nn.Module):

@@ -42,24 +42,26 @@ def of_one(read: Callable[[Row], Value]) -> Read:
 
 
 def against_none(read: Callable[[Row], int | None]) -> Read:
-    """The change relative to the same case without checkpointing: -0.6 is 60 % less."""
+    """The change relative to the same case without checkpointing: -0.6 is 60 % less. None where either is not ok."""
 
     def change(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
-        mine, none = read(chosen[0]), read(baseline(chosen[0], rows) or chosen[0])
+        mine, none = (read(row) if row and row.outcome == "ok" else None for row in _pair(chosen, rows))
         return None if mine is None or not none else mine / none - 1
 
     return change
 
 
 def share_of_saving(read: Callable[[Row], int | None]) -> Read:
-    """Which part of the largest saving this one reaches, among the strategies that differ from it in `k` alone."""
+    """Which part of the largest saving this one reaches, among the strategies that differ from it in `k` alone.
+
+    None where it or the baseline is not ok.
+    """
 
     def share(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
         (row, *_) = chosen
-        none = read(baseline(row, rows) or row)
+        mine, none = (read(one) if one and one.outcome == "ok" else None for one in _pair(chosen, rows))
         peers = [read(one) for one in rows if one.outcome == "ok" and _family(one.case) == _family(row.case)]
         smallest = min((value for value in peers if value is not None), default=None)
-        mine = read(row)
         if none is None or mine is None or smallest is None or none <= smallest:
             return None
         return (none - mine) / (none - smallest)
@@ -81,6 +83,10 @@ def growth(read: Callable[[Row], float | None]) -> Read:
 def baseline(row: Row, rows: Sequence[Row]) -> Row | None:
     """The row of the same case without checkpointing."""
     return next((one for one in rows if one.case == row.case.baseline), None)
+
+
+def _pair(chosen: Sequence[Row], rows: Sequence[Row]) -> tuple[Row, Row | None]:
+    return chosen[0], baseline(chosen[0], rows)
 
 
 def _family(case: Case) -> tuple[Case, str, tuple[tuple[str, str], ...]]:
@@ -114,8 +120,10 @@ def _optimizer_ratio(row: Row) -> float | None:
     return found["optimizer"] / found["parameters"] if found and found["parameters"] else None
 
 
-def _time_change(row: Row) -> float | None:
-    return None if row.time_ratio is None else row.time_ratio - 1
+def _time_change(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
+    """The median of the rounds' own ratios, which a row that is not ok does not have."""
+    row, none = _pair(chosen, rows)
+    return None if row.time_ratio is None or none is None or none.outcome != "ok" else row.time_ratio - 1
 
 
 def _forward_calls(row: Row) -> int | None:
@@ -178,7 +186,7 @@ TABLE = {
     "optimizer_bytes": Quantity(about="optimizer state", kind="bytes", read=of_one(_static("optimizer"))),
     "optimizer_ratio": Quantity(about="optimizer state / parameters", kind="number", read=of_one(_optimizer_ratio)),
     "step_seconds": Quantity(about="step", kind="seconds", read=of_one(lambda row: row.step_seconds), sampled=True),
-    "time_change": Quantity(about="step, against none", kind="change", read=of_one(_time_change), sampled=True),
+    "time_change": Quantity(about="step, against none", kind="change", read=_time_change, sampled=True),
     "forward_calls": Quantity(about="forward computations", kind="number", read=of_one(_forward_calls)),
     "calls_by_layer": Quantity(about="forward computations of each layer", kind="words", read=of_one(_calls_by_layer)),
     "live_activations": Quantity(

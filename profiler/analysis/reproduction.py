@@ -86,7 +86,7 @@ def _line(wanted: Wanted, rows: Sequence[Row], reduced: bool) -> Line:
         published=wanted.published,
         arithmetic=wanted.arithmetic,
         ours=ours,
-        reason=_reason(chosen),
+        reason=_reason(chosen) or (_reason_of_baseline(chosen, rows) if quantity.kind in ("change", "share") else None),
         note=wanted.note,
         other_size=other,
         spread=_spread(chosen, rows) if quantity.sampled else None,
@@ -110,5 +110,17 @@ def _reason(chosen: Sequence[Row]) -> str | None:
     wrong = next((row for row in chosen if row.outcome != "ok"), None)
     if wrong is None:
         return None
-    words = wrong.outcome.replace("_", " ")
-    return f"{words}: {wrong.detail}" if wrong.detail else words
+    return _outcome(wrong)
+
+
+def _reason_of_baseline(chosen: Sequence[Row], rows: Sequence[Row]) -> str | None:
+    """Why there is nothing to compare a change or a share with."""
+    none = baseline(chosen[0], rows)
+    if none is None:
+        return "nothing to compare with: the run has no row without checkpointing"
+    return None if none.outcome == "ok" else f"nothing to compare with: none is {_outcome(none)}"
+
+
+def _outcome(row: Row) -> str:
+    words = row.outcome.replace("_", " ")
+    return f"{words}: {row.detail}" if row.detail else words

@@ -129,6 +129,8 @@ def verdict(record: Record) -> str:
         return "-" if record.outcome not in ("ok", "invalid") or record.case.is_predicted else "not checked"
     if equality.missing:
         return "missing"
+    if any(note.code == "GCP014" for note in record.notes):
+        return "not verifiable"
     if equality.gradients_equal and equality.loss_equal:
         return "bit-equal"
     if record.outcome == "invalid":

@@ -109,7 +109,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
     with connect() as engine:
         devices = engine.survey()
         where = device_choice.choose_device(device or "auto", list(devices))
-        size = system.full if full or where != "cpu" else system.cpu
+        size = system.size_on(where, full=full)
         rounds = None if where.startswith(FAKE) else size.request.rounds
         plan = spec.plan(msgspec.structs.replace(size.request, device=where, rounds=rounds), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])

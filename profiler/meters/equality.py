@@ -76,6 +76,12 @@ def nudge(workload: Workload) -> None:
                 parameter.copy_(torch.nextafter(parameter, towards))
 
 
+def tells(workload: Workload) -> bool:
+    """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
+    gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
+    return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(_dense, gradients))
+
+
 def collect(step: Step) -> Results:
     """Run a step and copy what it left to the host."""
     workload, loss = step()
@@ -147,8 +153,11 @@ def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[st
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return dense.to("cpu", copy=True).contiguous()
+    return _dense(tensor.detach()).to("cpu", copy=True).contiguous()
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def _random_state(device: torch.device) -> torch.Tensor:

@@ -23,11 +23,11 @@ def checkpoint_runs(workload: Workload, runs: Iterable[Run], *, checkpoint: Chec
     A run holds the indices of consecutive blocks, and may hold runs again: `[[0, 1], 2]` recomputes 0 to 2, and in that
     recompute 0 and 1 once more. When the module's own forward calls the first block of a run, the whole run is computed
     under the checkpoint; its calls of the others then return what they are given. So the forward that strings the
-    blocks together, a Sequential or a loop, stays as it is. Raises Unsupported where a run is longer than one block and
-    its blocks do not feed each other.
+    blocks together, a Sequential or a loop, stays as it is. Where a run is longer than one block, one forward is
+    observed; raises Unsupported where its blocks do not feed each other, and nothing else.
     """
     chosen = list(runs)
-    together = [pair for run in chosen for pair in pairwise(flat(run)) if not _in_sequence(workload, *pair)]
+    together = [pair for run in chosen for pair in pairwise(flat(run))]
     bare = _refuse_unlinked(workload, together) if together else set()
     for run in chosen:
         _Run(workload, run, checkpoint or checkpoint_without_reentry, bare)
@@ -98,16 +98,6 @@ class _Run:
         return compute
 
 
-def _in_sequence(workload: Workload, one: int, other: int) -> bool:
-    """Whether two blocks stand behind each other in a Sequential, which needs no looking."""
-    (parent, _, first), (second_parent, _, second) = (workload.blocks[i].rpartition(".") for i in (one, other))
-    sequential = workload.module.get_submodule(parent)
-    if parent != second_parent or type(sequential).forward is not nn.Sequential.forward:
-        return False
-    names = [name for name, _ in sequential.named_children()]
-    return names.index(second) == names.index(first) + 1
-
-
 def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
     """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it."""
     first = blocks[flat(run)[0]]
@@ -120,12 +110,31 @@ def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
 
 def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> set[int]:
     """The blocks that return a tuple of one; raises Unsupported where a block does not feed the next one alone."""
+    if workload.batch is None and _is_chain(workload, pairs):
+        return set()
     seen = observe(workload)
     for one, other in pairs:
         if other != one + 1 or not seen.linked[one]:
             names = f"'{workload.blocks[one]}' and '{workload.blocks[other]}'"
-            raise Unsupported(f"{names} cannot be run together: the second takes more than the first's output")
+            reason = "the second takes more than the first's output, or it is not alone in taking that"
+            raise Unsupported(f"{names} cannot be run together: {reason}")
     return seen.in_tuples
+
+
+def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:
+    """Whether the module is made of Sequentials alone, each of their modules there once: what can be known unseen."""
+    names = _strung(workload.module, workload.blocks)
+    modules = {workload.module.get_submodule(name) for name in names}
+    behind = set(pairwise(names))
+    return len(modules) == len(names) and all((workload.blocks[a], workload.blocks[b]) in behind for a, b in pairs)
+
+
+def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[str]:
+    """The names of what Sequentials within Sequentials run, in order, down to the blocks."""
+    if name in blocks or type(module).forward is not nn.Sequential.forward:
+        return [name]
+    children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items() if child]
+    return [each for key, child in children for each in _strung(child, blocks, key)]
 
 
 def _bare(value: Any) -> Any:

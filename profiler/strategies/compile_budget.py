@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import nn
+from torch import _dynamo, nn
 from torch._functorch import config
 from torch._inductor import config as inductor
 
@@ -22,6 +22,7 @@ def apply(workload: Workload, *, budget: float = 0.5, per: Literal["block", "gra
     """
     if not 0 <= budget <= 1:
         raise Unsupported(f"budget={budget:g} is not a fraction from 0 to 1")
+    _dynamo.reset()  # compiled code is found again by code and guards, and the budget is no guard
     config.activation_memory_budget = budget  # of this process, which runs this trial alone
     inductor.fallback_random = True  # the same random numbers as eager PyTorch, so that dropout can be compared
     reference = (

@@ -9,17 +9,25 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import TensorWeakRef
 
 from profiler.errors import Unsupported
 from profiler.strategies.split import ChainBytes
 from profiler.workload import Workload, storage_bytes, tensors
+
+METADATA = {  # what may be asked of a tensor without using what it holds
+    "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
+    "is_contiguous", "is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride",
+    "untyped_storage",
+}  # fmt: skip
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What one forward shows of the blocks, in order. Each storage is counted where it is first saved."""
 
     chain: ChainBytes
-    linked: tuple[bool, ...]  # whether a block's output is all that the next one takes that is new
+    linked: tuple[bool, ...]  # whether a block's output is all new that the next one takes, and goes nowhere else
     in_tuples: set[int]  # blocks that return a tuple of one
 
 
@@ -32,7 +40,7 @@ def observe(workload: Workload) -> Observation:
     watcher = _Watcher(workload)
     buffers = [buffer.clone() for buffer in workload.module.buffers()]
     own = {parameter.device for parameter in workload.module.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(devices=own), saved_tensors_hooks(watcher.pack, _never):
+    with torch.random.fork_rng(devices=own), saved_tensors_hooks(watcher.pack, _never), _Uses(watcher):
         workload.loss(workload.module, workload.batch)
     watcher.remove()
     with torch.no_grad():
@@ -51,6 +59,9 @@ class _Watcher:
         self._inputs = [0] * count
         self._calls: list[int] = []
         self._linked = [False] * count
+        self._tapped: set[int] = set()  # blocks whose output goes elsewhere than into the next one
+        self._outputs: dict[int, tuple[TensorWeakRef, int]] = {}  # by id: of which block it is the output
+        self._working: int | None = None  # the block whose forward runs
         self._in_tuples: set[int] = set()
         self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
         on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
@@ -63,6 +74,7 @@ class _Watcher:
             for index, name in enumerate(workload.blocks)
             for handle in self._watch(index, workload.module.get_submodule(name))
         ]
+        self._handles.append(workload.module.register_forward_hook(self._returned))
 
     def pack(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -70,6 +82,12 @@ class _Watcher:
         if self._at is not None and (seen is None or seen.expired()):
             self._saved[self._at] += storage.nbytes()
         self._seen[storage._cdata] = StorageWeakRef(storage)
+
+    def use(self, tensor: torch.Tensor) -> None:
+        """Something is done with a tensor: only the next block may, where it is a block's output."""
+        reference, index = self._outputs.get(id(tensor), (None, 0))
+        if reference is not None and reference() is tensor and self._working != index + 1:
+            self._tapped.add(index)
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -83,13 +101,13 @@ class _Watcher:
         count = len(self._names)
         return Observation(
             chain=ChainBytes(saved=tuple(self._saved[:count]), inputs=tuple(self._inputs), tail=self._saved[count]),
-            linked=tuple(self._linked),
+            linked=tuple(fed and index not in self._tapped for index, fed in enumerate(self._linked)),
             in_tuples=self._in_tuples,
         )
 
     def _watch(self, index: int, block: nn.Module) -> list[Any]:
         def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            self._at = index
+            self._at = self._working = index
             self._calls.append(index)
             self._inputs[index] = storage_bytes(tensors(arguments)) + self._random_state
             if index and self._last and arguments:
@@ -100,16 +118,39 @@ class _Watcher:
 
         def leave(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
             self._at = index + 1 if index + 1 == len(self._names) else index
+            self._working = None
             if isinstance(output, tuple) and len(output) == 1:
                 self._in_tuples.add(index)
                 output = output[0]
             is_one = isinstance(output, torch.Tensor)
             self._last = (output, output._version, arguments[1:], keywords) if is_one else None
+            self._outputs |= {id(one): (TensorWeakRef(one), index) for one in tensors(output)}
 
         return [
             block.register_forward_pre_hook(enter, with_kwargs=True),
             block.register_forward_hook(leave, with_kwargs=True),
         ]
+
+    def _returned(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        for tensor in tensors(output):
+            self.use(tensor)
+
+
+class _Uses(TorchFunctionMode):
+    """Tells of every tensor that something is done with, in Python or by an operator."""
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if tensors(result) or function.__name__ not in METADATA:
+            for tensor in tensors((arguments, keywords)):
+                self._watcher.use(tensor)
+        return result
 
 
 def _same(one: Any, other: Any) -> bool:
