@@ -44,13 +44,21 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     full: Size
     cpu: Size
 
+    def size_on(self, device: str, *, full: bool) -> Size:
+        """The size to run: the published one where asked for and wherever the device is no CPU.
+
+        Where both are the same run, that of the device: its arithmetic counts.
+        """
+        same = self.full.request == self.cpu.request
+        return self.cpu if device == "cpu" and (same or not full) else self.full
+
     def size_of(self, cases: set[Case]) -> Size | None:
         """The size whose every case is among these, whatever the device; None where neither is."""
         for size in (self.full, self.cpu):
             for device in {case.device for case in cases}:
                 plan = spec.plan(msgspec.structs.replace(size.request, device=device), lambda word: word)
                 if {_compared(trial.case) for trial in plan.trials} <= {_compared(case) for case in cases}:
-                    return size
+                    return self.size_on(device, full=True) if size is self.full else size
         return None
 
 

@@ -178,6 +178,28 @@ def test_a_run_is_shown_again_without_torch_and_is_of_no_other_system(here, caps
     assert "'run' is no run of adam-states" in other.stderr
 
 
+@pytest.mark.parametrize(
+    ("device", "full", "arithmetic"),
+    [("cpu", False, 16584), ("cpu", True, 16584), ("cuda:0", False, 11528), ("cuda:0", True, 11528)],
+)
+def test_where_both_sizes_are_the_same_run_the_arithmetic_is_that_of_the_device(device, full, arithmetic):
+    system = published.find("simple-mlp")
+
+    for size in (system.size_on(device, full=full), system.size_of(set(cases(system, "full", device)))):
+        (line,) = (one for one in size.wanted if one.quantity == "saved_bytes" and one.strategy == "every")  # k is 2
+        assert line.published == arithmetic
+
+
+@pytest.mark.parametrize(
+    ("device", "full", "size"), [("cpu", False, "cpu"), ("cpu", True, "full"), ("cuda:0", False, "full")]
+)
+def test_the_published_size_runs_where_it_is_asked_for_and_wherever_there_is_a_gpu(device, full, size):
+    system = published.find("bert")
+
+    assert system.size_on(device, full=full) is getattr(system, size)
+    assert system.size_of(set(cases(system, size, device))) is getattr(system, size)
+
+
 def test_without_a_name_all_are_listed(capsys):
     assert answer(["reproduce"]) == 0
 

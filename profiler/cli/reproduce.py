@@ -100,7 +100,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
     with connect() as engine:
         devices = engine.survey()
         where = spec.choose_device(device or "auto", list(devices))
-        size = system.full if full or where != "cpu" else system.cpu
+        size = system.size_on(where, full=full)
         plan = spec.plan(msgspec.structs.replace(size.request, device=where), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])
         store.create(folder, plan=plan.trials, command=command_line(), environment=devices[where])
