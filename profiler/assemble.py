@@ -71,7 +71,7 @@ def assemble(
         _count_calls(workload, calls)
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
     applied: Applied = apply(workload, **options)
-    if case.repair_batchnorm:
+    if case.repair_batchnorm and case != case.baseline:
         applied = _repaired(workload, applied)
     if workload.optimizer is not None:
         note = Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's")
@@ -128,10 +128,9 @@ def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:
 
 
 def _repaired(workload: Workload, applied: Applied) -> Applied:
-    if not applied.recomputes:
-        return applied
-    count = repair_batchnorm(workload, applied.recomputes)
-    if not count:
+    count = repair_batchnorm(workload, applied)
+    if applied.recomputes and not count:
         raise Unsupported("--repair-batchnorm: no BatchNorm with running statistics is in a checkpointed block")
-    note = Note(code="GCP010", text=f"the momentum of {count} BatchNorm layers was set to 1 - sqrt(1 - m) or its like")
+    text = f"the momentum of {count} BatchNorm layers was set to 1 - sqrt(1 - m) or its like"
+    note = Note(code="GCP010", text=text if count else "--repair-batchnorm did nothing: no block is known to run again")
     return msgspec.structs.replace(applied, notes=(*applied.notes, note))

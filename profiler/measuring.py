@@ -20,6 +20,7 @@ from profiler.meters import equality, flops, memory, operators
 from profiler.meters import time as timing
 from profiler.meters.equality import Step
 from profiler.record import Applied, Built, Environment, Equality, Note, Readings, Record
+from profiler.strategies.batchnorm import is_repairable
 from profiler.workload import Workload
 
 
@@ -94,6 +95,7 @@ class _Bench:
         self._build = build
         self.device = open_device(trial.case.device)
         self.num_steps = 0
+        self._is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
         self._tells = False  # whether the steps that were compared had a gradient to compare
         self.notes: list[Note] = []
         self._on_stage = on_stage
@@ -127,7 +129,7 @@ class _Bench:
         if found is None:
             self._note("GCP003", "gradients were not compared: there is no result without checkpointing")
         elif not found.buffers_equal:
-            self._note("GCP004", _buffers(found))
+            self._note("GCP004", _buffers(found, self._is_repairable))
         if found and not self._tells:
             self._note("GCP014", "all gradients are zero or not finite, so that their equality says nothing")
         if found and not found.random_state_equal:
@@ -177,6 +179,7 @@ class _Bench:
             return None
         mine = self.build()
         applied = mine.applied
+        self._is_repairable = not case.repair_batchnorm and is_repairable(mine.workload, applied)
         found = self._against(case.baseline, lambda: self._run(mine), digests, applied)
         if applied.reference is None or found.random_state_equal or equality.judge(found, strict=False) is None:
             return found
@@ -218,11 +221,13 @@ class _Bench:
             self.notes.append(Note(code=code, text=text))
 
 
-def _buffers(found: Equality) -> str:
+def _buffers(found: Equality, is_repairable: bool) -> str:
     apart = f"differ by {found.buffers_difference:.1e}" if found.buffers_difference else "differ"
     if found.buffers_difference is not None and found.buffers_difference <= equality.AGREE:
         return f"buffers agree but for rounding ({found.buffers_difference:.1e})"
-    return f"buffers {apart}: BatchNorm updates its statistics again when it is recomputed; --repair-batchnorm mends it"
+    if is_repairable:
+        return f"buffers {apart}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
+    return f"buffers {apart}: what a recompute writes into them it writes again"
 
 
 def _describe(built: Assembled) -> Built:

@@ -108,6 +108,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     reference: Choice | None = None  # where random numbers are drawn otherwise: what to compare with instead of `none`
     changes_kernels: bool = False  # other operators do the same work: equal but for rounding
     recomputes: dict[int, int] = {}  # by index of a block: how often it is computed again in the backward
+    kept: tuple[str, ...] = ()  # operators that are not computed again in these blocks
     notes: tuple[Note, ...] = ()
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import profiler
 from profiler.case import Choice
 from profiler.errors import Unsupported
+from profiler.record import Applied
 from profiler.strategies import segments
 from profiler.strategies.chain import checkpoint_runs
 from profiler.workload import Workload
@@ -423,9 +424,52 @@ def test_the_repaired_momentum_is_the_published_one():
 
     module = nn.Sequential(nn.BatchNorm1d(3, momentum=0.1), nn.BatchNorm1d(3, momentum=0.1))
 
-    assert repair_batchnorm(workload(module, ("0", "1")), {0: 1}) == 1
+    assert repair_batchnorm(workload(module, ("0", "1")), Applied(recomputes={0: 1})) == 1
     assert module[0].momentum == pytest.approx(1 - (1 - 0.1) ** 0.5)
     assert module[1].momentum == 0.1
+
+
+def test_a_batchnorm_that_several_blocks_share_is_not_repaired():
+    from profiler.strategies.batchnorm import repair_batchnorm
+
+    shared = nn.BatchNorm1d(3)
+    module = nn.Sequential(nn.Sequential(nn.Linear(3, 3), shared), nn.Sequential(nn.Linear(3, 3), shared))
+
+    for recomputes in ({0: 1}, {0: 1, 1: 1}):
+        with pytest.raises(Unsupported, match="several blocks share a BatchNorm"):
+            repair_batchnorm(workload(module, ("0", "1")), Applied(recomputes=recomputes))
+    assert shared.momentum == 0.1
+
+
+@pytest.mark.usefixtures("with_test_models")
+def test_a_batchnorm_whose_results_are_saved_needs_no_repair():
+    record = measured("batchnorm", "selective:save=native_batch_norm", passes=("equality",))
+
+    assert record.equality.buffers_equal
+    with pytest.raises(Unsupported, match="native_batch_norm is saved"):
+        measured("batchnorm", "selective:save=native_batch_norm", passes=("equality",), repair_batchnorm=True)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codes"), [("none", set()), ("offload", {"GCP010"}), ("segments:k=1", {"GCP010"})]
+)
+@pytest.mark.usefixtures("with_test_models")
+def test_a_repair_without_effect_is_noted(strategy, codes):
+    record = measured("batchnorm", strategy, passes=(), repair_batchnorm=True)
+
+    assert {note.code for note in record.notes} - {"GCP001", "GCP008"} == codes
+
+
+@pytest.mark.parametrize(("repair", "advised"), [(False, True), (True, False)])
+@pytest.mark.usefixtures("with_test_models")
+def test_the_repair_is_advised_only_where_it_mends(repair, advised):
+    (note,) = (
+        note
+        for note in measured("batchnorm", "all", passes=("equality",), repair_batchnorm=repair).notes
+        if note.code == "GCP004"
+    )
+
+    assert ("--repair-batchnorm mends it" in note.text) == advised
 
 
 @pytest.mark.usefixtures("with_test_models")

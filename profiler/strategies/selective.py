@@ -48,4 +48,4 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     length = len(workload.blocks)
     selective = partial(checkpoint, use_reentrant=False, context_fn=contexts)
     checkpoint_runs(workload, [[index] for index in range(length)], checkpoint=selective)
-    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1))
+    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=tuple(names))
