@@ -18,7 +18,8 @@ golden:
 # on a CUDA machine: the tests that need one, then the sweep that is committed under results/reference/
 gpu output="results/gpu":
     {{python}} -m pytest -m gpu
-    {{python}} -m profiler run --config configs/gpu.toml -o {{output}}
+    {{python}} -m profiler run --config configs/gpu.toml --predict -o {{output}}
+    {{python}} -m benchmarks.accuracy --device cuda:0 -o {{output}}/accuracy.md
 
 # start-up of a trial, against a new interpreter
 bench-startup:
@@ -46,4 +47,4 @@ bench-families *words:
 
 # predicted against measured bytes, every strategy: writes docs/accuracy.md
 bench-accuracy:
-    {{python}} -m benchmarks.accuracy --write
+    {{python}} -m benchmarks.accuracy -o docs/accuracy.md
