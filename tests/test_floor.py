@@ -1,6 +1,8 @@
 """No checkpointing of blocks passes the floor, and what else would lower a peak is counted."""
 
 import pytest
+import torch
+from torch import nn
 
 from profiler.analysis.curve import recomputes
 from profiler.analysis.floor import floor
@@ -8,6 +10,7 @@ from profiler.analysis.holdings import peak
 from profiler.analysis.remedies import remedies
 from profiler.analysis.stages import stage_of
 from profiler.timeline import live
+from profiler.workload import Workload
 from tests.traced import BLOCKS, SMALL, by_hand, traced
 
 
@@ -78,6 +81,36 @@ def test_no_other_strategy_passes_the_floor(strategy: str):
     trace, _ = traced("transformer:layers=6,width=32", strategy)
 
     assert floor(baseline, blocks=blocks).nbytes <= peak(trace).nbytes
+
+
+class Shared(nn.Module):
+    """One block that is called six times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+        self.block = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(6):
+            x = self.block(x)
+        return x.sum()
+
+
+def shared(batch_size: int = 0) -> Workload:
+    return Workload(
+        module=Shared(), blocks=("block",), batch=torch.zeros(4096, 32), loss=lambda module, batch: module(batch)
+    )
+
+
+def test_a_block_that_is_called_again_and_again_is_at_work_once_at_a_time():
+    baseline, blocks = traced("mlp", build=shared)
+    every, _ = traced("mlp", "all", build=shared)
+
+    least = floor(baseline, blocks=blocks).nbytes
+
+    assert 0.5 * peak(every).nbytes <= least <= peak(every).nbytes
 
 
 def test_without_checkpointing_the_peak_is_above_the_floor():

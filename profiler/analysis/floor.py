@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, count, groupby, pairwise
 
 import msgspec
 
@@ -37,7 +37,7 @@ def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
     checkpointed, since the backward itself is the same:
     - what is static, whatever is outside of all blocks, temporaries, and gradients of activations: all their life;
     - what a block saved or recomputed: in the stage that is the last to need it. If that is the block's own backward,
-      from the first operator that releases any of it: before, the recompute may not have begun.
+      from the first operator that releases any of this call's: before, the recompute may not have begun.
     What is not counted is what `all` keeps of the other blocks: their inputs. Bytes.
     """
     needs = _Needs(trace, blocks)
@@ -64,11 +64,12 @@ class _Needs:
         self._starts: list[int] = []  # the first operator of each stage; recomputes belong to the stage before them
         self._stages: list[tuple[str, str]] = []
         self._cut()
-        self._released: dict[int, int] = {}  # by stage: the first operator after which something of its own is gone
+        self._calls = _calls(trace, self.at_work)
+        self._released: dict[tuple[int, int], int] = {}  # by stage and call: when the first of its own is gone
         for one in trace.allocations:
             if self._own(one) and trace.operators[one.died - 1].phase != "recompute":
-                place = self._place(one.died)
-                self._released[place] = min(one.died, self._released.get(place, one.died))
+                key = self._place(one.died), self._calls[one.born]
+                self._released[key] = min(one.died, self._released.get(key, one.died))
 
     def bounds(self) -> list[int]:
         """The bytes that are needed while each operator runs."""
@@ -107,8 +108,8 @@ class _Needs:
         if one.category not in ("saved", "recomputed") or self.stage(one.module) == OUTSIDE:
             return one.born
         place = self._place(one.died)
-        start = self._released.get(place, one.died) if self._own(one) else self._starts[place]
-        return max(one.born, start)
+        first = self._released.get((place, self._calls[one.born]), one.died)
+        return max(one.born, first if self._own(one) else self._starts[place])
 
 
 def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
@@ -124,3 +125,31 @@ def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
         if found[at] == OUTSIDE and around != OUTSIDE and passes == 1 == runs[around] and at < last[around]:
             found[at] = around
     return found
+
+
+def _calls(trace: Trace, at_work: list[str]) -> list[int]:
+    """The call of a block that each operator belongs to, 0 being before the step: they are only told apart.
+
+    A block that is called again at once (layers that share their weights) repeats the operators that allocate.
+    """
+    makes = {one.born for one in trace.allocations}
+    calls = [0]
+    numbered = zip(count(1), trace.operators, at_work)  # counting never ends
+    for _, run in groupby(numbered, key=lambda one: (one[1].phase, one[2])):
+        made = [((operator.name, operator.module), number in makes) for number, operator, _ in run]
+        period = _period([name for name, makes_any in made if makes_any])
+        first = calls[-1] + 1
+        calls += [first + max(0, sofar - 1) // period for sofar in accumulate(makes_any for _, makes_any in made)]
+    return calls
+
+
+def _period(names: list[tuple[str, str]]) -> int:
+    """The length of the shortest beginning of which the whole is a repetition (Knuth, Morris and Pratt 1977)."""
+    longest = [0] if names else []  # of every beginning, the longest end that begins it too
+    for at in range(1, len(names)):
+        length = longest[-1]
+        while length and names[at] != names[length]:
+            length = longest[length - 1]
+        longest.append(length + (names[at] == names[length]))
+    period = len(names) - (longest[-1] if names else 0)
+    return period if period and len(names) % period == 0 else max(1, len(names))
