@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,23 @@ def test_blocks_can_be_chosen_by_name():
     module(torch.ones(2, 3)).sum().backward()
 
     assert [layer.calls for layer in module.layers] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("strategy", ["all", "segments:k=2", "recursive", "from-start", "selective", "offload", "none"])
+def test_a_deep_copy_computes_with_its_own_weights(strategy):
+    module, x = nn.Sequential(*[Counted() for _ in range(4)]), torch.ones(2, 3)
+    profiler.apply(module, strategy)
+    before = module(x)
+
+    twin = copy.deepcopy(module)
+    for parameter in twin.parameters():
+        nn.init.zeros_(parameter)
+    twin(x).sum().backward()
+
+    assert not twin(x).any()  # sin(0 x + 0)
+    assert all(parameter.grad is not None for parameter in twin.parameters())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert torch.equal(module(x), before)
 
 
 def test_an_unknown_strategy_names_the_nearest():

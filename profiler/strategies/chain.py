@@ -57,14 +57,14 @@ def recomputes(runs: Iterable[Run]) -> dict[int, int]:
 
 
 class _Run:
-    """One checkpointed run. Each of its blocks gets a forward of its own, which asks `_inside` what to do."""
+    """One checkpointed run. Each of its blocks gets a forward of its own, which asks `inside` what to do."""
 
     def __init__(self, workload: Workload, run: Run, checkpoint: Checkpoint, tuples: set[int]) -> None:
         self._blocks = {index: workload.module.get_submodule(workload.blocks[index]) for index in flat(run)}
         self._run = run
         self._checkpoint = checkpoint
         self._tuples = tuples
-        self._inside = False
+        self.inside = False
         _keep_inputs(self._blocks, run)
         first, *others = self._blocks
         self._wrap(self._blocks[first], self._enter)
@@ -72,8 +72,7 @@ class _Run:
             self._wrap(self._blocks[index], _pass_on_in_a_tuple if index in tuples else _pass_on)
 
     def _wrap(self, block: nn.Module, outside: Callable[..., Any]) -> None:
-        inside = block.forward
-        block.forward = lambda *arguments, **keywords: (inside if self._inside else outside)(*arguments, **keywords)
+        block.forward = _Forward(self, block.forward, outside)
 
     def _enter(self, *arguments: Any, **keywords: Any) -> Any:
         return self._checkpoint(self._compute(self._run), *arguments, **keywords)
@@ -82,7 +81,7 @@ class _Run:
         """The run as one function; runs within it under a checkpoint of their own."""
 
         def compute(value: Any, *arguments: Any, **keywords: Any) -> Any:
-            before, self._inside = self._inside, True
+            before, self.inside = self.inside, True
             try:
                 for item in run:
                     if isinstance(item, Sequence):
@@ -92,10 +91,20 @@ class _Run:
                             _bare(value) if len(self._blocks) > 1 else value, *arguments, **keywords
                         )
             finally:
-                self._inside = before
+                self.inside = before
             return value
 
         return compute
+
+
+class _Forward:
+    """A block's forward in a run: no closure, so that a deep copy of the module runs the copied blocks."""
+
+    def __init__(self, run: _Run, inside: Callable[..., Any], outside: Callable[..., Any]) -> None:
+        self._run, self._inside, self._outside = run, inside, outside
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return (self._inside if self._run.inside else self._outside)(*arguments, **keywords)
 
 
 def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
