@@ -57,8 +57,9 @@ def trace_case(
     *,
     hidden_bytes: dict[str, int] | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
+    with_saves: bool = False,
 ) -> tuple[Assembled, Trace]:
-    """The case's model with its strategy, fake, and one traced step of it."""
+    """The case's model with its strategy, fake, and one traced step of it; `with_saves` for `compose`."""
     kind = "cpu" if case.twin.device == "cpu" else "cuda"
     with fake_tensors(), cuda_like() if kind == "cuda" else nullcontext():
         try:
@@ -76,6 +77,7 @@ def trace_case(
                 device=kind,
                 hidden=_hidden(hidden_bytes),
                 workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
+                with_saves=with_saves,
             )
         except DATA_DEPENDENT as error:
             raise Unsupported(f"what the model does depends on its data: {str(error).splitlines()[0]}") from error

@@ -13,7 +13,8 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from profiler.trace.quick import QuickFakes, uncollected
 
 aten = torch.ops.aten
 
@@ -26,11 +27,12 @@ def fake_tensors() -> Iterator[None]:
         for name in initialisers:
             stack.enter_context(mock.patch.object(nn.init, name, _as_it_is))
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
+        stack.enter_context(uncollected())
         stack.enter_context(Fakes(allow_non_fake_inputs=True))
         yield
 
 
-class Fakes(FakeTensorMode):
+class Fakes(QuickFakes):
     """Answers what only data could tell: nothing is wrong, nothing is found, every number is 0.
 
     So a test such as `if not mask.all()` takes the usual way, and a loop that draws again what is out of range ends.
