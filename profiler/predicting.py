@@ -39,7 +39,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
     began = time.monotonic()
     on_stage("build")
     case = trial.case
-    built, trace, num_guesses = _trace(case, trial.hidden_bytes, on_stage)
+    built, trace, num_guesses = trace_case(case, hidden_bytes=trial.hidden_bytes, on_stage=on_stage)
     known = _rates(case.device)
     return Record(
         case=case,
@@ -55,7 +55,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
 
 def follow_case(trial: Trial) -> Followed:
     """One traced step of the trial's case. Raises as `predict` does."""
-    built, trace, num_guesses = _trace(trial.case, trial.hidden_bytes, lambda stage: None)
+    built, trace, num_guesses = trace_case(trial.case, hidden_bytes=trial.hidden_bytes)
     notes = (*_notes(built, trial.case), *_stated(trial, None, num_guesses))
     return Followed(
         trace=trace,
@@ -65,10 +65,17 @@ def follow_case(trial: Trial) -> Followed:
     )
 
 
-def _trace(
-    case: Case, hidden_bytes: dict[str, int] | None, on_stage: Callable[[str], None]
+def trace_case(
+    case: Case,
+    *,
+    hidden_bytes: dict[str, int] | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    with_saves: bool = False,
 ) -> tuple[Assembled, Trace, int]:
-    """The case's model with its strategy, fake; one traced step of it; and how many values of data were guessed."""
+    """The case's model with its strategy, fake; one traced step of it; and how many values of data were guessed.
+
+    `with_saves` is for `compose`. Raises as `predict` does.
+    """
     kind = "cpu" if case.twin.device == "cpu" else "cuda"
     with fake_tensors() as fakes, cuda_like() if kind == "cuda" else nullcontext():
         try:
@@ -86,6 +93,7 @@ def _trace(
                 device=kind,
                 hidden=_hidden(hidden_bytes),
                 workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
+                with_saves=with_saves,
             )
         except DATA_DEPENDENT as error:
             raise Unsupported(f"what the model does depends on its data ({error})") from error

@@ -23,6 +23,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     module: str  # full name; of a gradient, the parameter's module; "" outside of all modules
     phase: str  # forward, recompute, backward, optimizer, zero; "before" the step
     category: str
+    let_go: int | None = None  # the last operator before all but autograd had let go of it; None where not followed
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -36,14 +37,40 @@ class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hidden_bytes: int = 0  # what it took besides its outputs while it ran, where that is known
 
 
+class Save(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One tensor that one node of autograd keeps for the backward. Times are numbers of operators that had run."""
+
+    allocation: int | None  # the place of its storage in the trace; None where that is not followed
+    packed: int
+    unpacked: int | None  # None where the backward never asked for it
+    used: int  # when the node had done with it
+    released: int  # when the node let go of what it had kept, which is a little later
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """One call of a module in a forward. It ran the operators after `before` up to `last`."""
+
+    module: str
+    before: int
+    last: int
+    saves: tuple[int, int]  # first and end of its places in Trace.saves
+    inputs: tuple[int, ...]  # places of the storages that it was given
+    outputs: tuple[int, ...]  # and of those that it gave
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. `marks` are the phases in order, each with the number of the last operator before it."""
+    """One step. `marks` are the phases in order, each with the number of the last operator before it.
+
+    `saves`, in the order of packing, and `calls` are there where they were asked for.
+    """
 
     allocations: tuple[Allocation, ...]
     operators: tuple[Operator, ...]
     marks: tuple[tuple[str, int], ...]
     device: str = "cpu"
     uses_host: bool = False  # something was moved to the host and back
+    saves: tuple[Save, ...] = ()
+    calls: tuple[Call, ...] = ()
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Every phase with its first and last operator, in order; the last is below the first where nothing ran."""

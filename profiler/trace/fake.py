@@ -14,8 +14,10 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._mode_utils import no_dispatch
+
+from profiler.trace.quick import QuickFakes, uncollected
 
 aten = torch.ops.aten
 KNOWN = 1024  # elements: no model is built by more
@@ -40,11 +42,12 @@ def fake_tensors() -> Iterator[Fakes]:
         for name in initialisers:
             stack.enter_context(mock.patch.object(nn.init, name, _as_it_is))
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
+        stack.enter_context(uncollected())
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
         yield stack.enter_context(Fakes())
 
 
-class Fakes(FakeTensorMode):
+class Fakes(QuickFakes):
     """Fake tensors that know their values where these are small and follow from the code alone, not from data.
 
     Models are built by such values: the depth and the widths of their stages, the rates of stochastic depth. Of what

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from profiler.timeline import WORKSPACES, Allocation, Operator, Trace
+from profiler.trace.saving import Saving
 from profiler.trace.tracer import Hidden, Life, Tracer
 from profiler.workload import Workload, tensors
 
@@ -30,17 +31,19 @@ def follow(
     device: str = "cpu",
     hidden: Hidden | None = None,
     workspace_bytes: int = 0,
+    with_saves: bool = False,
 ) -> Trace:
     """Trace a step as it is once gradients and optimizer state are there.
 
     `step` runs one training step and tells its phases. Call it where tensors are fake. Instead of a first step, the
     optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
-    gradient, something that the model keeps from its first forward), it is followed again. Bytes.
+    gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
+    what autograd keeps and what modules are given, of which `compose` makes other traces. Bytes.
     """
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
-        run = _Run(workload, optimizer, device, hidden)
+        run = _Run(workload, optimizer, device, hidden, with_saves)
         run.go(step)
         if run.arrived == used and not run.left_behind():
             break
@@ -54,7 +57,7 @@ def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
     threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
     last = len(trace.operators)
     kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
-    return msgspec.structs.replace(trace, allocations=(*kept, *trace.allocations))
+    return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
@@ -71,21 +74,30 @@ class _Run:
     """One step that is followed."""
 
     def __init__(
-        self, workload: Workload, optimizer: torch.optim.Optimizer, device: str, hidden: Hidden | None
+        self,
+        workload: Workload,
+        optimizer: torch.optim.Optimizer,
+        device: str,
+        hidden: Hidden | None,
+        with_saves: bool,
     ) -> None:
         self._device = device
         self.arrived: set[int] = set()
         self._workload = workload
         self._optimizer = optimizer
         self._tracer = Tracer(workload.module, granule=GRANULE[device], hidden=hidden)
+        self._saving = Saving(self._tracer) if with_saves else None
         self._marks: list[tuple[str, int]] = []
         self._hold()
 
     def go(self, step: Step) -> None:
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
-        with self._tracer.modules(), self._random_state(), self._tracer:
+        saving = self._saving.follow() if self._saving else nullcontext()
+        with self._tracer.modules(), self._random_state(), saving, self._tracer:
             self._loss = step(self._mark)
+        if self._saving:
+            self._saving.close()
         for handle in handles:
             handle.remove()
 
@@ -110,6 +122,7 @@ class _Run:
                     life.module,
                     life.phase,
                     life.category or categories.of(life),
+                    last if self._saving and life.let_go is None else life.let_go,
                 )
                 for life in self._tracer.lives
             ),
@@ -117,6 +130,8 @@ class _Run:
             marks=tuple(self._marks),
             device=self._device,
             uses_host=self._tracer.uses_host,
+            saves=self._saving.saves() if self._saving else (),
+            calls=self._saving.calls() if self._saving else (),
         )
 
     def _hold(self) -> None:
@@ -171,7 +186,7 @@ class _Categories:
         self._forwards = [(before, last) for (phase, before), (_, last) in pairs if phase == "forward"]
         self._ends = [0] * (len(operators) + 2)  # by number: the last operator of the recompute that it is in
         for number in range(len(operators), 0, -1):
-            goes_on = number < len(operators) and operators[number].phase == "recompute"
+            goes_on = number < len(operators) and _is_recompute(operators[number])
             self._ends[number] = self._ends[number + 1] if goes_on else number
 
     def of(self, life: Life) -> str:
@@ -181,3 +196,8 @@ class _Categories:
         if life.phase == "recompute":
             return "recomputed" if life.died is None or life.died > self._ends[life.born] else "temporaries"
         return "temporaries"
+
+
+def _is_recompute(operator: Operator) -> bool:
+    """Gradients are off where a checkpoint packs what it computes again."""
+    return operator.phase == "recompute" or operator.name == "aten.detach"

@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -19,6 +20,8 @@ from profiler.timeline import Operator
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 
+
+DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
 
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
 
@@ -36,11 +39,12 @@ def on_host() -> Iterator[None]:
 class Life:
     """One storage as it is followed; `died` is None while it is there."""
 
-    __slots__ = ("born", "category", "died", "module", "nbytes", "operator", "phase", "watch")
+    __slots__ = ("born", "category", "died", "let_go", "module", "nbytes", "operator", "phase", "watch")
 
     def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str) -> None:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
         self.died: int | None = None
+        self.let_go: int | None = None  # where saves are followed: when all but autograd had let go
         self.category: str | None = None
         self.watch: weakref.ref[Any] | None = None
 
@@ -62,13 +66,20 @@ class Tracer(TorchDispatchMode):
         self._hidden = hidden
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
+        self._is_paused = False
         self._there: dict[int, Life] = {}  # by the address of the storage
         self._module_of_node: dict[int, str] = {}  # by the sequence number of autograd's node
         self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as QuickFakes
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         kind = _kind(func)
-        if kind.is_question:
+        if kind.is_question or self._is_paused:
             return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         phase, module = self._place()
@@ -90,6 +101,19 @@ class Tracer(TorchDispatchMode):
     def life(self, tensor: torch.Tensor) -> Life | None:
         """What is known of a tensor's storage."""
         return self._there.get(tensor.untyped_storage()._cdata)
+
+    def name_of(self, module: nn.Module) -> str | None:
+        """A module's full name; None where it is no part of the model."""
+        return self._names.get(id(module))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs within is no part of the step."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     @property
     def module(self) -> str:
