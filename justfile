@@ -33,6 +33,10 @@ bench-overhead:
 bench-cost:
     {{python}} -m benchmarks.cost
 
+# a traced step, a composed sweep; against MemTracker and separate traces
+bench-predict:
+    {{python}} -m benchmarks.predict
+
 # kill -9 of the parent at random moments
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}
