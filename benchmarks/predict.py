@@ -122,7 +122,7 @@ def _sweep() -> list[Line]:
 
 def _composed() -> list[dict[str, Any]]:
     """The readings of the sweep, from one trace."""
-    built, trace = trace_case(_case(CNN), with_saves=True)
+    built, trace, _ = trace_case(_case(CNN), with_saves=True)
     blocks = built.workload.blocks
     runs = [split_as_torch(len(blocks), segments).runs if segments else [] for segments in SEGMENTS]
     return [readings(compose(trace, blocks, one)) for one in runs]

@@ -46,7 +46,7 @@ def runs_of(strategy: str, length: int) -> list[range]:
 @cache
 def followed(case: Case) -> tuple[Trace, tuple[str, ...]]:
     """The step without checkpointing, and the names of its blocks."""
-    built, trace = trace_case(case.baseline, with_saves=True)
+    built, trace, _ = trace_case(case.baseline, with_saves=True)
     return trace, built.workload.blocks
 
 
