@@ -108,14 +108,20 @@ def _kept_input(trace: Trace, index: int) -> Trace:
         for save in trace.saves
     ]
     calls = [
-        replace(one, inputs=tuple(new if given == place else given for given in one.inputs))
-        if one.before >= first and place in one.inputs
-        else one
+        replace(
+            one,
+            inputs=_renamed(one.inputs, place, new) if one.before >= first else one.inputs,
+            outputs=_renamed(one.outputs, place, new) if one.before >= call.before else one.outputs,
+        )
         for one in trace.calls
     ]
     return replace(
         trace, allocations=tuple(allocations), operators=tuple(operators), saves=tuple(saves), calls=tuple(calls)
     )
+
+
+def _renamed(places: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
+    return tuple(new if place == old else place for place in places)
 
 
 def _pieces(trace: Trace, names: list[str]) -> Iterator[_Piece]:
