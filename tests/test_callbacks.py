@@ -12,8 +12,10 @@ from torch import nn
 
 from profiler import store
 from profiler.analysis.rows import rows
+from profiler.assemble import assemble
 from profiler.callbacks import lightning_callback
 from profiler.callbacks.steps import Steps, add
+from profiler.case import Choice
 from profiler.errors import UserError
 from tests import make
 
@@ -124,6 +126,24 @@ def test_a_trainers_arguments_are_a_case(fields, strategy, precision):
 
     assert (case.strategy, case.precision, case.optimizer) == (strategy, precision, "adamw_torch")
     assert (case.batch_size, case.accumulate, case.device, case.seed) == (1, 4, "cpu", 7)
+
+
+@pytest.mark.parametrize(("enabled", "strategy"), [(True, "hf"), (False, "none")])
+def test_a_model_that_was_switched_on_by_the_user_is_not_called_none(enabled, strategy):
+    transformers_callback = pytest.importorskip("profiler.callbacks.transformers_callback")
+    module = make_bert()
+    if enabled:
+        module.gradient_checkpointing_enable()
+
+    case = transformers_callback.case_of(arguments(), module, warmup=2, samples=5)
+
+    assert case.strategy == strategy
+
+
+def make_bert() -> Any:
+    """A tiny one of transformers."""
+    case = make.case("none", model=Choice("hf:bert:hidden_size=8,num_attention_heads=2,num_hidden_layers=1"))
+    return assemble(case).workload.module
 
 
 def test_a_trainers_steps_are_recorded_in_its_order_of_calls(tmp_path):

@@ -52,12 +52,12 @@ class RecordingCallback(TrainerCallback):
 
 
 def case_of(args: Any, model: nn.Module, *, warmup: int, samples: int) -> Case:
-    """The case that TrainingArguments describe."""
+    """The case that TrainingArguments and the model describe."""
     precision = "amp-bf16" if args.bf16 else "amp-fp16" if args.fp16 else "fp32"
     device = str(args.device)
     return Case(
         model=Choice(type(model).__name__),
-        strategy=Choice("hf" if is_checkpointed(args) else "none"),
+        strategy=Choice("hf" if is_checkpointed(args, model) else "none"),
         optimizer=Choice(str(getattr(args.optim, "value", args.optim))),
         batch_size=args.per_device_train_batch_size,
         device="cuda:0" if device == "cuda" else device,
@@ -71,9 +71,11 @@ def case_of(args: Any, model: nn.Module, *, warmup: int, samples: int) -> Case:
     )
 
 
-def is_checkpointed(args: Any) -> bool:
-    """Whether the arguments ask for it, under the old name or under the one that transformers 6 alone will have."""
-    return bool(getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None))
+def is_checkpointed(args: Any, model: nn.Module) -> bool:
+    """Whether the arguments ask for it or the model was switched on: by transformers 6's names or the old ones."""
+    asked = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None)
+    switched = getattr(model, "is_activation_checkpointing", None)
+    return bool(asked or (getattr(model, "is_gradient_checkpointing", False) if switched is None else switched))
 
 
 def num_blocks(model: nn.Module) -> int:
