@@ -114,6 +114,12 @@ def read(path: Path) -> System:
     )
 
 
+def ran_by(engine: str, run: Run) -> bool:
+    """Whether the steps of a run were taken by this engine: a Trainer's records say that they are of a real run."""
+    trained = {any(note.code == "GCP020" for note in record.notes) for record in run.records if record.outcome == "ok"}
+    return trained <= {engine == "trainer"}
+
+
 def beside(system: System, size: Size, run: Run) -> Reproduction:
     """Every published figure beside what a run found."""
     return Reproduction(

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from profiler import published, spec
+from profiler import published, spec, store
 from profiler.analysis import quantities
 from profiler.cli import answer
 from profiler.errors import UserError
 from profiler.published import SIZES, System
+from profiler.record import Note
+from tests import make
 from tests.test_cli_readers import gcprof
 
 ROOT = Path(__file__).parents[1]
@@ -198,6 +200,21 @@ def test_the_published_size_runs_where_it_is_asked_for_and_wherever_there_is_a_g
 
     assert system.size_on(device, full=full) is getattr(system, size)
     assert system.size_of(set(cases(system, size, device))) is getattr(system, size)
+
+
+@pytest.mark.parametrize(("notes", "code"), [((), 4), ((Note(code="GCP020", text="a real run"),), 0)])
+def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
+    plan = spec.plan(published.find("hf-trainer").cpu.request, lambda word: "cpu").trials
+    records = [make.record(case=trial.case, round=trial.round, notes=notes) for trial in plan]
+    folder = here / "run"
+    store.create(folder, plan=plan, command="gcprof", environment=records[0].environment)
+    writer = store.Writer(folder)
+    for record in records:
+        writer.append(record)
+    writer.close()
+
+    assert answer(["reproduce", "hf-trainer", "--from", "run"]) == code
+    assert ("'run' is no run of hf-trainer" in capsys.readouterr().err) == bool(code)
 
 
 def test_without_a_name_all_are_listed(capsys):

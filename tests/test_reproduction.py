@@ -191,6 +191,18 @@ def test_a_baseline_that_is_not_there_is_no_change_of_nothing(quantity, baseline
     assert line.reason == reason
 
 
+@pytest.mark.parametrize(("rounds", "expected"), [(1, None), (2, 0.05)])
+def test_one_round_of_one_sample_has_no_spread(rounds, expected):
+    timed = [record("none", round=number, seconds=(1.0,)) for number in range(1, rounds + 1)]
+    timed += [record("all", round=number, seconds=(1.1 + number / 10,)) for number in range(1, rounds + 1)]
+    wanted = Wanted(label="", quantity="time_change", unit="%", strategy=Choice("all"))
+
+    (line,) = lines([wanted], rows(timed), reduced=False)
+
+    assert line.ours is not None
+    assert line.spread == (expected and pytest.approx(expected))
+
+
 def test_the_table_says_what_is_unclear_unsaid_and_reduced():
     found = Reproduction(
         name="one", title="a system", source="a blog", unsaid=("the batch",), reduced="all", environment=None,

@@ -99,7 +99,8 @@ def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:
     """Of the steps within the rounds, the row's or the baseline's, or of the ratio between the rounds: the largest."""
     concerned = [row for one in chosen[:1] for row in (one, baseline(one, rows)) if row]
     within = [row.step_spread for row in concerned if row.step_spread is not None]
-    between = [(row.time_ratio_range[1] - row.time_ratio_range[0]) / 2 for row in chosen[:1] if row.time_ratio_range]
+    ranges = [row.time_ratio_range for row in chosen[:1] if row.time_ratio_range]
+    between = [(most - least) / 2 for least, most in ranges if most > least]  # of one round there is no range
     return max([*within, *between], default=None)
 
 

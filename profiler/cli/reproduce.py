@@ -147,7 +147,7 @@ def _show_before(system: System, word: str, *, json: bool) -> None:
     for warning in run.warnings:
         aside(f"warning: {warning}")
     size = system.size_of({trial.case for trial in run.manifest.plan})
-    if size is None:
+    if size is None or not published.ran_by(system.engine, run):
         hint = f"gcprof reproduce {system.name} makes one"
         raise UserError(f"'{word}' is no run of {system.name}", hint=hint, exit_code=4)
     found = published.beside(system, size, run)
