@@ -344,11 +344,12 @@ def test_selective_checkpointing_keeps_the_results_of_the_operators_that_it_name
     assert flops["none"] < flops["selective:save=matmul"] < flops["all"]
 
 
-def test_selective_refuses_an_operator_that_aten_does_not_have():
+@pytest.mark.parametrize("word", ["matmull", "__name__", "name"])
+def test_selective_refuses_an_operator_that_aten_does_not_have(word):
     from profiler.strategies import selective
 
-    with pytest.raises(Unsupported, match="no operator 'matmull'"):
-        selective.apply(workload(nn.Sequential(Counted()), ("0",)), save="matmull")
+    with pytest.raises(Unsupported, match=f"no operator '{word}'"):
+        selective.apply(workload(nn.Sequential(Counted()), ("0",)), save=word)
 
 
 def test_offloading_on_a_cpu_says_that_it_saves_nothing():
