@@ -6,15 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import torch
 from torch import nn
 
 from profiler import blocks as finding
-from profiler import catalogue, optimizers, strategies
-from profiler.case import PASSES, Case, Choice, Trial
-from profiler.errors import Unsupported
+from profiler import catalogue, optimizers, spec, strategies
+from profiler.case import PASSES, Choice, Trial
+from profiler.errors import Unsupported, UserError
 from profiler.measuring import measure as measure_trial
 from profiler.models.user import as_workload, call
 from profiler.record import Applied, Record
+from profiler.spec import Request
 from profiler.workload import Workload
 
 
@@ -60,19 +62,29 @@ def measure(
 
     `build` returns a fresh module and batch, optionally a loss and an optimizer, as a user's file does for `gcprof run`
     (see profiler.models.user); it is called once for each pass. One process for all is less exact than `gcprof run`,
-    which takes a fresh one for every trial. Bytes and seconds. Raises Unsupported, and whatever `build` raises.
+    which takes a fresh one for every trial. Bytes and seconds. Raises UserError for what cannot be asked for,
+    Unsupported, and whatever `build` raises.
     """
-    case = Case(
+    request = Request(
+        model="mlp",  # for the check alone
+        strategies="none",
+        precision=precision,
+        blocks=blocks,
+        device=device,
+        rounds=1,
+        samples=samples,
+        warmup=warmup,
+        seed=seed,
+    )
+    checked, *others = spec.plan(request, lambda word: spec.choose_device(word, _devices())).trials
+    if others:
+        raise UserError(f"precision: '{precision}' is more than one", hint="measure each by itself")
+    case = msgspec.structs.replace(
+        checked.case,
         model=Choice(getattr(build, "__qualname__", "model")),
         strategy=catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy"),
         optimizer=catalogue.resolve(Choice(optimizer), optimizers.TABLE, what="optimizer"),
         batch_size=None,
-        device=device,
-        precision=precision,
-        blocks=blocks,
-        warmup=warmup,
-        samples=samples,
-        seed=seed,
     )
 
     def workload() -> Workload:
@@ -83,3 +95,8 @@ def measure(
         found = measure_trial(Trial(case=case.baseline, passes=("equality",)), build=workload).equality
         trial = msgspec.structs.replace(trial, digests=found.digests if found else None)
     return measure_trial(trial, build=workload)
+
+
+def _devices() -> list[str]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{index}" for index in range(count))]

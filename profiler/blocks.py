@@ -26,14 +26,19 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
 
     The ModuleLists of like children where there are any (several stacks: encoder and decoder), else what the outermost
     Sequentials hold, flattened, without heads and stems; else the children. `pattern` chooses by name instead,
-    `model.layers.*`; a `*` does not go past a dot. Raises Unsupported where nothing is found.
+    `model.layers.*`; a `*` does not go past a dot. Raises Unsupported where nothing matches it. A module without
+    children has no blocks.
     """
     found = _matching(module, pattern) if pattern else _stacks(module) or _flattened(module) or _children(module)
-    if not found:
-        raise Unsupported(
-            f"no blocks match '{pattern}'" if pattern else "no blocks were found; name them with --blocks"
-        )
+    if pattern and not found:
+        raise Unsupported(f"no blocks match '{pattern}'")
     return tuple(found)
+
+
+def refuse_none(blocks: tuple[str, ...]) -> None:
+    """Raises Unsupported where there are no blocks, for what works on them."""
+    if not blocks:
+        raise Unsupported("no blocks were found; name them with --blocks")
 
 
 def _matching(module: nn.Module, pattern: str) -> list[str]:

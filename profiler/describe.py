@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from profiler.assemble import assemble
+from profiler.blocks import refuse_none
 from profiler.case import Case
 from profiler.errors import Unsupported
 from profiler.outline import Block, Outline
@@ -17,6 +18,7 @@ from profiler.workload import Workload, tensors
 def describe(case: Case) -> Outline:
     """The blocks of the case's model. Raises Unsupported where there are none, and whatever the model raises."""
     workload = assemble(case.baseline).workload
+    refuse_none(workload.blocks)
     outputs: dict[str, str] = {}
     handles = [_note(outputs, name, workload.module.get_submodule(name)) for name in workload.blocks]
     linked, remark = _linked(workload)

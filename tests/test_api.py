@@ -88,6 +88,51 @@ def test_a_factory_is_measured_in_this_process():
     assert record.readings.peak_bytes > 0
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ({"samples": 0}, "--samples: 0 is too small"),
+        ({"warmup": -1}, "--warmup: -1 is too small"),
+        ({"precision": "fp8"}, "--precision: 'fp8' is not known"),
+        ({"precision": "fp32,bf16"}, "precision: 'fp32,bf16' is more than one"),
+        ({"device": "cuda"}, "--device: there is no 'cuda'"),
+        ({"device": "tpu"}, "--device: 'tpu' is not a device here"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words, complaint, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(UserError) as caught:
+        profiler.measure(factory, **words)
+
+    assert caught.value.message.startswith(complaint)
+
+
+class Childless(nn.Module):
+    """It holds its weights itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).sin().sum()
+
+
+@pytest.mark.parametrize("strategy", ["none", "offload"])
+def test_a_model_without_children_is_measured_where_no_blocks_are_needed(strategy):
+    record = profiler.measure(lambda: (Childless(), torch.ones(2, 3)), strategy, samples=1)
+
+    assert (record.outcome, record.built.num_blocks) == ("ok", 0)
+    assert record.equality.gradients_equal
+
+
+@pytest.mark.parametrize("strategy", ["all", "sqrt", "recursive", "from-start", "selective", "compile-budget"])
+def test_a_model_without_children_has_no_blocks_for_the_other_strategies(strategy):
+    with pytest.raises(Unsupported, match="no blocks were found"):
+        profiler.apply(Childless(), strategy)
+
+
 def test_the_baseline_gives_its_noise_floor():
     assert profiler.measure(factory, samples=1).equality.noise_floor == 0.0
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from profiler.blocks import find_blocks
+from profiler.blocks import find_blocks, refuse_none
 from profiler.errors import Unsupported
 from profiler.strategies.chain import checkpoint_runs
 from profiler.strategies.observe import observe
@@ -150,7 +150,7 @@ def test_where_nothing_is_found_the_reason_names_the_option():
     with pytest.raises(Unsupported, match="no blocks match 'layers"):
         find_blocks(nn.Linear(2, 2), "layers.*")
     with pytest.raises(Unsupported, match="name them with --blocks"):
-        find_blocks(nn.Linear(2, 2))
+        refuse_none(find_blocks(nn.Linear(2, 2)))
 
 
 def test_a_block_that_writes_over_its_input_is_checkpointed_all_the_same():

@@ -67,3 +67,8 @@ def test_options_arrive_with_their_types():
 
     assert function.__module__ == "profiler.strategies.segments"
     assert options == {"k": 3, "split": "balanced"}
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18", "hf:vit"])
+def test_a_default_that_is_written_out_is_the_same_choice(name):
+    assert catalogue.resolve(Choice(f"{name}:size=own"), models.TABLE) == name

@@ -112,6 +112,15 @@ def test_a_model_of_timm_is_built_and_its_gradients_are_equal(model, blocks):
     assert record.equality.gradients_equal
 
 
+@pytest.mark.parametrize("model", [model for model in FAMILIES if family(model) in ("hf:bert", "hf:gpt2", "hf:t5")])
+def test_the_models_own_switch_saves_memory_and_its_gradients_are_equal(model):
+    none, switched = (measured(model, s, batch_size=2, passes=("equality", "memory")) for s in ("none", "hf"))
+
+    assert switched.outcome == "ok"
+    assert switched.equality.gradients_equal
+    assert switched.readings.saved_bytes < none.readings.saved_bytes
+
+
 @pytest.mark.parametrize(
     ("head", "model"),
     [("causal", "hf:gpt2:n_embd=32,n_head=2,n_layer=2"), ("masked", "hf:bert:hidden_size=32,num_attention_heads=2")],

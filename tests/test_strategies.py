@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 import profiler
 from profiler.case import Choice
@@ -343,17 +344,37 @@ def test_selective_checkpointing_keeps_the_results_of_the_operators_that_it_name
     assert flops["none"] < flops["selective:save=matmul"] < flops["all"]
 
 
-def test_selective_refuses_an_operator_that_aten_does_not_have():
+@pytest.mark.parametrize("word", ["matmull", "__name__", "name"])
+def test_selective_refuses_an_operator_that_aten_does_not_have(word):
     from profiler.strategies import selective
 
-    with pytest.raises(Unsupported, match="no operator 'matmull'"):
-        selective.apply(workload(nn.Sequential(Counted()), ("0",)), save="matmull")
+    with pytest.raises(Unsupported, match=f"no operator '{word}'"):
+        selective.apply(workload(nn.Sequential(Counted()), ("0",)), save=word)
 
 
 def test_offloading_on_a_cpu_says_that_it_saves_nothing():
     record = measured("mlp", "offload", passes=("memory",))
 
     assert [note.code for note in record.notes] == ["GCP008"]
+
+
+def test_offloading_packs_what_the_forward_saves_and_unpacks_it_in_the_backward(monkeypatch):
+    from profiler.strategies import offload
+
+    module, packed, unpacked = nn.Sequential(Counted()), [], []
+
+    def save_on_cpu(*, pin_memory):
+        assert not pin_memory
+        return saved_tensors_hooks(lambda one: packed.append(one) or one, lambda one: unpacked.append(one) or one)
+
+    monkeypatch.setattr(offload, "save_on_cpu", save_on_cpu)
+    offload.apply(workload(module, ("0",)))
+    loss = module(torch.ones(2, 3)).sum()
+    before = len(unpacked)
+    loss.backward()
+
+    assert before == 0
+    assert len(packed) == len(unpacked) > 0
 
 
 def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason():

@@ -9,7 +9,6 @@ from typing import Any
 from profiler.blocks import find_blocks
 from profiler.callbacks.steps import Steps, add
 from profiler.case import Case, Choice
-from profiler.errors import Unsupported
 from profiler.record import Record
 
 
@@ -69,12 +68,8 @@ class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._steps is None:
             return
-        try:
-            blocks = len(find_blocks(pl_module))
-        except Unsupported:
-            blocks = 0
         count = sum(parameter.numel() for parameter in pl_module.parameters())
-        self.record = self._steps.record(num_parameters=count, num_blocks=blocks)
+        self.record = self._steps.record(num_parameters=count, num_blocks=len(find_blocks(pl_module)))
         if getattr(trainer, "is_global_zero", True):
             self.record = add(self.record, self._folder, command="lightning.Trainer")
 

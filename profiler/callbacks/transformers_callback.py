@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 from profiler.blocks import find_blocks
 from profiler.callbacks.steps import Steps, add
 from profiler.case import Case, Choice
-from profiler.errors import Unsupported
 from profiler.record import Record
 
 
@@ -46,7 +45,7 @@ class RecordingCallback(TrainerCallback):
         if self._steps is None:
             return
         count = sum(parameter.numel() for parameter in model.parameters())
-        self.record = self._steps.record(num_parameters=count, num_blocks=num_blocks(model))
+        self.record = self._steps.record(num_parameters=count, num_blocks=len(find_blocks(model)))
         if self._folder is not None and getattr(state, "is_world_process_zero", True):
             self.record = add(self.record, self._folder, command="transformers.Trainer")
 
@@ -72,15 +71,7 @@ def case_of(args: Any, model: nn.Module, *, warmup: int, samples: int) -> Case:
 
 
 def is_checkpointed(args: Any, model: nn.Module) -> bool:
-    """Whether the arguments ask for it, or the model was switched on: by transformers 6's names or the old ones."""
+    """Whether the arguments ask for it or the model was switched on: by transformers 6's names or the old ones."""
     asked = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None)
     switched = getattr(model, "is_activation_checkpointing", None)
     return bool(asked or (getattr(model, "is_gradient_checkpointing", False) if switched is None else switched))
-
-
-def num_blocks(model: nn.Module) -> int:
-    """How many blocks are found; 0 where none are."""
-    try:
-        return len(find_blocks(model))
-    except Unsupported:
-        return 0

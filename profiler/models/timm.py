@@ -9,7 +9,7 @@ from torch import nn
 
 from profiler.catalogue import Count
 from profiler.errors import Unsupported
-from profiler.models.images import OWN_SIZE, classified, fitting, side
+from profiler.models.images import classified, fitting, side
 from profiler.workload import Workload
 
 try:
@@ -19,7 +19,7 @@ except ImportError:
     raise Unsupported("timm is not installed: pip install 'gcprof[timm]'") from None
 
 
-def build(name: str, batch_size: int = 16, *, size: str = OWN_SIZE, classes: Count = 1000) -> Workload:
+def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count = 1000) -> Workload:
     """Any model of timm by its name, random weights, nothing downloaded; `size` is the images' side in pixels.
 
     Models of a fixed size are built for the size that is asked for. Raises Unsupported for a name that timm does not

@@ -10,14 +10,14 @@ from torchvision import models
 
 from profiler.catalogue import Count
 from profiler.errors import Unsupported
-from profiler.models.images import OWN_SIZE, classified, fitting, side
+from profiler.models.images import classified, fitting, side
 from profiler.workload import Workload
 
 SIZES = {"inception_v3": 299}  # the others were made for 224
 AUXILIARY = {"googlenet": 0.3, "inception_v3": 0.4}  # the weight of each auxiliary loss, as they were trained
 
 
-def build(name: str, batch_size: int = 16, *, size: str = OWN_SIZE, classes: Count = 1000) -> Workload:
+def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count = 1000) -> Workload:
     """Any classification model of torchvision by its name, random weights; `size` is the images' side in pixels.
 
     GoogLeNet and Inception add their auxiliary losses, weighted 0.3 and 0.4. Vision transformers and MaxViT are built

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from profiler.blocks import refuse_none
 from profiler.errors import Unsupported
 from profiler.strategies.observe import observe
 from profiler.workload import Workload
@@ -26,6 +27,7 @@ def checkpoint_runs(workload: Workload, runs: Iterable[Run], *, checkpoint: Chec
     blocks together, a Sequential or a loop, stays as it is. Where a run is longer than one block, one forward is
     observed; raises Unsupported where its blocks do not feed each other, and nothing else.
     """
+    refuse_none(workload.blocks)
     chosen = list(runs)
     together = [pair for run in chosen for pair in pairwise(flat(run))]
     bare = _refuse_unlinked(workload, together) if together else set()

@@ -8,6 +8,7 @@ from torch import _dynamo, nn
 from torch._functorch import config
 from torch._inductor import config as inductor
 
+from profiler.blocks import refuse_none
 from profiler.case import Choice
 from profiler.errors import Unsupported
 from profiler.record import Applied
@@ -30,6 +31,7 @@ def apply(workload: Workload, *, budget: float = 0.5, per: Literal["block", "gra
     )
     parts: list[nn.Module] = [workload.module]
     if per == "block":
+        refuse_none(workload.blocks)
         parts = [workload.module.get_submodule(name) for name in workload.blocks]
     for part in parts:
         part.compile()

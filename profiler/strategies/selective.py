@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from profiler.errors import Unsupported
@@ -33,8 +34,8 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
     """
     names = [name for word in save.split("+") for name in GROUPS.get(word, (word,))]
-    kept = {packet for name in names if (packet := getattr(torch.ops.aten, name, None)) is not None}
-    unknown = [word for word in save.split("+") if word not in GROUPS and not hasattr(torch.ops.aten, word)]
+    kept = {packet for name in names if (packet := _operator(name)) is not None}
+    unknown = [word for word in save.split("+") if word not in GROUPS and _operator(word) is None]
     if unknown:
         raise Unsupported(
             f"aten has no operator '{unknown[0]}'; save=matmul, conv, attention, or names such as mm+gelu"
@@ -49,3 +50,8 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     selective = partial(checkpoint, use_reentrant=False, context_fn=contexts)
     checkpoint_runs(workload, [[index] for index in range(length)], checkpoint=selective)
     return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=tuple(names))
+
+
+def _operator(name: str) -> OpOverloadPacket | None:
+    found = getattr(torch.ops.aten, name, None)  # which has attributes of its own besides
+    return found if isinstance(found, OpOverloadPacket) else None

@@ -106,8 +106,11 @@ def _difference(line: Line) -> str:
 
 def _below(found: Reproduction) -> list[str]:
     """What must be known besides: reasons, notes, sizes, the source and its silence."""
-    reasons = {line.reason: line.what for line in reversed(found.lines) if line.reason}
-    said = [f"{what.partition(':')[0]}: {reason}" for reason, what in reversed(reasons.items())]
+    reasons: dict[str, dict[str, None]] = {}
+    for line in found.lines:
+        if line.reason:
+            reasons.setdefault(line.reason, {})[line.what.partition(": ")[0]] = None
+    said = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     notes = {line.note: line.what for line in reversed(found.lines) if line.note}
     said += [f"note: {what}: {note}" for note, what in reversed(notes.items())]
     if any(line.spread is not None for line in found.lines):
