@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiler import blocks as finding
-from profiler import catalogue, optimizers, spec, strategies
+from profiler import catalogue, device_choice, optimizers, spec, strategies
 from profiler.case import PASSES, Choice, Trial
 from profiler.errors import Unsupported, UserError
 from profiler.measuring import measure as measure_trial
@@ -76,7 +76,7 @@ def measure(
         warmup=warmup,
         seed=seed,
     )
-    checked, *others = spec.plan(request, lambda word: spec.choose_device(word, _devices())).trials
+    checked, *others = spec.plan(request, lambda word: device_choice.choose_device(word, _devices())).trials
     if others:
         raise UserError(f"precision: '{precision}' is more than one", hint="measure each by itself")
     case = msgspec.structs.replace(

@@ -501,3 +501,23 @@ def test_the_record_counts_how_often_each_block_ran():
     }
 
     assert counted == {"none": (1, 1, 1, 1), "segments:k=2": (2, 2, 1, 1), "from-start": (4, 3, 2, 1)}
+
+
+def test_a_block_that_is_given_its_input_by_name_is_checkpointed_by_itself():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(input=x).tanh()
+            return x.sum()
+
+    module, batch = Named(), torch.randn(2, 4)
+    expected = torch.autograd.grad(module(batch), list(module.parameters()))
+
+    profiler.apply(module, "all")
+
+    found = torch.autograd.grad(module(batch), list(module.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

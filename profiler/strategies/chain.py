@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -82,16 +83,14 @@ class _Run:
     def _compute(self, run: Run) -> Callable[..., Any]:
         """The run as one function; runs within it under a checkpoint of their own."""
 
-        def compute(value: Any, *arguments: Any, **keywords: Any) -> Any:
+        def compute(*arguments: Any, **keywords: Any) -> Any:
             before, self.inside = self.inside, True
             try:
                 for item in run:
-                    if isinstance(item, Sequence):
-                        value = self._checkpoint(self._compute(item), _bare(value), *arguments, **keywords)
-                    else:
-                        value = self._blocks[item](
-                            _bare(value) if len(self._blocks) > 1 else value, *arguments, **keywords
-                        )
+                    inner = isinstance(item, Sequence)
+                    step = partial(self._checkpoint, self._compute(item)) if inner else self._blocks[item]
+                    value = step(*arguments, **keywords)
+                    arguments = (_bare(value), *arguments[1:])
             finally:
                 self.inside = before
             return value
