@@ -280,7 +280,9 @@ def test_a_command_that_needs_something_heavy_would_be_seen():
     assert "rich" in imported("models")
 
 
-@pytest.mark.parametrize("command", ["show", "plot", "export", "list", "models", "strategies"])
+@pytest.mark.parametrize(
+    "command", ["predict", "explain", "timeline", "show", "plot", "export", "list", "models", "strategies"]
+)
 def test_every_command_helps_with_an_example(command: str, capsys: pytest.CaptureFixture[str]):
     assert answer([command, "--help"]) == 0
 

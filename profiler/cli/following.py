@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiler.cli.words import RESULTS, run_folder
 from profiler.errors import UserError
@@ -20,12 +18,12 @@ if TYPE_CHECKING:
     from profiler.timeline import Followed
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Step(NamedTuple):
     """One traced step, and what was measured of the same case, where a run was named."""
 
-    case: Any
-    followed: Any
-    measured: Any = None
+    case: Case
+    followed: Followed
+    measured: Record | None
 
 
 def steps(target: str, words: Request) -> list[Step]:
@@ -91,6 +89,8 @@ def _records(target: str, words: Request) -> list[Record] | None:
 
 
 def _trials(target: str, words: Request) -> list[Trial]:
+    import msgspec
+
     from profiler import device_choice, spec
 
     request = msgspec.structs.replace(words, model=target)
@@ -99,6 +99,8 @@ def _trials(target: str, words: Request) -> list[Trial]:
 
 def _trials_of(records: Sequence[Record], words: Request) -> list[Trial]:
     """The first case's rows under these strategies, predicted with what was read of their operators."""
+    import msgspec
+
     from profiler.case import FAKE, Trial
 
     first = records[0].case.baseline
