@@ -52,3 +52,7 @@ bench-families *words:
 # predicted against measured bytes, every strategy: writes docs/accuracy.md
 bench-accuracy:
     {{python}} -m benchmarks.accuracy -o docs/accuracy.md
+
+# every model family traced at full size, without a device
+bench-full-size *words:
+    {{python}} -m benchmarks.full_size {{words}}

@@ -22,11 +22,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("-o", "--output", type=Path, help="keep the run folders below this one")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--predict", action="store_true", help="run nothing: predict the published size")
     parser.add_argument("--within", type=float, default=math.inf, help="seconds that one system may take")
     asked = parser.parse_args()
+    how = ["--predict"] if asked.predict else ["--device", asked.device]
     with tempfile.TemporaryDirectory() as folder:
         root = asked.output or Path(folder)
-        took = {name: reproduce(name, root / name, asked.device) for name in asked.names or published.names()}
+        took = {name: reproduce(name, root / name, how) for name in asked.names or published.names()}
     wrong = [name for name, (code, _) in took.items() if code]
     slow = [name for name, (_, seconds) in took.items() if seconds > asked.within]
     print()
@@ -35,9 +37,9 @@ def main() -> int:
     return int(bool(wrong or slow))
 
 
-def reproduce(name: str, folder: Path, device: str) -> tuple[int, float]:
+def reproduce(name: str, folder: Path, how: list[str]) -> tuple[int, float]:
     """Run one system in a process of its own: its exit code, and the seconds."""
-    words = [sys.executable, "-m", "profiler", "reproduce", name, "--device", device, "-o", str(folder)]
+    words = [sys.executable, "-m", "profiler", "reproduce", name, *how, "-o", str(folder)]
     began = time.monotonic()
     done = subprocess.run(words, check=False)
     return done.returncode, time.monotonic() - began
