@@ -17,7 +17,7 @@ golden:
 
 # on a CUDA machine: the tests that need one, then the sweep that is committed under results/reference/
 gpu output="results/gpu":
-    {{python}} -m pytest -m gpu
+    {{python}} -m pytest -n 0 -m gpu
     {{python}} -m profiler run --config configs/gpu.toml --predict -o {{output}}
     {{python}} -m benchmarks.accuracy --device cuda:0 -o {{output}}/accuracy.md
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from profiler import blocks, catalogue, models, optimizers, precision, strategies
 from profiler.case import Case
 from profiler.errors import Unsupported
-from profiler.record import Applied, Note
+from profiler.record import Applied, Built, Note
 from profiler.strategies.batchnorm import repair_batchnorm
 from profiler.workload import Workload, train_step
 
@@ -23,6 +23,16 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     workload: Workload
     applied: Applied
+
+    def describe(self) -> Built:
+        """What was really built."""
+        workload = self.workload
+        return Built(
+            num_parameters=sum(parameter.numel() for parameter in workload.module.parameters()),
+            num_blocks=len(workload.blocks),
+            data=workload.data,
+            split=self.applied.split,
+        )
 
     def gradients(self) -> torch.Tensor:
         """One step up to the gradients, scaled as in training and unscaled again; its loss."""

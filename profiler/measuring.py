@@ -19,7 +19,7 @@ from profiler.devices import Device
 from profiler.meters import equality, flops, memory, operators
 from profiler.meters import time as timing
 from profiler.meters.equality import Step
-from profiler.record import Applied, Built, Environment, Equality, Note, Readings, Record
+from profiler.record import Applied, Environment, Equality, Note, Readings, Record
 from profiler.strategies.batchnorm import is_repairable
 from profiler.workload import Workload
 
@@ -35,7 +35,7 @@ def measure(
     bench = _Bench(trial, on_stage, build)
     bench.begin("build")
     assembled = bench.build()
-    built, notes = _describe(assembled), assembled.applied.notes
+    built, notes = assembled.describe(), assembled.applied.notes
     del assembled
     verified, reason = bench.equality() if "equality" in trial.passes else (None, None)
     readings: dict[str, Any] = {}
@@ -228,13 +228,3 @@ def _buffers(found: Equality, is_repairable: bool) -> str:
     if is_repairable:
         return f"buffers {apart}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
     return f"buffers {apart}: what a recompute writes into them it writes again"
-
-
-def _describe(built: Assembled) -> Built:
-    workload = built.workload
-    return Built(
-        num_parameters=sum(parameter.numel() for parameter in workload.module.parameters()),
-        num_blocks=len(workload.blocks),
-        data=workload.data,
-        split=built.applied.split,
-    )

@@ -18,7 +18,7 @@ from profiler.assemble import Assembled, assemble
 from profiler.case import FAKE, Case, Trial
 from profiler.errors import Unsupported
 from profiler.rates import Rates
-from profiler.record import Built, Environment, Note, Readings, Record
+from profiler.record import Environment, Note, Readings, Record
 from profiler.signature import name, signature
 from profiler.timeline import Followed, Trace
 from profiler.trace import allocator, roofline
@@ -45,7 +45,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
         case=case,
         round=trial.round,
         outcome="ok",
-        built=_describe(built),
+        built=built.describe(),
         readings=Readings(**readings(trace, _reserved(trace)), **_seconds(trace, known, case.precision)),
         environment=_environment(known),
         notes=(*_notes(built, case), *_stated(trial, known, num_guesses)),
@@ -161,16 +161,6 @@ def _hidden(known: dict[str, int] | None) -> Hidden | None:
         return known.get(signature(operator, arguments, keywords), 0) if name(operator) in names else 0
 
     return hidden
-
-
-def _describe(built: Assembled) -> Built:
-    workload = built.workload
-    return Built(
-        num_parameters=sum(parameter.numel() for parameter in workload.module.parameters()),
-        num_blocks=len(workload.blocks),
-        data=workload.data,
-        split=built.applied.split,
-    )
 
 
 def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
