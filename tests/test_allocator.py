@@ -7,10 +7,13 @@ release_cached_blocks of c10/cuda/CUDACachingAllocator.cpp.
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.torch_version import TorchVersion
 
 from profiler.timeline import Allocation, Operator, Trace
+from profiler.trace import step
 from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, reserved
 from tests.plain_allocator import Plain
 
@@ -383,24 +386,24 @@ def test_what_is_gone_before_an_operator_runs_takes_nothing():
 
 
 def test_a_phase_that_comes_twice_has_its_largest_bytes():
-    step = Trace(
+    one_step = Trace(
         allocations=(Allocation(30 * MIB, 2, 2, "", "", "", ""),),
         operators=(Operator("", "", ""), Operator("", "", "")),
         marks=(("forward", 0), ("forward", 1), ("backward", 2), ("end", 2)),
     )
 
-    assert reserved(step) == {"forward": 30 * MIB, "backward": 30 * MIB}
+    assert reserved(one_step) == {"forward": 30 * MIB, "backward": 30 * MIB}
 
 
 def test_expandable_segments_reserve_pages_in_a_step():
-    step = trace((25 * MIB, 2, 2), (25 * MIB, 3, 3))
+    one_step = trace((25 * MIB, 2, 2), (25 * MIB, 3, 3))
 
-    assert reserved(step) == by_phase(26, 26, 26, 26)
-    assert reserved(step, expandable_segments=True) == by_phase(40, 40, 40, 40)
+    assert reserved(one_step) == by_phase(26, 26, 26, 26)
+    assert reserved(one_step, expandable_segments=True) == by_phase(40, 40, 40, 40)
 
 
 def test_optimizer_state_lies_where_the_first_forward_had_been():
-    step = trace(
+    one_step = trace(
         (12 * MIB, 0, 4, "parameters"),
         (12 * MIB, 0, 0, "gradients"),
         (12 * MIB, 0, 4, "optimizer"),
@@ -410,9 +413,9 @@ def test_optimizer_state_lies_where_the_first_forward_had_been():
 
     # The first step: 12, 40 saved, 12 for the gradient; then the state is cut from the 40 that are free. The second
     # finds 28 of them and has to take 40 more for what it saves; its gradient fits where the first step's was.
-    assert reserved(step) == by_phase(64, 104, 104, 104)
+    assert reserved(one_step) == by_phase(64, 104, 104, 104)
     # In one range of addresses the 28 join the gradient's 12 and the 16 at the end of four pages.
-    assert reserved(step, expandable_segments=True) == by_phase(80, 80, 80, 80)
+    assert reserved(one_step, expandable_segments=True) == by_phase(80, 80, 80, 80)
 
 
 def test_the_first_step_has_no_gradients_before_its_backward():
@@ -423,6 +426,47 @@ def test_the_first_step_has_no_gradients_before_its_backward():
 
 
 def test_gradients_that_are_added_to_are_there_from_the_first_steps_end():
-    step = trace((12 * MIB, 0, 4, "gradients"), (12 * MIB, 2, 3, "saved"))
+    one_step = trace((12 * MIB, 0, 4, "gradients"), (12 * MIB, 2, 3, "saved"))
 
-    assert reserved(step) == by_phase(12, 24, 24, 24)  # where the first step saved, the second has its gradients
+    assert reserved(one_step) == by_phase(12, 24, 24, 24)  # where the first step saved, the second has its gradients
+
+
+def products(*names: str, hidden: int = 0) -> Trace:
+    """One operator in the forward, the others in the backward."""
+    phases = ("forward", *["backward"] * (len(names) - 1))
+    operators = tuple(Operator(name, "", phase, hidden_bytes=hidden) for name, phase in zip(names, phases, strict=True))
+    return Trace(allocations=(), operators=operators, marks=(("forward", 0), ("backward", 1), ("end", len(names))))
+
+
+# Whether workspaces are kept, and how large cuBLASLt's are: aten/src/ATen/cuda/CublasHandlePool.cpp
+def test_a_product_takes_its_workspace_while_it_runs(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0+cu132"))
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+
+    found = step._with_workspaces(products("aten.addmm", "aten.mm", "aten.add", "aten.bmm"), 32 * MIB)
+
+    assert [one.hidden_bytes for one in found.operators] == [MIB, 32 * MIB, 0, 32 * MIB]
+    assert not found.allocations
+    assert reserved(found) == {"forward": 34 * MIB, "backward": 34 * MIB}  # a small segment and one of 32
+
+
+def test_what_was_measured_of_a_product_has_its_workspace_in_it(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0+cu132"))
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+
+    found = step._with_workspaces(products("aten.mm", hidden=33 * MIB), 32 * MIB)
+
+    assert found.operators[0].hidden_bytes == 33 * MIB
+
+
+@pytest.mark.parametrize(("version", "kept"), [("2.14.1", None), ("2.15.0", "1")])
+def test_workspaces_are_kept_by_each_thread_before_2_15_or_where_it_is_asked_for(monkeypatch, version, kept):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+    if kept:
+        monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", kept)
+
+    found = step._with_workspaces(products("aten.addmm", "aten.mm", "aten.mm"), 32 * MIB)
+
+    assert [(one.nbytes, one.born, one.died) for one in found.allocations] == [(32 * MIB, 0, 3)] * 2
+    assert not any(one.hidden_bytes for one in found.operators)
