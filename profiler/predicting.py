@@ -120,11 +120,8 @@ def _rates(device: str) -> Rates | None:
 
 
 def _reserved(trace: Trace) -> dict[str, int] | None:
-    """What CUDA's caching allocator reserves. The step that is measured is a second one, and finds all of it there."""
-    if trace.device != "cuda":
-        return None
-    most = allocator.reserved(trace)
-    return dict.fromkeys(most, max(most.values()))
+    """What CUDA's caching allocator reserves in a second step, which is the one that is measured."""
+    return allocator.reserved(trace) if trace.device == "cuda" else None
 
 
 def _workspace_bytes(device: str) -> int:

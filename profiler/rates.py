@@ -73,7 +73,7 @@ def read(path: Path) -> Rates:
 
 
 def workspace_bytes(rates: Rates) -> int:
-    """What PyTorch keeps for cuBLAS, for each handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    """What PyTorch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp); until early 2026 Blackwell had the small."""
     return LARGE_WORKSPACE if rates.compute_capability >= HOPPER else SMALL_WORKSPACE
 
 

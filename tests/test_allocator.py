@@ -1,12 +1,19 @@
-"""The simulated caching allocator: each rule by arithmetic, all of them against a plain reference."""
+"""The simulated caching allocator: each rule by arithmetic, all of them against a plain reference.
+
+The rules are get_allocation_size, should_split, get_free_block, try_merge_blocks, try_allocate_expandable_block and
+release_cached_blocks of c10/cuda/CUDACachingAllocator.cpp.
+"""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.torch_version import TorchVersion
 
 from profiler.timeline import Allocation, Operator, Trace
+from profiler.trace import step
 from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, reserved
 from tests.plain_allocator import Plain
 
@@ -332,10 +339,12 @@ def test_when_all_is_freed_every_segment_is_one_block_again(work, expandable):
     assert (pair.quick.allocated, pair.quick.reserved) == (0, 0)  # a segment in pieces would have stayed
 
 
-def trace(*allocations: tuple[int, int, int], hidden: tuple[int, ...] = (0, 0, 0, 0)) -> Trace:
-    """A step of one operator a phase; an allocation is its bytes, its birth and its death."""
+def trace(
+    *allocations: tuple[int, int, int] | tuple[int, int, int, str], hidden: tuple[int, ...] = (0, 0, 0, 0)
+) -> Trace:
+    """A step of one operator a phase; an allocation is its bytes, its birth, its death and maybe its category."""
     return Trace(
-        allocations=tuple(Allocation(*one, "", "", "", "") for one in allocations),
+        allocations=tuple(Allocation(*one[:3], "", "", "", *(one[3:] or ("",))) for one in allocations),
         operators=tuple(Operator("", "", "", hidden_bytes=nbytes) for nbytes in hidden),
         marks=(("zero", 0), ("forward", 1), ("backward", 2), ("optimizer", 3), ("end", 4)),
     )
@@ -353,14 +362,23 @@ def test_a_step_begins_with_what_was_there_before():
 def test_what_dies_with_an_operator_serves_the_next_but_not_the_operator_itself():
     kept, next_one, later = (30 * MIB, 2, 3), (30 * MIB, 3, 3), (30 * MIB, 4, 4)
 
-    assert reserved(trace(kept, later)) == by_phase(0, 30, 30, 30)
-    assert reserved(trace(kept, next_one)) == by_phase(0, 30, 60, 60)
+    assert reserved(trace(kept, later)) == by_phase(30, 30, 30, 30)  # the first step reserved it
+    assert reserved(trace(kept, next_one)) == by_phase(60, 60, 60, 60)
 
 
 def test_what_an_operator_hides_is_there_beside_its_outputs_and_no_longer():
     output, later = (12 * MIB, 2, 4), (40 * MIB, 3, 4)
 
-    assert reserved(trace(output, later, hidden=(0, 40 * MIB, 0, 0))) == by_phase(0, 52, 52, 52)
+    assert reserved(trace(output, later, hidden=(0, 40 * MIB, 0, 0))) == by_phase(52, 52, 52, 52)
+
+
+def test_an_operator_has_its_outputs_before_it_takes_what_it_hides():
+    # as in aten/src/ATen/native/cuda/Blas.cpp and aten/src/ATen/native/cudnn/ConvShared.cpp
+    before, output = (40 * MIB, 1, 1), (30 * MIB, 2, 2)
+
+    found = reserved(trace(before, output, hidden=(0, 40 * MIB, 0, 0)))
+
+    assert found == by_phase(80, 80, 80, 80)  # the output cuts the 40; the other way round it would be 40 + 30
 
 
 def test_what_is_gone_before_an_operator_runs_takes_nothing():
@@ -368,17 +386,87 @@ def test_what_is_gone_before_an_operator_runs_takes_nothing():
 
 
 def test_a_phase_that_comes_twice_has_its_largest_bytes():
-    step = Trace(
+    one_step = Trace(
         allocations=(Allocation(30 * MIB, 2, 2, "", "", "", ""),),
         operators=(Operator("", "", ""), Operator("", "", "")),
         marks=(("forward", 0), ("forward", 1), ("backward", 2), ("end", 2)),
     )
 
-    assert reserved(step) == {"forward": 30 * MIB, "backward": 30 * MIB}
+    assert reserved(one_step) == {"forward": 30 * MIB, "backward": 30 * MIB}
 
 
 def test_expandable_segments_reserve_pages_in_a_step():
-    step = trace((25 * MIB, 2, 2), (25 * MIB, 3, 3))
+    one_step = trace((25 * MIB, 2, 2), (25 * MIB, 3, 3))
 
-    assert reserved(step) == by_phase(0, 26, 26, 26)
-    assert reserved(step, expandable_segments=True) == by_phase(0, 40, 40, 40)
+    assert reserved(one_step) == by_phase(26, 26, 26, 26)
+    assert reserved(one_step, expandable_segments=True) == by_phase(40, 40, 40, 40)
+
+
+def test_optimizer_state_lies_where_the_first_forward_had_been():
+    one_step = trace(
+        (12 * MIB, 0, 4, "parameters"),
+        (12 * MIB, 0, 0, "gradients"),
+        (12 * MIB, 0, 4, "optimizer"),
+        (40 * MIB, 2, 3, "saved"),
+        (12 * MIB, 3, 4, "gradients"),
+    )
+
+    # The first step: 12, 40 saved, 12 for the gradient; then the state is cut from the 40 that are free. The second
+    # finds 28 of them and has to take 40 more for what it saves; its gradient fits where the first step's was.
+    assert reserved(one_step) == by_phase(64, 104, 104, 104)
+    # In one range of addresses the 28 join the gradient's 12 and the 16 at the end of four pages.
+    assert reserved(one_step, expandable_segments=True) == by_phase(80, 80, 80, 80)
+
+
+def test_the_first_step_has_no_gradients_before_its_backward():
+    saved, gradient = (20 * MIB, 2, 3), (30 * MIB, 3, 4, "gradients")
+
+    assert reserved(trace((30 * MIB, 0, 0, "gradients"), saved, gradient)) == by_phase(50, 50, 50, 50)
+    assert reserved(trace((30 * MIB, 0, 0, "inputs"), saved, gradient)) == by_phase(60, 60, 60, 60)  # the twin
+
+
+def test_gradients_that_are_added_to_are_there_from_the_first_steps_end():
+    one_step = trace((12 * MIB, 0, 4, "gradients"), (12 * MIB, 2, 3, "saved"))
+
+    assert reserved(one_step) == by_phase(12, 24, 24, 24)  # where the first step saved, the second has its gradients
+
+
+def products(*names: str, hidden: int = 0) -> Trace:
+    """One operator in the forward, the others in the backward."""
+    phases = ("forward", *["backward"] * (len(names) - 1))
+    operators = tuple(Operator(name, "", phase, hidden_bytes=hidden) for name, phase in zip(names, phases, strict=True))
+    return Trace(allocations=(), operators=operators, marks=(("forward", 0), ("backward", 1), ("end", len(names))))
+
+
+# Whether workspaces are kept, and how large cuBLASLt's are: aten/src/ATen/cuda/CublasHandlePool.cpp
+def test_a_product_takes_its_workspace_while_it_runs(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0+cu132"))
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+
+    found = step._with_workspaces(products("aten.addmm", "aten.mm", "aten.add", "aten.bmm"), 32 * MIB)
+
+    assert [one.hidden_bytes for one in found.operators] == [MIB, 32 * MIB, 0, 32 * MIB]
+    assert not found.allocations
+    assert reserved(found) == {"forward": 34 * MIB, "backward": 34 * MIB}  # a small segment and one of 32
+
+
+def test_what_was_measured_of_a_product_has_its_workspace_in_it(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0+cu132"))
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+
+    found = step._with_workspaces(products("aten.mm", hidden=33 * MIB), 32 * MIB)
+
+    assert found.operators[0].hidden_bytes == 33 * MIB
+
+
+@pytest.mark.parametrize(("version", "kept"), [("2.14.1", None), ("2.15.0", "1")])
+def test_workspaces_are_kept_by_each_thread_before_2_15_or_where_it_is_asked_for(monkeypatch, version, kept):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+    if kept:
+        monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", kept)
+
+    found = step._with_workspaces(products("aten.addmm", "aten.mm", "aten.mm"), 32 * MIB)
+
+    assert [(one.nbytes, one.born, one.died) for one in found.allocations] == [(32 * MIB, 0, 3)] * 2
+    assert not any(one.hidden_bytes for one in found.operators)

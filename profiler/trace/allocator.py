@@ -1,11 +1,13 @@
-"""A simulation of PyTorch's caching allocator for CUDA, and what it reserves in a traced step: knows nothing of torch.
+"""A simulation of PyTorch's caching allocator for CUDA, and what it reserves in traced steps: knows nothing of torch.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings, for one stream.
 """
 
 from __future__ import annotations
 
-from profiler.timeline import Trace
+from collections.abc import Iterable, Iterator
+
+from profiler.timeline import Allocation, Trace
 from profiler.trace.expandable import ExpandablePool
 from profiler.trace.pool import GRANULE, USED, Block, SegmentPool, round_up
 
@@ -14,6 +16,8 @@ SMALL_PAGE = 2 * 2**20  # bytes: a segment of the small pool
 LARGE_PAGE = 20 * 2**20  # bytes: a segment that large requests below 10 MiB share
 LARGE_REMAINDER = SMALL_REQUEST + GRANULE  # bytes: what is left of a large block stays with it up to 1 MiB
 LARGE_BASE = LARGE_PAGE * 2**24  # the first address of the large pool, beyond all of the small one's
+
+Life = tuple[int, int, int]  # the place of an allocation in a trace, and the operators with which it begins and ends
 
 
 class OutOfMemory(Exception):
@@ -100,41 +104,62 @@ class CachingAllocator:
 
 
 def reserved(trace: Trace, *, expandable_segments: bool = False) -> dict[str, int]:
-    """The largest reserved bytes in each phase of a step, where the allocator is empty before it.
+    """The largest reserved bytes in each phase of a second step, where the first one found the allocator empty.
 
-    Storages are allocated in the order in which they are born, and freed after the operator that they die with; what
-    an operator hides is allocated before its outputs and freed before those that die with it.
+    The first has no gradients before it and no optimizer state before its optimizer's phase; gradients that steps add
+    to come with that state. The second finds the blocks as the first left them. Storages are allocated in the order in
+    which they are born and freed after the operator that they die with; an operator has its outputs before it takes
+    what it hides, as cuBLAS's and cuDNN's do (aten/src/ATen/native/cuda/Blas.cpp, cudnn/ConvShared.cpp).
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
-    after = _replay(trace, allocator)
+    held: dict[int, Block] = {}
+    _replay(trace, _first_step(trace), held, allocator)
+    after = _replay(trace, _second_step(trace, held), held, allocator)
     return {phase: after[last] for phase, _, last in trace.spans()}  # without a capacity it never falls
 
 
-def _replay(trace: Trace, allocator: CachingAllocator) -> list[int]:
+def _first_step(trace: Trace) -> Iterator[Life]:
+    last = len(trace.operators)
+    optimizer = min(last, next((before + 1 for phase, before in trace.marks if phase == "optimizer"), last))
+    for index, one in enumerate(trace.allocations):
+        is_later = not one.born and one.category in ("gradients", "optimizer")
+        yield index, optimizer if is_later else one.born, _died(one, last)
+
+
+def _second_step(trace: Trace, held: dict[int, Block]) -> Iterator[Life]:
+    """Gradients that are there before it and not held are the first step's, which it begins by letting go of."""
+    for index, one in enumerate(trace.allocations):
+        if index not in held and (one.born or one.category != "gradients"):
+            yield index, one.born, _died(one, len(trace.operators))
+
+
+def _died(one: Allocation, last: int) -> int:
+    """Beyond the last operator, for what is there both before the step and after it; a step's own ends with it."""
+    return one.died if one.born or one.died < last else last + 1
+
+
+def _replay(trace: Trace, lives: Iterable[Life], held: dict[int, Block], allocator: CachingAllocator) -> list[int]:
     """The bytes that are reserved when each operator has run; index 0 is before the step."""
-    born, died = _by_operator(trace)
-    blocks: dict[int, Block] = {}
+    born, died = _by_operator(lives, len(trace.operators))
     after = []
     for number in range(len(trace.operators) + 1):
-        hidden = trace.operators[number - 1].hidden_bytes if number else 0
-        workspace = allocator.allocate(hidden) if hidden else None
         for index in born[number]:
-            blocks[index] = allocator.allocate(trace.allocations[index].nbytes)
-        if workspace:
-            allocator.free(workspace)
+            held[index] = allocator.allocate(trace.allocations[index].nbytes)
+        hidden = trace.operators[number - 1].hidden_bytes if number else 0
+        if hidden:
+            allocator.free(allocator.allocate(hidden))
         for index in died[number]:
-            allocator.free(blocks.pop(index))
+            allocator.free(held.pop(index))
         after.append(allocator.reserved)
     return after
 
 
-def _by_operator(trace: Trace) -> tuple[list[list[int]], list[list[int]]]:
+def _by_operator(lives: Iterable[Life], last: int) -> tuple[list[list[int]], list[list[int]]]:
     """The places of the allocations that begin with each operator, and of those that end with it."""
-    size = len(trace.operators) + 1
-    born: list[list[int]] = [[] for _ in range(size)]
-    died: list[list[int]] = [[] for _ in range(size)]
-    for index, one in enumerate(trace.allocations):
-        if one.born <= one.died:  # otherwise it is gone before the operator runs
-            born[one.born].append(index)
-            died[one.died].append(index)
+    born: list[list[int]] = [[] for _ in range(last + 2)]
+    died: list[list[int]] = [[] for _ in range(last + 2)]
+    for index, begin, end in lives:
+        if begin <= end:  # otherwise it is gone before the operator runs
+            born[begin].append(index)
+            died[end].append(index)
     return born, died

@@ -1,6 +1,7 @@
 """A pool of device memory with expandable segments: pages mapped into one address range. Knows nothing of requests.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp where `expandable_segments:True`.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp where `expandable_segments:True`. One difference: where a
+request needs several holes and the device gives out in between, PyTorch keeps the first ones mapped; here nothing is.
 """
 
 from __future__ import annotations

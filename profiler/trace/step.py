@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -20,7 +21,9 @@ Step = Callable[[Callable[[str], None]], Any]
 
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 TRIES = 3
-MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+BIASED = "aten.addmm"  # a linear layer's: cuBLASLt adds the bias
+MATMULS = ("aten.mm", BIASED, "aten.bmm", "aten.baddbmm")
+LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device (aten/src/ATen/cuda/CublasHandlePool.cpp)
 
 
 def follow(
@@ -52,12 +55,35 @@ def follow(
 
 
 def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """With what cuBLAS keeps from its first use on, once for the thread of the forward and once for autograd's."""
-    users = {one.phase for one in trace.operators if nbytes and one.name in MATMULS}
+    """With what cuBLAS's products take: kept from the first one on, or there while one runs."""
+    if not nbytes:
+        return trace
+    return _keeping_workspaces(trace, nbytes) if _keeps_workspaces() else _hiding_workspaces(trace, nbytes)
+
+
+def _keeps_workspaces() -> bool:
+    """PyTorch did before 2.15; since then it is to be asked for it (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+def _keeping_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """Once for the thread of the forward and once for autograd's."""
+    users = {one.phase for one in trace.operators if one.name in MATMULS}
     threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
     last = len(trace.operators)
     kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
     return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
+
+
+def _hiding_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """A measured operator's hidden bytes have its workspace in them already."""
+    operators = [
+        msgspec.structs.replace(one, hidden_bytes=one.hidden_bytes or (LT_WORKSPACE if one.name == BIASED else nbytes))
+        if one.name in MATMULS
+        else one
+        for one in trace.operators
+    ]
+    return msgspec.structs.replace(trace, operators=tuple(operators))
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
