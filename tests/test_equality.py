@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -214,6 +215,25 @@ def partition(monkeypatch):
     monkeypatch.setattr(compile_fx, "min_cut_rematerialization_partition", watched)
     with fresh_cache():  # else a graph may come from the disk
         yield spy
+
+
+def test_compiled_kernels_that_round_otherwise_are_compared_with_the_same_kernels():
+    record = measured("cifar-resnet:depth=1", "compile-budget:budget=0.5", batch_size=4, passes=PASSES)
+
+    assert record.outcome == "ok", record.detail
+    if record.equality.against != "none":
+        (note,) = (note for note in record.notes if note.code == "GCP011")
+        assert "rounds otherwise" in note.text
+
+
+@pytest.mark.parametrize(("difference", "expected"), [(8.9e-6, True), (1e-3, False)])
+def test_a_large_difference_is_no_rounding(difference, expected):
+    found = make.record().equality
+
+    assert equality.is_rounding(msgspec.structs.replace(found, largest_difference=difference)) is expected
+    assert not equality.is_rounding(
+        msgspec.structs.replace(found, largest_difference=difference, missing=("head.weight",))
+    )
 
 
 def test_every_budget_is_compiled_anew_in_one_process(partition):

@@ -13,6 +13,7 @@ from profiler.record import Equality
 from profiler.workload import Workload
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
+ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
 Step = Callable[[], tuple[Workload, torch.Tensor]]
 
@@ -134,6 +135,11 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
         return None
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
     return f"gradients differ by {found:.1e}{where}; two runs without checkpointing differ by {floor:.1e}"
+
+
+def is_rounding(equality: Equality) -> bool:
+    """Whether the differences are small enough to come from kernels that round otherwise, nothing missing."""
+    return not equality.missing and (equality.largest_difference or 0.0) <= ROUNDING
 
 
 def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
