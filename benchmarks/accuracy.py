@@ -17,7 +17,7 @@ import msgspec
 from profiler import __version__, catalogue, models, strategies
 from profiler.case import FAKE, OPERATORS, Case, Choice, Trial
 from profiler.engines.local import Local
-from profiler.record import Record
+from profiler.record import Readings, Record
 
 STRATEGIES = (
     "segments:k=2",
@@ -112,20 +112,27 @@ def compare(engine: Local, baseline: Record) -> Iterator[Error]:
         chosen = catalogue.resolve(Choice(strategy), strategies.TABLE)
         real = msgspec.structs.replace(baseline.case, strategy=chosen)
         fake = msgspec.structs.replace(real, device=FAKE + real.twin.device)
-        trials = [Trial(case=real, passes=("memory",)), Trial(case=fake, passes=("memory",), hidden_bytes=hidden)]
+        trials = [Trial(case=fake, passes=("memory",), hidden_bytes=hidden), Trial(case=real, passes=("memory",))]
         trials += [Trial(case=fake, passes=("memory",))] if strategy in BLIND else []
-        found = list(engine.run(trials))
-        if any(record.outcome != "ok" for record in found):
-            why = next(record for record in found if record.outcome != "ok")
-            print(f"  {strategy}: {why.case.device} {why.outcome}: {why.detail}", file=sys.stderr, flush=True)
-            continue
-        measured, calibrated, *blind = (record.readings for record in found)
-        yield Error(
-            strategy=strategy,
-            peak=apart(calibrated.peak_bytes, measured.peak_bytes),
-            saved=apart(calibrated.saved_bytes, measured.saved_bytes),
-            uncalibrated_peak=apart(blind[0].peak_bytes, measured.peak_bytes) if blind else None,
-        )
+        found = []
+        for record in engine.run(trials):
+            found.append(record)
+            if record.outcome != "ok":  # what cannot be foreseen need not be measured
+                print(
+                    f"  {strategy}: {record.case.device} {record.outcome}: {record.detail}", file=sys.stderr, flush=True
+                )
+                break
+        else:
+            yield _error(strategy, *(record.readings for record in found))
+
+
+def _error(strategy: str, calibrated: Readings, measured: Readings, blind: Readings | None = None) -> Error:
+    return Error(
+        strategy=strategy,
+        peak=apart(calibrated.peak_bytes, measured.peak_bytes),
+        saved=apart(calibrated.saved_bytes, measured.saved_bytes),
+        uncalibrated_peak=apart(blind.peak_bytes, measured.peak_bytes) if blind else None,
+    )
 
 
 def apart(predicted: int | None, measured: int | None) -> float:
