@@ -236,6 +236,20 @@ def test_a_large_difference_is_no_rounding(difference, expected):
     )
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        "mnist-cnn:channels=4",
+        "dense-chain:widths=16+32",
+        "transformer:layers=2,width=32,heads=2,sequence=16,vocabulary=64",
+    ],
+)
+def test_every_built_in_model_has_its_gradients_when_it_is_compiled(model):
+    record = measured(model, "compile-budget:budget=0.5", batch_size=4, passes=("equality",))
+
+    assert record.outcome == "ok", record.detail
+
+
 def test_every_budget_is_compiled_anew_in_one_process(partition):
     budgets = []
     partition.result = lambda forward, backward: budgets.append(config.activation_memory_budget)
