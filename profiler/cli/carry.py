@@ -98,24 +98,32 @@ def _go_on(
     fit: bool = False,
 ) -> int:
     """Run what is owed, then show and write what there is, also after Ctrl-C."""
-    from profiler import runner, store
-    from profiler.views.progress import Follow
+    from profiler import store
 
     say_first(store.load(folder).manifest.plan, devices, remarks)
-    code = 0
+    code = follow(engine, folder, data)
+    return _finish(store.load(folder), code=code, json=json, fit=fit)
+
+
+def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
+    """Run what a run folder owes, and show each record as it comes; 0, or what an interrupt ends with."""
+    from profiler import runner
+    from profiler.views.progress import Follow
+
     try:
-        with Follow(sys.stderr) as follow:
+        with Follow(sys.stderr) as shown:
             for record, left in runner.carry_out(engine, folder, data_directory=data):
-                follow.show(record, left=left)
+                shown.show(record, left=left)
     except Interrupted as interrupted:
         aside("interrupted; what was printed is safe")
-        code = interrupted.exit_code
+        return int(interrupted.exit_code)
     except UserError as error:  # it could not be written any further
         aside(f"gcprof: {error.message}")
         aside(f"hint: {error.hint}")
-        code = error.exit_code
-    end_at_once()
-    return _finish(store.load(folder), code=code, json=json, fit=fit)
+        return error.exit_code
+    finally:
+        end_at_once()
+    return 0
 
 
 def _finish(run: Run, *, code: int, json: bool, fit: bool = False) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.signals import Interrupted, end_at_once, heeded
+from profiler.cli.carry import follow
+from profiler.cli.signals import Interrupted, heeded
 from profiler.cli.words import (
     RESULTS,
     aside,
@@ -25,7 +25,6 @@ from profiler.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.analysis.reproduction import Reproduction
-    from profiler.engines import Engine
     from profiler.published import System
     from profiler.store import Run
 
@@ -117,7 +116,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
             folder, plan=plan.trials, command=command_line(), environment=device_choice.environment(where, devices)
         )
         say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
-        code = _measure(engine, folder)
+        code = follow(engine, folder)
     run = store.load(folder)
     code = code or progress.exit_code(run.records)
     found = published.beside(system, size, run)
@@ -129,26 +128,6 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
     else:
         next_command("gcprof", "show", str(folder))
     return code
-
-
-def _measure(engine: Engine, folder: Path) -> int:
-    """Run what the folder owes; 0, or what an interrupt ends with."""
-    from profiler import runner
-    from profiler.views.progress import Follow
-
-    try:
-        with Follow(sys.stderr) as follow:
-            for record, left in runner.carry_out(engine, folder):
-                follow.show(record, left=left)
-    except Interrupted as interrupted:
-        aside("interrupted; what was printed is safe")
-        return int(interrupted.exit_code)
-    except UserError as error:  # it could not be written any further
-        aside(f"gcprof: {error.message}")
-        return error.exit_code
-    finally:
-        end_at_once()
-    return 0
 
 
 def _show_before(system: System, word: str, *, json: bool) -> None:
