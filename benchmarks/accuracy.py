@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from profiler import __version__, catalogue, models, strategies
-from profiler.case import FAKE, OPERATORS, Case, Choice, Trial
+from profiler.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial
 from profiler.engines.local import Local
 from profiler.record import Readings, Record
 
@@ -112,7 +112,10 @@ def compare(engine: Local, baseline: Record) -> Iterator[Error]:
         chosen = catalogue.resolve(Choice(strategy), strategies.TABLE)
         real = msgspec.structs.replace(baseline.case, strategy=chosen)
         fake = msgspec.structs.replace(real, device=FAKE + real.twin.device)
-        trials = [Trial(case=fake, passes=("memory",), hidden_bytes=hidden), Trial(case=real, passes=("memory",))]
+        trials = [
+            Trial(case=fake, passes=("memory",), calibration=Calibration(hidden_bytes=hidden)),
+            Trial(case=real, passes=("memory",)),
+        ]
         trials += [Trial(case=fake, passes=("memory",))] if strategy in BLIND else []
         found = []
         for record in engine.run(trials):

@@ -97,6 +97,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, device="cpu" if kind == "cpu" else "cuda")
 
 
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measured row without checkpointing tells the predictions of its model."""
+
+    hidden_bytes: dict[str, int]  # what the operators pass gave, by signature
+    device_name: str | None = None
+    step_seconds: float | None = None  # the median
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One case in one round: what a worker is asked to do."""
 
@@ -104,7 +112,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 1
     passes: tuple[str, ...] = PASSES
     digests: dict[str, str] | None = None  # what the baseline's equality pass gave
-    hidden_bytes: dict[str, int] | None = None  # what the operators pass gave, by signature
+    calibration: Calibration | None = None  # of a prediction
     data_directory: str | None = None
 
 

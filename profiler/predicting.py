@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from profiler import __version__, rates
 from profiler.assemble import Assembled, assemble
-from profiler.case import FAKE, Case, Trial
+from profiler.case import FAKE, Calibration, Case, Trial
 from profiler.errors import Unsupported
 from profiler.rates import Rates
 from profiler.record import Environment, Note, Readings, Record
@@ -28,6 +29,7 @@ from profiler.trace.step import follow
 from profiler.trace.summary import readings
 from profiler.trace.tracer import Hidden
 
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # PyTorch reads both
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -39,14 +41,15 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
     began = time.monotonic()
     on_stage("build")
     case = trial.case
-    built, trace, num_guesses = trace_case(case, hidden_bytes=trial.hidden_bytes, on_stage=on_stage)
-    known = _rates(case.device)
+    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_stage=on_stage)
+    known = _rates(case.device, trial.calibration)
+    seconds = _seconds(trial, trace, known)
     return Record(
         case=case,
         round=trial.round,
         outcome="ok",
         built=built.describe(),
-        readings=Readings(**readings(trace, _reserved(trace)), **_seconds(trace, known, case.precision)),
+        readings=Readings(**readings(trace, _reserved(trace)), **seconds),
         environment=_environment(known),
         notes=(*_notes(built, case), *_stated(trial, known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
@@ -55,7 +58,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
 
 def follow_case(trial: Trial) -> Followed:
     """One traced step of the trial's case. Raises as `predict` does."""
-    built, trace, num_guesses = trace_case(trial.case, hidden_bytes=trial.hidden_bytes)
+    built, trace, num_guesses = trace_case(trial.case, calibration=trial.calibration)
     notes = (*_notes(built, trial.case), *_stated(trial, None, num_guesses))
     return Followed(
         trace=trace,
@@ -68,7 +71,7 @@ def follow_case(trial: Trial) -> Followed:
 def trace_case(
     case: Case,
     *,
-    hidden_bytes: dict[str, int] | None = None,
+    calibration: Calibration | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
     with_saves: bool = False,
 ) -> tuple[Assembled, Trace, int]:
@@ -91,7 +94,7 @@ def trace_case(
                 optimizer,
                 step,
                 device=kind,
-                hidden=_hidden(hidden_bytes),
+                hidden=_hidden(calibration),
                 workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
                 with_saves=with_saves,
             )
@@ -113,15 +116,23 @@ def _environment(known: Rates | None) -> Environment:
     )
 
 
-def _rates(device: str) -> Rates | None:
-    """What is known of the device; nothing where only its kind is given."""
+def _rates(device: str, calibration: Calibration | None = None) -> Rates | None:
+    """What is known of the device; where only its kind is given, of the one that was measured."""
     word = device.removeprefix(FAKE)
-    return None if word in ("cpu", "cuda") else rates.find(word)
+    if word not in ("cpu", "cuda"):
+        return rates.find(word)
+    return rates.of_device(calibration.device_name) if calibration and calibration.device_name else None
 
 
 def _reserved(trace: Trace) -> dict[str, int] | None:
-    """What CUDA's caching allocator reserves in a second step, which is the one that is measured."""
-    return allocator.reserved(trace) if trace.device == "cuda" else None
+    """What CUDA's caching allocator reserves in a second step, which is the one that is measured.
+
+    Its segments are expandable where the environment says so, as they would be in a run.
+    """
+    if trace.device != "cuda":
+        return None
+    settings = ",".join(os.environ.get(name, "") for name in ALLOCATOR_SETTINGS).replace(" ", "").lower()
+    return allocator.reserved(trace, expandable_segments="expandable_segments:true" in settings)
 
 
 def _workspace_bytes(device: str) -> int:
@@ -130,10 +141,22 @@ def _workspace_bytes(device: str) -> int:
     return rates.workspace_bytes(known) if known else rates.SMALL_WORKSPACE
 
 
-def _seconds(trace: Trace, known: Rates | None, precision: str) -> dict[str, Any]:
+def _seconds(trial: Trial, trace: Trace, known: Rates | None) -> dict[str, Any]:
     if known is None or trace.uses_host:  # the way to the host is not one of the device's rates
         return {}
-    return {f"{phase}_seconds": (value,) for phase, value in roofline.seconds(trace, known, precision).items()}
+    case, measured = trial.case, _measured_seconds(trial, known)
+    estimate = roofline.seconds(trace, known, case.precision)
+    if measured is not None:
+        bare = trace if case == case.baseline else trace_case(case.baseline)[1]
+        estimated = roofline.seconds(bare, known, case.precision)["step"]
+        estimate = roofline.scaled(estimate, measured=measured, estimated=estimated)
+    return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
+
+
+def _measured_seconds(trial: Trial, known: Rates) -> float | None:
+    """Of the step without checkpointing on the very GPU that is predicted for; None where there is none."""
+    calibration = trial.calibration
+    return calibration.step_seconds if calibration and calibration.device_name == known.name else None
 
 
 def _stated(trial: Trial, known: Rates | None, num_guesses: int) -> list[Note]:
@@ -141,17 +164,23 @@ def _stated(trial: Trial, known: Rates | None, num_guesses: int) -> list[Note]:
     blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
     guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
     texts = {
-        "GCP015": blind if trial.hidden_bytes is None else None,
-        "GCP016": roofline.stated_error(known, trial.case.precision) if known else None,
+        "GCP015": blind if trial.calibration is None else None,
+        "GCP016": _stated_error(trial, known) if known else None,
         "GCP017": guessed if num_guesses else None,
     }
     return [Note(code=code, text=text) for code, text in texts.items() if text]
 
 
-def _hidden(known: dict[str, int] | None) -> Hidden | None:
+def _stated_error(trial: Trial, known: Rates) -> str:
+    is_scaled = _measured_seconds(trial, known) is not None
+    return roofline.stated_error(known, trial.case.precision, is_scaled=is_scaled)
+
+
+def _hidden(calibration: Calibration | None) -> Hidden | None:
     """What operators of the same signature were measured to take."""
-    if not known:
+    if calibration is None or not calibration.hidden_bytes:
         return None
+    known = calibration.hidden_bytes
     names = {call.partition("(")[0] for call in known}
 
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:

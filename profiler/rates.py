@@ -61,6 +61,11 @@ def find(word: str) -> Rates:
     return read(folder() / f"{name}.toml")
 
 
+def of_device(device_name: str) -> Rates | None:
+    """The GPU that its driver calls so; None where it is not known."""
+    return next((known for known in map(find, names()) if known.name == device_name), None)
+
+
 def read(path: Path) -> Rates:
     """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
     text = path.read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ import msgspec
 
 from profiler import store
 from profiler.analysis import progress
+from profiler.analysis.calibration import calibration
 from profiler.case import Case, Trial
 from profiler.engines import Engine
 from profiler.errors import UserError
@@ -50,7 +51,7 @@ def execute(
             msgspec.structs.replace(
                 trial,
                 digests=_digests(trial.case, found),
-                hidden_bytes=_hidden_bytes(trial.case, found),
+                calibration=calibration(trial.case, found.values()) if trial.case.is_predicted else None,
                 data_directory=data_directory,
             )
             for trial in progress.owed(wave, found.values())
@@ -79,14 +80,6 @@ def _no_longer_owed(record: Record, plan: tuple[Trial, ...]) -> int:
 
 def _wave(trial: Trial) -> tuple[int, bool, bool]:
     return trial.round, trial.round == 1 and trial.case == trial.case.baseline, trial.case.is_predicted
-
-
-def _hidden_bytes(case: Case, found: dict[tuple[Case, int], Record]) -> dict[str, int] | None:
-    """What was read of the baseline's operators on a device of the kind that is predicted for."""
-    if not case.is_predicted:
-        return None
-    measured = (record for record in found.values() if record.readings.hidden_bytes is not None)
-    return next((record.readings.hidden_bytes for record in measured if record.case.twin == case.baseline.twin), None)
 
 
 def _digests(case: Case, found: dict[tuple[Case, int], Record]) -> dict[str, str] | None:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint_sequential
 
 from profiler import catalogue, models, rates, strategies
-from profiler.case import FAKE, OPERATORS, Choice, Trial
+from profiler.case import FAKE, OPERATORS, Calibration, Choice, Trial
 from profiler.engines.local import Local
 from profiler.meters.equality import NOISE_MARGIN
 from profiler.runner import execute
@@ -131,7 +131,7 @@ def test_a_prediction_is_what_the_device_then_takes(engine, strategy):
     measured, predicted = engine.run(
         [
             Trial(case=real, passes=("memory",)),
-            Trial(case=fake, passes=("memory",), hidden_bytes=baseline.readings.hidden_bytes),
+            Trial(case=fake, passes=("memory",), calibration=Calibration(hidden_bytes=baseline.readings.hidden_bytes)),
         ]
     )
 

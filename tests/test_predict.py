@@ -11,9 +11,10 @@ import pytest
 from profiler import device_choice, rates
 from profiler.analysis import fit
 from profiler.analysis.rows import rows
-from profiler.case import OPERATORS, Choice
+from profiler.case import OPERATORS, Calibration, Choice, Trial
 from profiler.cli import answer
 from profiler.errors import UserError
+from profiler.predicting import predict
 from profiler.record import Readings
 from profiler.spec import Request, plan
 from profiler.views import fits
@@ -206,3 +207,47 @@ def test_a_published_system_is_met_without_a_device(here, capsys):
     assert code == 0
     assert "predicted, not measured" in out
     assert "Tesla T4" in out
+
+
+def estimated(device: str, strategy: str = "none", calibration: Calibration | None = None, model: str = SMALL):
+    return predict(Trial(case=make.case(strategy, model=Choice(model), device=device), calibration=calibration))
+
+
+def test_estimates_are_scaled_to_the_row_that_was_measured_on_that_gpu():
+    measured = Calibration(hidden_bytes={}, device_name=rates.find("t4").name, step_seconds=0.5)
+    plain = estimated("fake:t4", "all").readings.step_seconds[0] / estimated("fake:t4").readings.step_seconds[0]
+
+    none, every = estimated("fake:t4", "none", measured), estimated("fake:t4", "all", measured)
+
+    assert none.readings.step_seconds == pytest.approx((0.5,))
+    assert every.readings.step_seconds == pytest.approx((0.5 * plain,))
+    assert "scaled to the measured row" in next(note.text for note in every.notes if note.code == "GCP016")
+
+
+def test_estimates_are_not_scaled_to_what_another_gpu_did():
+    elsewhere = Calibration(hidden_bytes={}, device_name=rates.find("h100").name, step_seconds=0.5)
+
+    found = estimated("fake:t4", "none", elsewhere)
+
+    assert found.readings.step_seconds == estimated("fake:t4").readings.step_seconds
+    assert "scaled" not in next(note.text for note in found.notes if note.code == "GCP016")
+
+
+def test_beside_a_measurement_the_time_is_estimated_for_the_gpu_that_was_measured():
+    known = Calibration(hidden_bytes={}, device_name=rates.find("l4").name)
+
+    assert estimated("fake:cuda", "none", known).readings.step_seconds == estimated("fake:l4").readings.step_seconds
+    assert estimated("fake:cuda").readings.step_seconds is None
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_segments_are_expandable_where_the_environment_says_so(monkeypatch, name):
+    model = "transformer:layers=2,width=256,heads=2,sequence=64,vocabulary=32"
+    plain = estimated("fake:cuda", model=model).readings
+
+    monkeypatch.setenv(name, "max_split_size_mb:512, expandable_segments:True")
+    expandable = estimated("fake:cuda", model=model).readings
+
+    assert expandable.peak_bytes == plain.peak_bytes
+    assert expandable.reserved_bytes != plain.reserved_bytes
+    assert expandable.reserved_bytes % (2 * 2**20) == 0  # whole pages

@@ -12,7 +12,7 @@ from torch import nn
 
 from profiler import catalogue, models, strategies, timeline
 from profiler.assemble import assemble
-from profiler.case import OPERATORS, Choice, Trial
+from profiler.case import OPERATORS, Calibration, Choice, Trial
 from profiler.errors import Unsupported
 from profiler.measuring import measure
 from profiler.predicting import follow_case, predict
@@ -82,7 +82,7 @@ def test_every_setting_is_followed(setting):
     real = measure(Trial(case=case(TRANSFORMER, "all", **setting), passes=("memory", OPERATORS))).readings
 
     fake = case(TRANSFORMER, "all", device="fake:cpu", **setting)
-    found = predict(Trial(case=fake, hidden_bytes=real.hidden_bytes)).readings
+    found = predict(Trial(case=fake, calibration=Calibration(hidden_bytes=real.hidden_bytes))).readings
 
     assert found.saved_bytes == real.saved_bytes
     assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=ERROR)
@@ -94,7 +94,7 @@ def test_convolutions_are_predicted_with_what_those_of_none_were_measured_to_hid
     real = measure(Trial(case=case(CONVOLUTIONS, strategy), passes=("memory",))).readings.peak_bytes
 
     fake = case(CONVOLUTIONS, strategy, device="fake:cpu")
-    calibrated = predict(Trial(case=fake, hidden_bytes=read)).readings.peak_bytes
+    calibrated = predict(Trial(case=fake, calibration=Calibration(hidden_bytes=read))).readings.peak_bytes
 
     assert abs(calibrated / real - 1) < 0.001
 
@@ -125,7 +125,9 @@ def test_what_users_write_is_followed(path):
     model = f"tests/user_models/{path}"
     real = measure(Trial(case=case(model, batch_size=None), passes=("memory", OPERATORS))).readings
 
-    fake = Trial(case=case(model, batch_size=None, device="fake:cpu"), hidden_bytes=real.hidden_bytes)
+    fake = Trial(
+        case=case(model, batch_size=None, device="fake:cpu"), calibration=Calibration(hidden_bytes=real.hidden_bytes)
+    )
 
     assert abs(predict(fake).readings.peak_bytes / real.peak_bytes - 1) < 0.01
 
