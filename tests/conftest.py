@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.record import Record
 from tests import make
+
+
+def pytest_configure() -> None:
+    """Signals do what they do at a terminal: in the background, programs inherit that they do nothing."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture
