@@ -1,0 +1,97 @@
+"""A chain of stages and what each costs, and its file: plain data, knows nothing of how it was measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from profiler.errors import UserError
+
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]  # 64 TiB: thousands of them fit 64 bits
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+Word = Annotated[str, msgspec.Meta(pattern=r"^[^\s\[\]:]+$")]  # it is written in plans: `7:matmul`
+HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, saved_bytes, forward_extra_bytes, "
+HINT += "backward_extra_bytes"
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kept stage that saves less and recomputes the rest in its own backward: selective checkpointing."""
+
+    name: Word
+    saved_bytes: Bytes
+    own_saved_bytes: Bytes | None = None  # None: all of saved_bytes
+    forward_extra_bytes: Bytes
+    backward_extra_bytes: Bytes
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one stage costs."""
+
+    name: str
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+    output_bytes: Bytes
+    saved_bytes: Bytes  # held after a saving forward while later stages run: with the output, without the input
+    forward_extra_bytes: Bytes  # live only during a saving forward
+    backward_extra_bytes: Bytes  # live only during the backward, with the outgoing gradient, without the incoming one
+    own_saved_bytes: Bytes | None = None  # what is left once the output is gone; None: all of saved_bytes
+    plain_forward_extra_bytes: Bytes | None = None  # live only during a forward that saves nothing; None: as saving
+    gradient_bytes: Bytes = 0  # parameter gradients that the backward allocates and leaves
+    early_stop_seconds: Seconds | None = None  # a forward that stops at its last saved tensor; None: the whole
+    options: tuple[Option, ...] = ()
+    pinned: bool = False  # always kept, never inside a checkpoint
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Stages of which each feeds the next, and the loss behind the last at no cost."""
+
+    input_bytes: Bytes
+    stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1)]
+    static_bytes: Bytes = 0  # held throughout the step
+    floor_bytes: Bytes = 0  # a peak that no plan changes, the optimizer's
+    fingerprint: tuple[str, ...] = ()  # what was measured, in words of whoever measured it; not interpreted here
+
+
+def read(path: Path) -> Chain:
+    """The chain in a JSON file. Raises UserError for one that cannot be read or makes no sense."""
+    try:
+        chain = msgspec.json.decode(path.read_bytes(), type=Chain)
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror}", hint="a JSON file with a chain's stages") from None
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {error}", hint=HINT) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"'{path}' is not JSON: {error}", hint="a JSON file with a chain's stages") from None
+    _check(chain, path)
+    return chain
+
+
+def write(chain: Chain, path: Path) -> None:
+    """The chain as JSON, one field a line."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(chain), indent=1) + b"\n")
+
+
+def _check(chain: Chain, path: Path) -> None:
+    """What the types cannot say."""
+    _unique((stage.name for stage in chain.stages), path, "stages", "give each stage a name of its own")
+    for stage in chain.stages:
+        _unique((one.name for one in stage.options), path, f"options of '{stage.name}'", "give each its own name")
+        costs: tuple[Stage | Option, ...] = (stage, *stage.options)
+        for one in costs:
+            if one.own_saved_bytes is not None and one.own_saved_bytes > one.saved_bytes:
+                raise UserError(
+                    f"{path}: own_saved_bytes of '{one.name}' are {one.own_saved_bytes}, saved_bytes {one.saved_bytes}",
+                    hint="own_saved_bytes are saved_bytes without the output",
+                )
+
+
+def _unique(names: Iterable[str], path: Path, of: str, hint: str) -> None:
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise UserError(f"{path}: two {of} are called '{twice[0]}'", hint=hint)

@@ -1,0 +1,119 @@
+"""A chain in whole numbers, as the recurrence reads it: stages from 1 on, the loss behind the last."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+from msgspec.structs import replace
+
+from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.staircase import Whole
+
+FINEST = 10**12  # ticks in a second: in whole picoseconds, sums in any order are equal
+LARGEST = 1 << 61  # two of them can be added
+
+
+class Keep:
+    """One way to keep a stage: plain, or under a save option."""
+
+    def __init__(self, stage: Stage, costs: Stage | Option, second: int) -> None:
+        own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
+        self.name = None if costs is stage else costs.name
+        self.saved = costs.saved_bytes
+        self.forward = costs.saved_bytes + costs.forward_extra_bytes
+        self.backward = stage.output_bytes + own + costs.backward_extra_bytes
+        self.ticks = round(costs.forward_seconds * second) + round(costs.backward_seconds * second)
+
+
+def _ways(stage: Stage, second: int) -> tuple[Keep, ...]:
+    return Keep(stage, stage, second), *(Keep(stage, option, second) for option in stage.options)
+
+
+class Costs:
+    """Bytes and ticks of every stage; index 0 is the input, index n + 1 the loss."""
+
+    def __init__(self, chain: Chain) -> None:
+        stages = chain.stages
+        self.num_stages = len(stages)
+        self.second = second = _ticks_in_a_second(chain)
+        self.output = [chain.input_bytes, *(one.output_bytes for one in stages), 0]
+        self.keeps = [(), *(_ways(one, second) for one in stages), ()]
+        self.forward_ticks = [0, *(round(one.forward_seconds * second) for one in stages), 0]
+        self.plain_extra = [0, *map(_plain_extra, stages), 0]
+        self.stop_bytes = [0, *(_own(one) + one.forward_extra_bytes for one in stages), 0]
+        self.stop_ticks = [0, *(_stop_ticks(one, second) for one in stages), 0]
+        kinds: dict[object, int] = {}
+        self.kinds = [-1, *(kinds.setdefault(_figures(one), len(kinds)) for one in stages), -1]  # one for equal stages
+        self._forward_sums = np.array([*accumulate(self.forward_ticks)], dtype=np.int64)
+        self._plain: list[Whole] = [np.empty(0, dtype=np.int64)]  # by first stage, as far as asked
+        self.pinned = [False, *(one.pinned for one in stages), False]
+        left = [one.gradient_bytes for one in reversed(stages)]
+        self.left = [0, *reversed([*accumulate(left)]), 0, 0]  # parameter gradients of this stage and all behind it
+        self.always = chain.static_bytes + chain.input_bytes
+        self.floor = chain.floor_bytes
+        transient = max(keep.forward + keep.backward for ways in self.keeps for keep in ways) + max(self.plain_extra)
+        held = sum(max(keep.saved for keep in ways) for ways in self.keeps if ways) + sum(self.output)
+        self.most = held + transient + self.left[1]  # no plan holds more
+        assert self.most < LARGEST
+
+    def last(self, stage: int) -> tuple[int, int, int]:
+        """Bytes, ticks and choice of a segment's last stage alone; nothing for the loss."""
+        if stage > self.num_stages:
+            return 0, 0, 0
+        behind = self.left[stage + 1]
+        own = self.keeps[stage][0].backward + self.left[stage]
+        return max(self.output[stage] + self.stop_bytes[stage] + behind, own), self.stop_ticks[stage], 0
+
+    def keep_floor(self, stage: int, target: int, way: Keep) -> int:
+        """Bytes of a kept stage at work, forward and backward, where the interval ends in `target`."""
+        return max(self.output[target] + self.left[target + 1] + way.forward, way.backward + self.left[stage])
+
+    def plain_forward(self, first: int, longest: int, target: int) -> Whole:
+        """Bytes of a forward that saves nothing, from `first` to each stage before `target`, the next pin and so on."""
+        while len(self._plain) <= first:
+            self._plain.append(self._plain_from(len(self._plain)))
+        return self._plain[first][: min(longest, target - first)] + (self.output[target] + self.left[target + 1])
+
+    def _plain_from(self, first: int) -> Whole:
+        last = next((one for one in range(first, self.num_stages + 2) if self.pinned[one]), self.num_stages + 1)
+        made, extra = self.output[first:last], self.plain_extra[first:last]
+        before = [0, *made[:-1]]
+        each = [sum(three) for three in zip(before, made, extra, strict=True)] if made else []
+        return np.array([*accumulate(each, max)], dtype=np.int64)
+
+    def forward_sums(self, first: int, number: int) -> Whole:
+        """Ticks of the forward from `first` to each of so many stages."""
+        sums: Whole = self._forward_sums[first : first + number] - self._forward_sums[first - 1]
+        return sums
+
+
+def _ticks_in_a_second(chain: Chain) -> int:
+    """As many as leave room for the slowest plan, in which each forward is run once for each stage."""
+    number = len(chain.stages)
+    ways: list[Stage | Option] = [*chain.stages, *(way for stage in chain.stages for way in stage.options)]
+    slowest = sum(number * way.forward_seconds + way.backward_seconds for way in ways)
+    slowest += sum(one.early_stop_seconds or 0.0 for one in chain.stages) * number
+    second = FINEST
+    while slowest * second > LARGEST / 2:
+        second //= 10
+    return second
+
+
+def _figures(stage: Stage) -> Stage:
+    """What tells stages apart but their names."""
+    return replace(stage, name="")
+
+
+def _own(stage: Stage) -> int:
+    return stage.saved_bytes if stage.own_saved_bytes is None else stage.own_saved_bytes
+
+
+def _plain_extra(stage: Stage) -> int:
+    plain = stage.plain_forward_extra_bytes
+    return stage.forward_extra_bytes if plain is None else plain
+
+
+def _stop_ticks(stage: Stage, second: int) -> int:
+    forward = stage.forward_seconds if stage.early_stop_seconds is None else stage.early_stop_seconds
+    return round(forward * second) + round(stage.backward_seconds * second)

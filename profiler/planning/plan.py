@@ -1,0 +1,132 @@
+"""A plan, which says of every stage whether it is kept or checkpointed, and its text: knows no costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+import msgspec
+
+from profiler.errors import UserError
+
+Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
+HINT = "stages from 1 on, each once, brackets round what is checkpointed: [1-3] 4 [5] 6-12"
+TOKEN = re.compile(
+    r"\s*(?:(?P<bracket>[\[\]])|(?P<first>\d+)(?:-(?P<last>\d+)|:(?P<option>[^\s\[\]:]+))?(?=[\s\[\]]|$))"
+)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Stages in their order, counted from 0; a tuple is a checkpointed run, and may hold others.
+
+    A run ends in a plain stage: to checkpoint what comes last in a recompute again would only repeat it.
+    """
+
+    items: tuple[Item, ...]
+    options: tuple[tuple[int, str], ...] = ()  # the stages that are kept under a save option
+
+    def depth(self) -> int:
+        """How many checkpoints are around the innermost stage."""
+        return max((_depth(item) for item in self.items), default=0)
+
+
+def parse(text: str, num_stages: int) -> Plan:
+    """The plan that `render` writes so. Raises UserError for what is none of this many stages."""
+    stack: list[list[Item]] = [[]]
+    options = []
+    at = 0
+    while at < len(text.rstrip()):
+        token = TOKEN.match(text, at)
+        if token is None:
+            raise UserError(f"plan '{text}': cannot read '{text[at:].split()[0]}'", hint=HINT)
+        at = token.end()
+        if token["bracket"] == "[":
+            stack.append([])
+        elif token["bracket"] == "]":
+            if len(stack) == 1:
+                raise UserError(f"plan '{text}': a ']' without its '['", hint=HINT)
+            inner = tuple(stack.pop())
+            stack[-1].append(inner)
+        else:
+            first, last = int(token["first"]), int(token["last"] or token["first"])
+            if last - first >= num_stages:  # before a range of billions is written out
+                raise UserError(f"plan '{text}': the chain has {num_stages} stages", hint=HINT)
+            stack[-1] += range(first - 1, last)
+            options += [(first - 1, token["option"])] if token["option"] else []
+    if len(stack) > 1:
+        raise UserError(f"plan '{text}': a '[' without its ']'", hint=HINT)
+    plan = Plan(items=tuple(stack[0]), options=tuple(options))
+    wrong = fault(plan, num_stages)
+    if wrong:
+        raise UserError(f"plan '{text}': {wrong}", hint=HINT)
+    return plan
+
+
+def render(plan: Plan) -> str:
+    """`[1-3] 4 [5] 6-12`: stages from 1 on, brackets round what is checkpointed, `7:matmul` under a save option."""
+    return _text(plan.items, dict(plan.options))
+
+
+def fault(plan: Plan, num_stages: int) -> str | None:
+    """Why this is no plan for this many stages; None where it is one."""
+    stages = tuple(flat(plan.items))
+    if stages != tuple(range(num_stages)):
+        return f"stages are {_brief(stages)}, not 1 to {num_stages} in order"
+    for run in runs(plan.items):
+        if not run or isinstance(run[-1], tuple):
+            return "a checkpointed run is empty or ends in another"
+        if run[-1] in dict(plan.options):
+            return f"stage {run[-1] + 1} ends a checkpointed run, and takes no save option there"
+    named = [stage for stage, _ in plan.options]
+    if named != sorted(set(named)) or not set(named) <= set(stages):
+        return "save options are out of order"
+    return None
+
+
+def flat(items: tuple[Item, ...]) -> Iterator[int]:
+    """The stages in items, without their brackets."""
+    for item in items:
+        if isinstance(item, int):
+            yield item
+        else:
+            yield from flat(item)
+
+
+def runs(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
+    """Every checkpointed run, the outer ones before those in them."""
+    for item in items:
+        if isinstance(item, tuple):
+            yield item
+            yield from runs(item)
+
+
+def _depth(item: Item) -> int:
+    return 0 if isinstance(item, int) else 1 + max((_depth(one) for one in item), default=0)
+
+
+def _brief(stages: tuple[int, ...]) -> str:
+    return _text(stages, {}) or "none"
+
+
+def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
+    words = []
+    numbered = enumerate(items)
+    for _, group in groupby(numbered, key=lambda one: _run_key(one, options)):
+        run = [item for _, item in group]
+        first, last = run[0], run[-1]
+        if isinstance(first, tuple):
+            words.append(f"[{_text(first, options)}]")
+        elif first in options:
+            words.append(f"{first + 1}:{options[first]}")
+        else:
+            assert isinstance(last, int)
+            words.append(f"{first + 1}" if first == last else f"{first + 1}-{last + 1}")
+    return " ".join(words)
+
+
+def _run_key(one: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
+    """Plain stages that follow each other are written as one range; everything else stands alone."""
+    place, item = one
+    alone = isinstance(item, tuple) or item in options
+    return ("alone", place) if alone else ("range", place - item if isinstance(item, int) else 0)

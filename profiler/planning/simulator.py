@@ -1,0 +1,144 @@
+"""What a plan costs, by carrying it out on a ledger of live bytes: the judge, which knows nothing of the recurrence."""
+
+from __future__ import annotations
+
+from math import fsum
+
+import msgspec
+
+from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.plan import Item, Plan, fault, flat, runs
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one training step takes."""
+
+    peak_bytes: int
+    step_seconds: float
+
+
+def simulate(chain: Chain, plan: Plan) -> Cost:
+    """Forward and backward as PyTorch carries them out with non-reentrant checkpoints that stop early.
+
+    A checkpointed run keeps its input, runs forward without saving, and is run again when its backward comes; its last
+    stage then stops at its last saved tensor, and its output is not made. An output is let go after the next stage's
+    backward. Raises ValueError for what is no plan of this chain.
+    """
+    wrong = fault(plan, len(chain.stages)) or _fault_of_chain(chain, plan)
+    if wrong:
+        raise ValueError(wrong)
+    machine = _Machine(chain, plan)
+    machine.step(plan.items)
+    return Cost(
+        peak_bytes=max(chain.floor_bytes, chain.static_bytes + machine.peak_bytes),
+        step_seconds=fsum(machine.seconds),
+    )
+
+
+def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
+    for run in runs(plan.items):
+        for stage in flat(run):
+            if chain.stages[stage].pinned:
+                return f"stage {stage + 1} is pinned, and cannot be checkpointed"
+    for stage, name in plan.options:
+        if name not in [one.name for one in chain.stages[stage].options]:
+            return f"stage {stage + 1} has no save option '{name}'"
+    return None
+
+
+class _Machine:
+    """One step's live bytes: outputs, what autograd saved, gradients of activations, and those of parameters."""
+
+    def __init__(self, chain: Chain, plan: Plan) -> None:
+        self.stages = chain.stages
+        self.kept: list[Stage | Option] = list(chain.stages)  # what each costs where it is kept
+        for stage, name in plan.options:
+            self.kept[stage] = next(one for one in chain.stages[stage].options if one.name == name)
+        self.seconds: list[float] = []
+        self.live_bytes = self.peak_bytes = 0
+        self.held: dict[tuple[str, int], int] = {}
+        self.hold("output", -1, chain.input_bytes)
+
+    def step(self, items: tuple[Item, ...]) -> None:
+        last = len(self.stages) - 1
+        for item in items:
+            self.forward(item)
+        self.release("output", last)  # the loss has run, forward and backward
+        self.hold("gradient", last, self.stages[last].output_bytes)
+        self.backward(items)
+
+    def forward(self, item: Item) -> None:
+        if isinstance(item, int):
+            self.saving_forward(item)
+        else:
+            self.plain_forward(tuple(flat(item)))
+
+    def backward(self, items: tuple[Item, ...]) -> None:
+        for item in reversed(items):
+            if isinstance(item, int):
+                self.stage_backward(item)
+            else:
+                self.run_again(item)
+
+    def run_again(self, run: tuple[Item, ...]) -> None:
+        """The recompute of a checkpointed run, and its backward."""
+        *before, last = run
+        assert isinstance(last, int)
+        for item in before:
+            self.forward(item)
+        self.stopping_forward(last)
+        self.backward(run)
+
+    def saving_forward(self, stage: int) -> None:
+        costs = self.kept[stage]
+        own = _own(costs)
+        self.work(costs.forward_seconds, costs.saved_bytes + costs.forward_extra_bytes, needs=(("output", stage - 1),))
+        self.hold("saved", stage, own)
+        self.hold("output", stage, costs.saved_bytes - own)
+
+    def stopping_forward(self, stage: int) -> None:
+        costs, own = self.stages[stage], _own(self.stages[stage])
+        seconds = costs.forward_seconds if costs.early_stop_seconds is None else costs.early_stop_seconds
+        self.work(seconds, own + costs.forward_extra_bytes, needs=(("output", stage - 1), ("gradient", stage)))
+        self.hold("saved", stage, own)
+
+    def plain_forward(self, run: tuple[int, ...]) -> None:
+        """Every output goes when the next is there; the first one's input belongs to the checkpoint."""
+        for stage in run:
+            costs = self.stages[stage]
+            plain = costs.plain_forward_extra_bytes
+            extra = costs.forward_extra_bytes if plain is None else plain
+            self.work(costs.forward_seconds, costs.output_bytes + extra, needs=(("output", stage - 1),))
+            self.hold("output", stage, costs.output_bytes)
+            if stage > run[0]:
+                self.release("output", stage - 1)
+
+    def stage_backward(self, stage: int) -> None:
+        costs = self.kept[stage]
+        left = self.stages[stage].gradient_bytes
+        needs = (("gradient", stage), ("saved", stage), ("output", stage - 1))
+        self.work(costs.backward_seconds, costs.backward_extra_bytes + left, needs=needs)
+        self.release("saved", stage)
+        self.release("gradient", stage)
+        self.hold("parameters", stage, left)
+        if stage:
+            self.release("output", stage - 1)
+            self.hold("gradient", stage - 1, self.stages[stage - 1].output_bytes)
+
+    def work(self, seconds: float, extra_bytes: int, *, needs: tuple[tuple[str, int], ...]) -> None:
+        if any(one not in self.held for one in needs):
+            raise ValueError(f"one of {needs} is not there")
+        self.seconds.append(seconds)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + extra_bytes)
+
+    def hold(self, kind: str, stage: int, nbytes: int) -> None:
+        assert (kind, stage) not in self.held
+        self.held[kind, stage] = nbytes
+        self.live_bytes += nbytes
+
+    def release(self, kind: str, stage: int) -> None:
+        self.live_bytes -= self.held.pop((kind, stage))
+
+
+def _own(costs: Stage | Option) -> int:
+    return costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes

@@ -1,0 +1,141 @@
+"""The best plans of a chain for every memory: doors to the recurrence, each plan judged by the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from profiler.planning.chain import Chain
+from profiler.planning.costs import Costs
+from profiler.planning.kept import Kept
+from profiler.planning.plan import Item, Plan
+from profiler.planning.simulator import simulate
+from profiler.planning.staircase import Whole
+from profiler.planning.table import Inner, Table
+
+DEEPEST = 8  # every level costs a checkpoint call, and a hundred of them end in RecursionError
+TOLERANCE = 1e-9  # seconds by which sums of floats may differ from sums of whole picoseconds
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan of a frontier."""
+
+    peak_bytes: int
+    step_seconds: float
+    plan: Plan
+
+
+class Frontier:
+    """Plans of which none is both smaller and faster than another: memory rises, time falls."""
+
+    def __init__(self, chain: Chain, costs: Costs, tables: tuple[Inner, ...]) -> None:
+        """`tables`: of the chain's end, of segments, of segments in them, and so on; the last serves all the rest."""
+        self._chain = chain
+        self._costs = costs
+        self._tables = tables
+        whole = tables[0].of(1, costs.num_stages + 1)
+        peaks = np.maximum(whole.nbytes + costs.always, costs.floor)
+        first = max(0, int(peaks.searchsorted(costs.floor, "right")) - 1)  # the fastest of those at the floor
+        self._nbytes = whole.nbytes[first:]
+        self.peak_bytes: tuple[int, ...] = tuple(peaks[first:].tolist())
+        self.step_seconds: tuple[float, ...] = tuple((whole.ticks[first:] / costs.second).tolist())
+        self.lost_fraction = whole.lost / max(1, int(whole.ticks[-1]))  # no plan at all is faster by more; 0 is exact
+
+    def __len__(self) -> int:
+        return len(self.peak_bytes)
+
+    def __iter__(self) -> Iterator[Point]:
+        return map(self.point, range(len(self)))
+
+    def point(self, index: int) -> Point:
+        """One point with its plan, which is put together here and judged by the simulator."""
+        plan = self._plan(int(self._nbytes[index]))
+        cost = simulate(self._chain, plan)
+        assert cost.peak_bytes == self.peak_bytes[index], "the simulator finds another peak"
+        assert abs(cost.step_seconds - self.step_seconds[index]) < TOLERANCE, "the simulator finds another time"
+        return Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
+
+    def _plan(self, nbytes: int) -> Plan:
+        options: list[tuple[int, str]] = []
+        items = self._items((1, self._costs.num_stages + 1), nbytes, 0, options)
+        return Plan(items=items, options=tuple(options))
+
+    def _items(
+        self, interval: tuple[int, int], nbytes: int, level: int, options: list[tuple[int, str]]
+    ) -> tuple[Item, ...]:
+        """The best items of an interval within so many bytes; save options are added to `options`."""
+        table = self._tables[min(level, len(self._tables) - 1)]
+        first, target = interval
+        found: list[Item] = []
+        while first < target:
+            one = table.of(first, target)
+            at = one.at(nbytes)
+            nbytes, choice = int(one.nbytes[at]), int(one.choices[at])
+            if choice > 0:
+                last = first + choice - 1
+                found.append(self._items((first, last), nbytes, level + 1, options))
+                nbytes -= self._costs.output[last]
+            else:
+                last = first
+                way = self._costs.keeps[first][-choice]
+                found.append(first - 1)
+                options += [(first - 1, way.name)] if way.name is not None else []
+                nbytes -= way.saved
+            first = last + 1
+        return tuple(found) if target > self._costs.num_stages else (*found, target - 1)
+
+
+def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None) -> Frontier:
+    """Every best plan with checkpoints nested this deep at most; None is any depth.
+
+    `points` thins every staircase to so many steps: then plans are still what they say, but faster ones may exist, by
+    `lost_fraction` of the fastest at most. None is exact.
+    """
+    assert levels is None or 1 <= levels <= DEEPEST
+    costs = Costs(chain)
+    edges = _edges(costs)
+    whole = costs.num_stages
+    if levels is None:
+        inner: list[Inner] = [Table(costs, edges, inner=None, points=points, longest=whole).fill(range(1, whole + 1))]
+    else:
+        inner = [_kept(costs, edges, points)]
+        for _ in range(levels - 1):
+            deeper = Table(costs, edges, inner=inner[0], points=points, longest=whole)
+            inner.insert(0, deeper.fill(range(1, whole + 1)))
+    return _of_chain(chain, costs, edges, inner, points=points, longest=whole)
+
+
+def frontier_of_singles(chain: Chain, *, points: int | None = None) -> Frontier:
+    """Every best plan in which each checkpoint holds one stage, for blocks that are no chain of modules."""
+    costs = Costs(chain)
+    edges = _edges(costs)
+    return _of_chain(chain, costs, edges, [Kept(costs, edges)], points=points, longest=1)
+
+
+def best(frontier: Frontier, budget: int) -> Point | None:
+    """The fastest plan within so many bytes; None where none fits."""
+    fitting = sum(peak <= budget for peak in frontier.peak_bytes)
+    return frontier.point(fitting - 1) if fitting else None
+
+
+def _kept(costs: Costs, edges: Whole, points: int | None) -> Inner:
+    if all(len(ways) < 2 for ways in costs.keeps):
+        return Kept(costs, edges)
+    return Table(costs, edges, inner=None, points=points, longest=0).fill(range(1, costs.num_stages + 1))
+
+
+def _of_chain(
+    chain: Chain, costs: Costs, edges: Whole, inner: list[Inner], *, points: int | None, longest: int
+) -> Frontier:
+    end = Table(costs, edges, inner=inner[0], points=points, longest=longest).fill([costs.num_stages + 1])
+    return Frontier(chain, costs, (end, *inner))
+
+
+def _edges(costs: Costs) -> Whole:
+    """The grid that says where to merge: finer edges merge less and look up more."""
+    number = 256
+    least = max(1, min(costs.last(stage)[0] for stage in range(1, costs.num_stages + 1)))
+    spread = np.geomspace(least, costs.most + 1, number - 1).round()
+    return np.unique(np.concatenate([[-1], spread]).astype(np.int64))

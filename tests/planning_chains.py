@@ -1,0 +1,135 @@
+"""Chains to plan for, and every plan of a small one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.plan import Item, Plan
+from profiler.planning.simulator import Cost, simulate
+
+FOLDER = Path(__file__).parent / "planning"
+NAMED = ("hetero12", "transformer60")
+COUNTED = {1: 2, 2: 6, 3: 22, 4: 90, 5: 394, 6: 1806, 7: 8558, 8: 41586}  # the large Schroeder numbers
+
+
+def equal_stages(number: int, *, output: int = 1, saved: int = 1, own: int | None = None) -> Chain:
+    """A chain of equal stages, a second forward and no time backward."""
+    stage = Stage(
+        name="",
+        forward_seconds=1.0,
+        backward_seconds=0.0,
+        output_bytes=output,
+        saved_bytes=saved,
+        forward_extra_bytes=0,
+        backward_extra_bytes=0,
+        own_saved_bytes=own,
+    )
+    return Chain(input_bytes=output, stages=(stage,) * number)
+
+
+def random_chain(seed: int, number: int, *, options: bool = False, pins: bool = False) -> Chain:
+    """All that a stage may cost: every second in numbers so small that plans tie, the others in large ones."""
+    draw = random.Random(seed)
+    scale = 1 if seed % 2 else 99_991
+    stages = tuple(_stage(draw, scale, place, options=options, pins=pins) for place in range(number))
+    return Chain(
+        input_bytes=draw.randint(0, 9 * scale),
+        stages=stages,
+        static_bytes=draw.choice((0, 50)) * scale,
+        floor_bytes=draw.choice((0, 0, 120)) * scale,
+    )
+
+
+def _stage(draw: random.Random, scale: int, place: int, *, options: bool, pins: bool) -> Stage:
+    output = draw.randint(0, 12 * scale)
+    saved = output + draw.randint(0, 40 * scale)
+    forward = draw.randint(1, 9 * scale) / 1000 / scale
+    names = draw.choice(((), ("matmul",), ("few", "most"))) if options else ()
+    return Stage(
+        name=f"stage{place}",
+        forward_seconds=forward,
+        backward_seconds=draw.randint(1, 20 * scale) / 1000 / scale,
+        output_bytes=output,
+        saved_bytes=saved,
+        forward_extra_bytes=draw.randint(0, 20 * scale),
+        backward_extra_bytes=draw.randint(0, 25 * scale),
+        own_saved_bytes=draw.choice((None, saved - output)),
+        plain_forward_extra_bytes=draw.choice((None, draw.randint(0, 20 * scale))),
+        gradient_bytes=draw.choice((0, draw.randint(0, 15 * scale))),
+        early_stop_seconds=draw.choice((None, forward * 0.7)),
+        options=tuple(_option(draw, scale, name, saved) for name in names),
+        pinned=pins and draw.random() < 0.2,
+    )
+
+
+def _option(draw: random.Random, scale: int, name: str, saved: int) -> Option:
+    less = draw.randint(0, saved)
+    return Option(
+        name=name,
+        saved_bytes=less,
+        own_saved_bytes=draw.choice((None, draw.randint(0, less))),
+        forward_extra_bytes=draw.randint(0, 20 * scale),
+        backward_extra_bytes=draw.randint(0, 40 * scale),
+        forward_seconds=draw.randint(1, 9 * scale) / 1000 / scale,
+        backward_seconds=draw.randint(5, 25 * scale) / 1000 / scale,
+    )
+
+
+def every_plan(chain: Chain, *, levels: int | None = None) -> Iterator[Plan]:
+    """Every plan of a chain whose checkpoints are nested this deep at most."""
+    for items in every_items(0, len(chain.stages), levels if levels is not None else len(chain.stages)):
+        if not any(chain.stages[stage].pinned for stage in _checkpointed(items)):
+            yield from _with_options(chain, items)
+
+
+@cache
+def every_items(first: int, end: int, levels: int) -> tuple[tuple[Item, ...], ...]:
+    """Every way to keep the stages from `first` to before `end` or put brackets round them."""
+    if first == end:
+        return ((),)
+    found: list[tuple[Item, ...]] = [(first, *others) for others in every_items(first + 1, end, levels)]
+    for last in range(first, end) if levels else ():
+        for inner in every_items(first, last, levels - 1):
+            found += [((*inner, last), *others) for others in every_items(last + 1, end, levels)]
+    return tuple(found)
+
+
+def lower_envelope(costs: Iterable[Cost]) -> list[tuple[int, float]]:
+    """Bytes and seconds of those than which none is both smaller and faster."""
+    found: list[tuple[int, float]] = []
+    for cost in sorted(costs, key=lambda one: (one.peak_bytes, one.step_seconds)):
+        if not found or cost.step_seconds < found[-1][1] - 1e-12:
+            found.append((cost.peak_bytes, cost.step_seconds))
+    return found
+
+
+def best_of_all(chain: Chain, *, levels: int | None = None) -> list[tuple[int, float]]:
+    """The frontier, by the simulator's word on every plan there is."""
+    return lower_envelope(simulate(chain, plan) for plan in every_plan(chain, levels=levels))
+
+
+def _checkpointed(items: tuple[Item, ...]) -> Iterator[int]:
+    for item in items:
+        if isinstance(item, tuple):
+            yield from (one for one in item if isinstance(one, int))
+            yield from _checkpointed(item)
+
+
+def _with_options(chain: Chain, items: tuple[Item, ...]) -> Iterator[Plan]:
+    ends = {run[-1] for run in _runs(items)}
+    found: list[tuple[tuple[int, str], ...]] = [()]
+    for place, stage in enumerate(chain.stages):
+        if place not in ends:
+            found += [(*before, (place, one.name)) for before in found for one in stage.options]
+    return (Plan(items=items, options=options) for options in found)
+
+
+def _runs(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
+    for item in items:
+        if isinstance(item, tuple):
+            yield item
+            yield from _runs(item)

@@ -1,0 +1,150 @@
+"""Files of chains, and what a plan costs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from profiler.errors import UserError
+from profiler.planning.chain import Chain, Option, Stage, read, write
+from profiler.planning.plan import Plan, parse, render
+from profiler.planning.simulator import simulate
+from tests.planning_chains import FOLDER, NAMED, random_chain
+
+STAGE = {
+    "name": "a",
+    "forward_seconds": 0.1,
+    "backward_seconds": 0.2,
+    "output_bytes": 1,
+    "saved_bytes": 3,
+    "forward_extra_bytes": 0,
+    "backward_extra_bytes": 0,
+}
+OPTION = {key: value for key, value in STAGE.items() if key != "output_bytes"}
+
+
+def expected(name: str) -> dict:
+    return json.loads((FOLDER / f"{name}.expected.json").read_text())
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_plan_costs_what_the_peer_says(name):
+    chain = read(FOLDER / f"{name}.stages.json")
+
+    for one in expected(name)["plans"]:
+        plan = parse(one["plan"], len(chain.stages))
+        cost = simulate(chain, plan)
+
+        assert render(plan) == one["plan"]
+        assert cost.peak_bytes == one["peak_bytes"] <= one["budget_bytes"]
+        assert cost.step_seconds == pytest.approx(one["step_seconds"], abs=1e-9)
+
+
+def test_a_chain_is_read_as_it_was_written(tmp_path):
+    for seed in range(10):
+        chain = random_chain(seed, 4, options=True, pins=True)
+
+        write(chain, tmp_path / "chain.json")
+
+        assert read(tmp_path / "chain.json") == chain
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "Expected `object`"),
+        ('{"input_bytes": 1, "stages": []}', "length >= 1"),
+        (json.dumps({"stages": [STAGE]}), "missing required field `input_bytes`"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE], "bugdet": 1}), "unknown field `bugdet`"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"colour": 1}]}), "unknown field `colour`"),
+        (json.dumps({"input_bytes": 1, "stages": [{"name": "a"}]}), "missing required field"),
+        (json.dumps({"input_bytes": -1, "stages": [STAGE]}), ">= 0"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"saved_bytes": -3}]}), ">= 0"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"forward_seconds": -3.0}]}), ">= 0"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"forward_seconds": float("nan")}]}), "is not JSON"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"forward_seconds": float("inf")}]}), "is not JSON"),
+        ('{"input_bytes": 1, "stages": [{"name": "a", "forward_seconds": 1e999}]}', "out of range"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"saved_bytes": 10**30}]}), "saved_bytes"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE, STAGE]}), "called 'a'"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"own_saved_bytes": 4}]}), "own_saved_bytes of 'a'"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"options": [OPTION, OPTION]}]}), "options of 'a'"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"options": [OPTION | {"name": "a b"}]}]}), "matching regex"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_a_hint(tmp_path, text, said):
+    path = tmp_path / "chain.json"
+    path.write_text(text)
+
+    with pytest.raises(UserError) as caught:
+        read(path)
+
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match="cannot read"):
+        read(tmp_path / "none.json")
+
+
+def stage(**costs: float) -> Stage:
+    return Stage(**(STAGE | costs))
+
+
+def test_two_stages_by_hand():
+    """Outputs 10 and 20, saved 15 and 28 without them; 3 and 5 more in a forward, 7 and 11 in a backward."""
+    first = stage(output_bytes=10, saved_bytes=25, own_saved_bytes=15, forward_extra_bytes=3, backward_extra_bytes=7)
+    second = stage(output_bytes=20, saved_bytes=48, own_saved_bytes=28, forward_extra_bytes=5, backward_extra_bytes=11)
+    chain = Chain(input_bytes=100, stages=(first, second), static_bytes=1000)
+
+    kept, both, one = (simulate(chain, parse(text, 2)) for text in ("1-2", "[1-2]", "[1] 2"))
+
+    assert kept.peak_bytes == 1000 + 100 + 25 + 20 + 28 + 11  # the second's backward, with its output's gradient
+    assert both.peak_bytes == 1000 + 100 + 20 + 25 + 28 + 11
+    assert one.peak_bytes == 1000 + 100 + 10 + 20 + 28 + 11
+    assert [cost.step_seconds for cost in (kept, both, one)] == pytest.approx([0.6, 0.8, 0.7])
+
+
+def test_the_last_stage_of_a_recompute_stops_early():
+    first, second = stage(early_stop_seconds=0.06), stage(early_stop_seconds=0.07)
+    chain = Chain(input_bytes=1, stages=(first, second))
+
+    assert simulate(chain, parse("[1-2]", 2)).step_seconds == pytest.approx(0.6 + 0.1 + 0.07)
+    assert simulate(chain, parse("[[1] 2]", 2)).step_seconds == pytest.approx(0.6 + 0.1 + 0.07 + 0.06)
+
+
+def test_gradients_of_parameters_stay():
+    """The first stage at work last: its output's gradient, what it saved, and the gradients of both."""
+    chain = Chain(input_bytes=1, stages=(stage(gradient_bytes=30), stage(gradient_bytes=50)))
+
+    assert simulate(chain, parse("1-2", 2)).peak_bytes == 1 + 1 + 3 + 50 + 30
+
+
+def test_no_plan_goes_below_the_floor():
+    chain = Chain(input_bytes=1, stages=(stage(),), floor_bytes=500)
+
+    assert simulate(chain, parse("1", 1)).peak_bytes == 500
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(items=(0,)),
+        Plan(items=(1, 0)),
+        Plan(items=(0, (1, ()))),
+        Plan(items=(((0, 1),),)),
+        Plan(items=((0,), 1)),
+        Plan(items=(0, 1), options=((1, "matmul"),)),
+        Plan(items=(0, (1,)), options=((1, "few"),)),
+        Plan(items=(0, 1), options=((1, "few"), (1, "few"))),
+    ],
+)
+def test_what_is_no_plan_of_the_chain_is_not_carried_out(plan):
+    few = Option(**(OPTION | {"name": "few"}))
+    chain = Chain(input_bytes=1, stages=(stage(pinned=True), stage(options=(few,))))
+
+    simulate(chain, Plan(items=(0, 1), options=((1, "few"),)))
+    with pytest.raises(ValueError, match=r"stage|run|options"):
+        simulate(chain, plan)

@@ -1,0 +1,182 @@
+"""The best plans, against files of a peer, brute force and closed forms."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from math import comb
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from profiler.planning import chain as chains
+from profiler.planning.costs import Costs
+from profiler.planning.plan import Plan
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import Frontier, best, frontier, frontier_of_singles
+from tests.planning_chains import (
+    COUNTED,
+    FOLDER,
+    NAMED,
+    best_of_all,
+    equal_stages,
+    every_plan,
+    lower_envelope,
+    random_chain,
+)
+
+SIZES = [8] + [7] * 6 + [6] * 28 + [5] * 65 + [4] * 80 + [3] * 70 + [2] * 30 + [1] * 20
+
+
+def same(found: Frontier, expected: list[tuple[int, float]]) -> bool:
+    """Equal bytes, and seconds that differ by rounding only, at every point."""
+    return [*found.peak_bytes] == [nbytes for nbytes, _ in expected] and all(
+        abs(seconds - other) < 1e-9 for seconds, (_, other) in zip(found.step_seconds, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(("levels", "kind"), [(1, "single_level"), (None, "nested")])
+def test_the_frontiers_are_those_of_the_peer(name, levels, kind):
+    chain = chains.read(FOLDER / f"{name}.stages.json")
+    expected = json.loads((FOLDER / f"{name}.expected.json").read_text())[kind]
+
+    found = frontier(chain, levels=levels)
+
+    assert same(found, expected)
+    assert found.lost_fraction == 0
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("levels", [1, 2, None])
+def test_every_plan_costs_what_the_frontier_says(name, levels):
+    chain = chains.read(FOLDER / f"{name}.stages.json")
+
+    for point in frontier(chain, levels=levels):
+        cost = simulate(chain, point.plan)
+
+        assert (cost.peak_bytes, cost.step_seconds) == (point.peak_bytes, point.step_seconds)
+        assert levels is None or point.plan.depth() <= levels
+
+
+def test_brute_force_tries_every_plan():
+    assert len(SIZES) == 300
+    for number, counted in COUNTED.items():
+        if number < 7:
+            assert len({plan.items for plan in every_plan(equal_stages(number))}) == counted
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_the_frontier_is_that_of_brute_force(part):
+    for seed, number in list(enumerate(SIZES))[part::10]:
+        chain = random_chain(seed, number)
+
+        found = frontier(chain, levels=None)
+
+        assert same(found, best_of_all(chain)), (seed, number)
+        assert all(point.plan for point in found)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, None])
+def test_so_it_is_with_options_pins_and_limited_depth(levels):
+    for seed in range(60):
+        chain = random_chain(seed, 1 + seed % 5, options=True, pins=seed % 2 == 1)
+
+        found = frontier(chain, levels=levels)
+
+        assert same(found, best_of_all(chain, levels=levels)), seed
+        assert all(point.plan for point in found)
+
+
+def test_checkpoints_of_single_stages_are_those_of_brute_force():
+    for seed in range(60):
+        chain = random_chain(seed, 1 + seed % 6, options=True, pins=True)
+        plans = [plan for plan in every_plan(chain, levels=1) if longest_run(plan) < 2]
+
+        found = frontier_of_singles(chain)
+
+        assert same(found, lower_envelope(simulate(chain, plan) for plan in plans)), seed
+
+
+def longest_run(plan: Plan) -> int:
+    return max((len(item) for item in plan.items if isinstance(item, tuple)), default=0)
+
+
+def test_a_wrong_recurrence_is_noticed_by_the_judge_and_by_brute_force(monkeypatch):
+    def without_gradients(self, stage, target, way):
+        return max(self.output[target] + way.forward, way.backward)
+
+    monkeypatch.setattr(Costs, "keep_floor", without_gradients)
+    judged = different = 0
+
+    for seed in range(30):
+        chain = random_chain(seed, 4)
+        found = frontier(chain, levels=None)
+        different += not same(found, best_of_all(chain))
+        try:
+            list(found)
+        except AssertionError:
+            judged += 1
+
+    assert judged > 3
+    assert different > 3
+
+
+@pytest.mark.parametrize("slots", range(1, 5))
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 6, 10, 15, 20, 24])
+def test_equal_stages_take_the_forwards_of_revolve(length, slots):
+    """Griewank and Walther 2000, proposition 1: slots hold the input and outputs besides the stage at work."""
+    heavy = 100  # what a stage saved: two at a time do not fit, so every stage but the last is run again
+    chain = equal_stages(length, saved=1 + heavy, own=heavy)
+
+    point = best(frontier(chain, levels=None), slots + 2 + heavy)
+
+    assert point.step_seconds == length + revolve(length, slots)  # each is also run right before its backward
+
+
+def revolve(length: int, slots: int) -> int:
+    """Forwards of a reversal: r l - C(c + r, c + 1) with the least r by which l <= C(c + r, c)."""
+    runs = next(runs for runs in range(length + 1) if length <= comb(slots + runs, slots))
+    return runs * length - comb(slots + runs, slots + 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from([1, 2, None]), st.sampled_from([None, 4]))
+def test_a_frontier_falls(seed, number, levels, points):
+    found = frontier(random_chain(seed, number, options=True, pins=True), levels=levels, points=points)
+
+    assert all(one < other for one, other in pairwise(found.peak_bytes))
+    assert all(one > other for one, other in pairwise(found.step_seconds))
+    assert len(found)
+
+
+def test_the_best_plan_is_the_fastest_that_fits():
+    found = frontier(random_chain(7, 6), levels=None)
+
+    for index, peak in enumerate(found.peak_bytes):
+        assert best(found, peak).step_seconds == pytest.approx(found.step_seconds[index])
+        assert best(found, peak - 1) == (found.point(index - 1) if index else None)
+
+
+def test_thinned_frontiers_lose_no_more_than_they_say():
+    for seed in range(20):
+        chain = random_chain(seed, 14)
+        exact, thinned = frontier(chain, levels=None), frontier(chain, levels=None, points=8)
+
+        lost = max(point.step_seconds - best(exact, point.peak_bytes).step_seconds for point in [*thinned])
+        assert 0 <= lost <= thinned.lost_fraction * exact.step_seconds[-1] + 1e-9
+        assert exact.lost_fraction == 0 < thinned.lost_fraction
+        assert len(thinned) <= 8
+
+
+def test_gradients_that_backward_leaves_are_counted():
+    """Two plain stages: what the first's backward finds is the second's gradient."""
+    stage = equal_stages(1).stages[0]
+    stages = replace(stage, backward_extra_bytes=10), replace(stage, gradient_bytes=100)
+    chain = chains.Chain(input_bytes=1, stages=stages)
+
+    found = frontier(chain)
+
+    assert found.peak_bytes[-1] == 1 + 1 + 1 + 10 + 100  # input, output's gradient, what it saved, more, left
