@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,10 +21,11 @@ from profiler.errors import Unsupported
 from profiler.rates import Rates
 from profiler.record import Environment, Note, Readings, Record
 from profiler.signature import name, signature
+from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace
 from profiler.trace import allocator, roofline
 from profiler.trace.cuda_like import cuda_like, foreach
-from profiler.trace.fake import fake_tensors
+from profiler.trace.fake import Fakes, fake_tensors
 from profiler.trace.step import follow
 from profiler.trace.summary import readings
 from profiler.trace.tracer import Hidden
@@ -42,7 +43,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
     on_stage("build")
     case = trial.case
     built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_stage=on_stage)
-    known = _rates(case.device, trial.calibration)
+    known = known_rates(case.device, trial.calibration)
     seconds = _seconds(trial, trace, known)
     return Record(
         case=case,
@@ -74,33 +75,51 @@ def trace_case(
     calibration: Calibration | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
     with_saves: bool = False,
+    with_calls: bool = False,
 ) -> tuple[Assembled, Trace, int]:
     """The case's model with its strategy, fake; one traced step of it; and how many values of data were guessed.
 
-    `with_saves` is for `compose`. Raises as `predict` does.
+    `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
-    kind = "cpu" if case.twin.device == "cpu" else "cuda"
-    with fake_tensors() as fakes, cuda_like() if kind == "cuda" else nullcontext():
+    kind = _kind(case)
+    with _fakes(case) as fakes:
+        built = assemble(case)
+        if built.applied.changes_kernels:
+            raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
+        on_stage("memory")
+        optimizer, step = built.trainer()
+        if kind == "cuda":
+            foreach(optimizer)
+        trace = follow(
+            built.workload,
+            optimizer,
+            step,
+            device=kind,
+            hidden=_hidden(calibration),
+            workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
+            with_saves=with_saves,
+            with_calls=with_calls,
+        )
+    return built, trace, fakes.num_guesses
+
+
+def observe_case(case: Case) -> Observation:
+    """How the blocks of the case's model work together. Raises as `predict` does."""
+    with _fakes(case):
+        return observe(assemble(case.baseline).workload)
+
+
+@contextmanager
+def _fakes(case: Case) -> Iterator[Fakes]:
+    with fake_tensors() as fakes, cuda_like() if _kind(case) == "cuda" else nullcontext():
         try:
-            built = assemble(case)
-            if built.applied.changes_kernels:
-                raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
-            on_stage("memory")
-            optimizer, step = built.trainer()
-            if kind == "cuda":
-                foreach(optimizer)
-            trace = follow(
-                built.workload,
-                optimizer,
-                step,
-                device=kind,
-                hidden=_hidden(calibration),
-                workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
-                with_saves=with_saves,
-            )
+            yield fakes
         except DATA_DEPENDENT as error:
             raise Unsupported(f"what the model does depends on its data ({error})") from error
-    return built, trace, fakes.num_guesses
+
+
+def _kind(case: Case) -> str:
+    return "cpu" if case.twin.device == "cpu" else "cuda"
 
 
 def _environment(known: Rates | None) -> Environment:
@@ -116,7 +135,7 @@ def _environment(known: Rates | None) -> Environment:
     )
 
 
-def _rates(device: str, calibration: Calibration | None = None) -> Rates | None:
+def known_rates(device: str, calibration: Calibration | None = None) -> Rates | None:
     """What is known of the device; where only its kind is given, of the one that was measured."""
     word = device.removeprefix(FAKE)
     if word not in ("cpu", "cuda"):
@@ -137,7 +156,7 @@ def _reserved(trace: Trace) -> dict[str, int] | None:
 
 def _workspace_bytes(device: str) -> int:
     """What cuBLAS keeps; where only the kind of device is given, as before Hopper."""
-    known = _rates(device)
+    known = known_rates(device)
     return rates.workspace_bytes(known) if known else rates.SMALL_WORKSPACE
 
 

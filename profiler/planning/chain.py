@@ -25,9 +25,16 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     saved_bytes: Bytes
     own_saved_bytes: Bytes | None = None  # None: all of saved_bytes
     forward_extra_bytes: Bytes
-    backward_extra_bytes: Bytes
+    backward_extra_bytes: int
     forward_seconds: Seconds
     backward_seconds: Seconds
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A module of the model that was measured."""
+
+    name: str
+    parameters: tuple[str, ...]  # `weight float32 64 x 3`
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -39,12 +46,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     output_bytes: Bytes
     saved_bytes: Bytes  # held after a saving forward while later stages run: with the output, without the input
     forward_extra_bytes: Bytes  # live only during a saving forward
-    backward_extra_bytes: Bytes  # live only during the backward, with the outgoing gradient, without the incoming one
+    backward_extra_bytes: int  # live only during the backward, with the outgoing gradient, without the incoming one;
+    # below 0 where what is saved goes before the gradients of parameters come
     own_saved_bytes: Bytes | None = None  # what is left once the output is gone; None: all of saved_bytes
     plain_forward_extra_bytes: Bytes | None = None  # live only during a forward that saves nothing; None: as saving
     gradient_bytes: Bytes = 0  # parameter gradients that the backward allocates and leaves
     early_stop_seconds: Seconds | None = None  # a forward that stops at its last saved tensor; None: the whole
     options: tuple[Option, ...] = ()
+    blocks: tuple[Block, ...] = ()  # the modules that it is; they are not interpreted here
     pinned: bool = False  # always kept, never inside a checkpoint
 
 
@@ -55,7 +64,6 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1)]
     static_bytes: Bytes = 0  # held throughout the step
     floor_bytes: Bytes = 0  # a peak that no plan changes, the optimizer's
-    fingerprint: tuple[str, ...] = ()  # what was measured, in words of whoever measured it; not interpreted here
 
 
 def read(path: Path) -> Chain:

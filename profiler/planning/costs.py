@@ -101,8 +101,8 @@ def _ticks_in_a_second(chain: Chain) -> int:
 
 
 def _figures(stage: Stage) -> Stage:
-    """What tells stages apart but their names."""
-    return replace(stage, name="")
+    """What tells stages apart but their names and modules."""
+    return replace(stage, name="", blocks=())
 
 
 def _own(stage: Stage) -> int:

@@ -16,6 +16,7 @@ TABLE = {
     "selective": "profiler.strategies.selective:apply",
     "offload": "profiler.strategies.offload:apply",
     "hf": "profiler.strategies.hugging_face:apply",
+    "plan": "profiler.strategies.plan:apply",
     "compile-budget": "profiler.strategies.compile_budget:apply",
     "_planted": "profiler.strategies.planted:apply",
 }

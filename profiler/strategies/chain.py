@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -16,17 +16,27 @@ from profiler.strategies.observe import observe
 from profiler.workload import Workload
 
 Checkpoint = Callable[..., Any]
-Run = Sequence[Any]  # of indices into the blocks, and of Runs: checkpoints within the checkpoint
+
+
+class Under(NamedTuple):
+    """A run under a checkpoint of its own, as selective ones are."""
+
+    run: Sequence[Any]
+    checkpoint: Checkpoint
+
+
+Run = Sequence[Any] | Under  # of indices into the blocks, and of Runs: checkpoints within the checkpoint
 
 
 def checkpoint_runs(workload: Workload, runs: Iterable[Run], *, checkpoint: Checkpoint | None = None) -> None:
     """Change the module in place so that each run of its blocks is recomputed in the backward.
 
     A run holds the indices of consecutive blocks, and may hold runs again: `[[0, 1], 2]` recomputes 0 to 2, and in that
-    recompute 0 and 1 once more. When the module's own forward calls the first block of a run, the whole run is computed
-    under the checkpoint; its calls of the others then return what they are given. So the forward that strings the
-    blocks together, a Sequential or a loop, stays as it is. Where a run is longer than one block, one forward is
-    observed; raises Unsupported where its blocks do not feed each other, and nothing else.
+    recompute 0 and 1 once more. `checkpoint` is that of all runs but those that are Under another. When the module's
+    own forward calls the first block of a run, the whole run is computed under the checkpoint; its calls of the others
+    then return what they are given. So the forward that strings the blocks together, a Sequential or a loop, stays as
+    it is. Where a run is longer than one block, one forward is observed; raises Unsupported where its blocks do not
+    feed each other, and nothing else.
     """
     refuse_none(workload.blocks)
     chosen = list(runs)
@@ -46,7 +56,12 @@ def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **
 
 def flat(run: Run) -> list[int]:
     """All indices of a run, in order."""
-    return [index for item in run for index in (flat(item) if isinstance(item, Sequence) else [item])]
+    return [index for item in items(run) for index in (flat(item) if isinstance(item, Sequence) else [item])]
+
+
+def items(run: Run) -> Sequence[Any]:
+    """What the run's checkpoint holds: indices and Runs."""
+    return run.run if isinstance(run, Under) else run
 
 
 def recomputes(runs: Iterable[Run]) -> dict[int, int]:
@@ -54,7 +69,7 @@ def recomputes(runs: Iterable[Run]) -> dict[int, int]:
     counts: dict[int, int] = {}
     for run in runs:
         counts |= dict.fromkeys(flat(run), 1)
-        inner = recomputes(item for item in run if isinstance(item, Sequence))
+        inner = recomputes(item for item in items(run) if isinstance(item, Sequence))
         counts |= {index: count + 1 for index, count in inner.items()}
     return counts
 
@@ -78,7 +93,12 @@ class _Run:
         block.forward = _Forward(self, block.forward, outside)
 
     def _enter(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._checkpoint(self._compute(self._run), *arguments, **keywords)
+        return self._under(self._run)(*arguments, **keywords)
+
+    def _under(self, run: Run) -> Callable[..., Any]:
+        """The run under its checkpoint."""
+        chosen = run.checkpoint if isinstance(run, Under) else self._checkpoint
+        return partial(chosen, self._compute(run))
 
     def _compute(self, run: Run) -> Callable[..., Any]:
         """The run as one function; runs within it under a checkpoint of their own."""
@@ -86,9 +106,8 @@ class _Run:
         def compute(*arguments: Any, **keywords: Any) -> Any:
             before, self.inside = self.inside, True
             try:
-                for item in run:
-                    inner = isinstance(item, Sequence)
-                    step = partial(self._checkpoint, self._compute(item)) if inner else self._blocks[item]
+                for item in items(run):
+                    step = self._under(item) if isinstance(item, Sequence) else self._blocks[item]
                     value = step(*arguments, **keywords)
                     arguments = (_bare(value), *arguments[1:])
             finally:
@@ -113,7 +132,7 @@ def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
     first = blocks[flat(run)[0]]
     if getattr(first, "inplace", False):
         first.inplace = False  # type: ignore[assignment]
-    for item in run:
+    for item in items(run):
         if isinstance(item, Sequence):
             _keep_inputs(blocks, item)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from profiler.record import Applied
-from profiler.strategies.chain import Run, checkpoint_runs, recomputes
+from profiler.strategies.chain import checkpoint_runs, recomputes
 from profiler.workload import Workload
 
 
@@ -19,7 +22,7 @@ def apply(workload: Workload) -> Applied:
     return Applied(split=f"{max(counts.values(), default=0)} deep", recomputes=counts)
 
 
-def halves(start: int, end: int) -> Run:
+def halves(start: int, end: int) -> Sequence[Any]:
     """The plan for blocks start to end: the first half checkpointed, with its own halves; then the second's plan."""
     if end - start < 2:
         return list(range(start, end))

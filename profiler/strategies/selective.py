@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from profiler.errors import Unsupported
 from profiler.record import Applied
-from profiler.strategies.chain import checkpoint_runs
+from profiler.strategies.chain import Checkpoint, checkpoint_runs
 from profiler.workload import Workload
 
 GROUPS = {
@@ -33,6 +34,14 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     Several are joined by `+`: save=matmul+attention, save=mm+gelu. Raises Unsupported for a name that is not in aten.
     Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
     """
+    length = len(workload.blocks)
+    checkpoint_runs(workload, [[index] for index in range(length)], checkpoint=saving(save))
+    names = tuple(name for word in save.split("+") for name in GROUPS.get(word, (word,)))
+    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=names)
+
+
+def saving(save: str) -> Checkpoint:
+    """A checkpoint that keeps the results of these operators. Raises Unsupported for a name that is not in aten."""
     names = [name for word in save.split("+") for name in GROUPS.get(word, (word,))]
     kept = {packet for name in names if (packet := _operator(name)) is not None}
     unknown = [word for word in save.split("+") if word not in GROUPS and _operator(word) is None]
@@ -46,10 +55,14 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
-    length = len(workload.blocks)
-    selective = partial(checkpoint, use_reentrant=False, context_fn=contexts)
-    checkpoint_runs(workload, [[index] for index in range(length)], checkpoint=selective)
-    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=tuple(names))
+    return partial(checkpoint, use_reentrant=False, context_fn=contexts)
+
+
+def offered(operators: Iterable[str]) -> list[str]:
+    """What can be kept of these operators (`aten.mm`): each group that is there, and all of them."""
+    there = set(operators)
+    groups = [word for word, names in GROUPS.items() if there & {f"aten.{name}" for name in names}]
+    return [*groups, *(["+".join(groups)] if len(groups) > 1 else [])]
 
 
 def _operator(name: str) -> OpOverloadPacket | None:

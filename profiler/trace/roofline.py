@@ -33,7 +33,7 @@ def seconds(trace: Trace, rates: Rates, precision: str) -> dict[str, float]:
     """
     spans: dict[str, float] = {}
     for operator in trace.operators:
-        spans[operator.phase] = spans.get(operator.phase, 0.0) + _operator_seconds(operator, rates, precision)
+        spans[operator.phase] = spans.get(operator.phase, 0.0) + operator_seconds(operator, rates, precision)
     zero, forward, recompute, backward, optimizer = (spans.get(phase, 0.0) for phase in PHASES)
     return {
         "forward": forward,
@@ -57,7 +57,8 @@ def stated_error(rates: Rates, precision: str, *, is_scaled: bool = False) -> st
     return f"times are {basis}{scale}{slow}; {RATIOS}"
 
 
-def _operator_seconds(operator: Operator, rates: Rates, precision: str) -> float:
+def operator_seconds(operator: Operator, rates: Rates, precision: str) -> float:
+    """Of one operator, as `seconds` counts it."""
     if not (operator.flops or operator.moved_bytes) or operator.name.startswith(FREE):
         return 0.0
     computing = operator.flops / (COMPUTE_EFFICIENCY * _flops_rate(operator, rates, precision))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -34,9 +34,10 @@ class Saving:
         self._stand_ins: dict[Any, torch.Tensor] = {}  # for what is there before the step and after it
 
     @contextmanager
-    def follow(self) -> Iterator[None]:
+    def follow(self, *, calls_only: bool = False) -> Iterator[None]:
         """Record what is saved and called within. Enter it when the tracer's modules are."""
-        with mock.patch.object(nn.Module, "__call__", self._calling()), saved_tensors_hooks(self._pack, self._unpack):
+        hooks = nullcontext() if calls_only else saved_tensors_hooks(self._pack, self._unpack)
+        with mock.patch.object(nn.Module, "__call__", self._calling()), hooks:
             yield
 
     def close(self) -> None:

@@ -35,18 +35,20 @@ def follow(
     hidden: Hidden | None = None,
     workspace_bytes: int = 0,
     with_saves: bool = False,
+    with_calls: bool = False,
 ) -> Trace:
     """Trace a step as it is once gradients and optimizer state are there.
 
     `step` runs one training step and tells its phases. Call it where tensors are fake. Instead of a first step, the
     optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
     gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
-    what autograd keeps and what modules are given, of which `compose` makes other traces. Bytes.
+    what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
+    Bytes.
     """
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
-        run = _Run(workload, optimizer, device, hidden, with_saves)
+        run = _Run(workload, optimizer, device, hidden, with_saves=with_saves, with_calls=with_calls)
         run.go(step)
         if run.arrived == used and not run.left_behind():
             break
@@ -105,21 +107,24 @@ class _Run:
         optimizer: torch.optim.Optimizer,
         device: str,
         hidden: Hidden | None,
+        *,
         with_saves: bool,
+        with_calls: bool,
     ) -> None:
         self._device = device
         self.arrived: set[int] = set()
         self._workload = workload
         self._optimizer = optimizer
         self._tracer = Tracer(workload.module, granule=GRANULE[device], hidden=hidden)
-        self._saving = Saving(self._tracer) if with_saves else None
+        self._saving = Saving(self._tracer) if with_saves or with_calls else None
+        self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
         self._hold()
 
     def go(self, step: Step) -> None:
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
-        saving = self._saving.follow() if self._saving else nullcontext()
+        saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
         with self._tracer.modules(), self._random_state(), saving, self._tracer:
             self._loss = step(self._mark)
         if self._saving:

@@ -1,0 +1,1 @@
+"""Case -> a chain of stages with what each costs: what planning works on."""

@@ -1,0 +1,125 @@
+"""Trial -> the chain of stages that planning works on: bytes by a traced step, seconds by a device or by its rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from profiler.case import FAKE, Case, Choice, Trial
+from profiler.errors import UserError
+from profiler.planning.chain import Block, Chain, Option, Stage
+from profiler.predicting import known_rates, observe_case, trace_case
+from profiler.staging import estimated, timed
+from profiler.staging.holding import Held, floor_bytes, held, static_bytes
+from profiler.staging.seconds import Seconds
+from profiler.staging.spans import Span, spans
+from profiler.strategies.plan import fingerprint
+from profiler.strategies.selective import offered
+from profiler.timeline import Trace
+
+
+def stages(trial: Trial) -> Chain:
+    """What each stage of the trial's model costs. Its device is there, or its rates are known.
+
+    Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
+    not feed each other alone is a stage that must be kept, so that no plan computes them together. Raises UserError
+    where nothing is known of the device's time, Unsupported where the blocks do not run once each, in order, and
+    whatever the model raises.
+    """
+    case = trial.case.baseline
+    fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
+    known = known_rates(case.device, trial.calibration) if case.is_predicted else None
+    if case.is_predicted and known is None:
+        raise UserError(f"nothing is known of the time that '{case.device}' takes", hint="name a GPU: --device h100")
+    built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
+    names = built.workload.blocks
+    found = spans(trace, names)
+    saves = offered(one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last])
+    selective = {save: _selective(trial, fake, save) for save in saves}
+    clocked = {save: (other, spans) for save, (other, spans, _) in selective.items()}
+    seconds = (
+        estimated.seconds(trace, found, clocked, known, case.precision)
+        if known
+        else timed.seconds(case, [span.blocks for span in found], saves)
+    )
+    prints = fingerprint(built.workload.module, names)
+    made = [
+        _stage(
+            span,
+            bytes_,
+            time,
+            blocks=tuple(Block(name=names[index], parameters=prints[names[index]]) for index in span.blocks),
+            options={
+                save: bytes_of[span.name] for save, (_, _, bytes_of) in selective.items() if span.name in bytes_of
+            },
+        )
+        for span, bytes_, time in zip(found, held(trace, found), seconds, strict=True)
+    ]
+    return Chain(
+        input_bytes=0,  # the batch is there before the step
+        static_bytes=static_bytes(trace, found),
+        floor_bytes=floor_bytes(trace),
+        stages=tuple(_apart(made, found, observe_case(fake).linked)),
+    )
+
+
+_Selective = tuple[Trace, dict[str, Span], dict[str, Held]]  # the last two by name of the block
+
+
+def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
+    """A step with every block under a save option."""
+    case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
+    built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True)
+    found = spans(trace, built.workload.blocks, merged=False)
+    bytes_of = dict(zip((span.name for span in found), held(trace, found), strict=True))
+    return trace, {span.name: span for span in found if span.blocks}, bytes_of
+
+
+def _stage(span: Span, bytes_: Held, time: Seconds, *, blocks: tuple[Block, ...], options: dict[str, Held]) -> Stage:
+    return Stage(
+        name=span.name,
+        forward_seconds=time.forward,
+        backward_seconds=time.backward,
+        early_stop_seconds=time.early_stop,
+        **msgspec.structs.asdict(bytes_),
+        options=tuple(_option(save, options[save], *time.options[save]) for save in options if save in time.options),
+        pinned=not span.blocks,
+        blocks=blocks,
+    )
+
+
+def _option(save: str, bytes_: Held, forward: float, backward: float) -> Option:
+    return Option(
+        name=save,
+        saved_bytes=bytes_.saved_bytes,
+        own_saved_bytes=bytes_.own_saved_bytes,
+        forward_extra_bytes=bytes_.forward_extra_bytes,
+        backward_extra_bytes=bytes_.backward_extra_bytes,
+        forward_seconds=forward,
+        backward_seconds=backward,
+    )
+
+
+def _apart(made: Sequence[Stage], found: Sequence[Span], linked: Sequence[bool]) -> list[Stage]:
+    """With a stage that is always kept wherever two blocks must not be computed together."""
+    stages = [made[0]]
+    for (before, one), stage in zip(pairwise(found), made[1:], strict=True):
+        if before.blocks and one.blocks and not linked[before.blocks[-1]]:
+            stages.append(_nothing(f"between {before.name} and {one.name}"))
+        stages.append(stage)
+    return stages
+
+
+def _nothing(name: str) -> Stage:
+    return Stage(
+        name=name,
+        forward_seconds=0.0,
+        backward_seconds=0.0,
+        output_bytes=0,
+        saved_bytes=0,
+        forward_extra_bytes=0,
+        backward_extra_bytes=0,
+        pinned=True,
+    )

@@ -1,0 +1,56 @@
+"""A plan that was made before, from its file: knows nothing of how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from torch import nn
+
+from profiler import recipe
+from profiler.errors import Unsupported
+from profiler.recipe import Recipe, Segment
+from profiler.record import Applied
+from profiler.strategies.chain import Run, Under, checkpoint_runs, recomputes
+from profiler.strategies.selective import saving
+from profiler.workload import Workload
+
+
+def apply(workload: Workload, *, file: str = "plan.json") -> Applied:
+    """Recomputes what a plan of `gcprof plan` says, segments within segments and selective ones included.
+
+    Raises UserError where the file cannot be read, and Unsupported where the model is another than it was made for.
+    """
+    return carry_out(workload, recipe.read(Path(file)))
+
+
+def carry_out(workload: Workload, plan: Recipe) -> Applied:
+    """As `apply`. The blocks are the plan's own, whatever those of the workload are."""
+    names = tuple(plan.fingerprint)
+    changes = recipe.changes(plan, fingerprint(workload.module, names))
+    if changes:
+        more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise Unsupported(f"the plan is stale: {'; '.join(changes[:3])}{more}; plan again")
+    places = {name: index for index, name in enumerate(names)}
+    runs = [_run(segment, places) for segment in plan.segments]
+    checkpoint_runs(msgspec.structs.replace(workload, blocks=names), runs)
+    return Applied(split=plan.plan, recomputes=recomputes(runs))
+
+
+def fingerprint(module: nn.Module, blocks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The parameters of each block that the module has, with kind and shape."""
+    known = dict(module.named_modules(remove_duplicate=False))
+    return {
+        block: tuple(
+            f"{name} {str(one.dtype).removeprefix('torch.')} {' x '.join(map(str, one.shape))}"
+            for name, one in known[block].named_parameters()
+        )
+        for block in blocks
+        if block in known
+    }
+
+
+def _run(segment: Segment, places: Mapping[str, int]) -> Run:
+    run = [_run(item, places) if isinstance(item, Segment) else places[item] for item in segment.blocks]
+    return Under(run, saving(segment.save)) if segment.save else run
