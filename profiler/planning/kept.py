@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiler.planning.costs import LARGEST, Costs
+from profiler.planning.merge import Side
 from profiler.planning.staircase import Staircase, Whole, single
 
 
@@ -27,6 +28,10 @@ class Kept:
 
     def of(self, first: int, target: int) -> Staircase:
         return single(self._nbytes[first, target], self._ticks[first, target], 0)
+
+    def side(self, first: int, last: int) -> Side:
+        """P(first, last) as the segment of a cut."""
+        return Side(self.of(first, last), 0, None)
 
     def times(self, first: int, last: int) -> Whole:
         """Ticks of P(first, e) at every edge, for e from `first` to `last`."""

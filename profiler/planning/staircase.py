@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 Whole = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int32]
 
 
 class Staircase:
@@ -23,10 +24,18 @@ class Staircase:
         """The index of the best step for this much memory; -1 where there is none."""
         return int(self.nbytes.searchsorted(nbytes, "right")) - 1
 
+    def counts(self, nbytes: Whole) -> Whole:
+        """How many steps are at or below each of these memories."""
+        return self.nbytes.searchsorted(nbytes, "right")
+
     def values(self, nbytes: Whole, beyond: int) -> Whole:
         """The least time at each of these memories; `beyond` where nothing fits."""
-        found = self.ticks.take(self.nbytes.searchsorted(nbytes, "right") - 1)  # -1 reads the last, and is overwritten
-        found[: nbytes.searchsorted(self.nbytes[0])] = beyond
+        return self.after(self.counts(nbytes), beyond)
+
+    def after(self, counts: Whole, beyond: int) -> Whole:
+        """The time of the last of so many steps; `beyond` where there is none."""
+        found = self.ticks[counts - 1]  # -1 reads the last, and is overwritten
+        found[: counts.searchsorted(0, "right")] = beyond
         return found
 
 

@@ -13,14 +13,15 @@ from typing import Protocol
 import numpy as np
 
 from profiler.planning.costs import LARGEST, Costs
-from profiler.planning.merge import Cuts, merged
-from profiler.planning.staircase import Staircase, Whole, lowest, raised, single, thinned
+from profiler.planning.merge import Cuts, Side, merged
+from profiler.planning.staircase import Counts, Staircase, Whole, lowest, raised, single, thinned
 
 
 class Inner(Protocol):
     """Where the staircases of checkpointed segments are found."""
 
     def of(self, first: int, target: int) -> Staircase: ...
+    def side(self, first: int, last: int) -> Side: ...
     def times(self, first: int, last: int) -> Whole: ...
     def lost(self, first: int, last: int) -> Whole: ...
 
@@ -42,6 +43,7 @@ class Table:
         self._lost = np.zeros(64, dtype=np.int64)
         self._here = np.empty((64, len(edges)), dtype=np.int64)  # the time at each edge
         self._behind = np.empty((64, len(edges)), dtype=np.int64)  # where the input of s is within the memory
+        self._counts: list[tuple[Counts, Counts]] = []  # steps up to each edge, in both ways
 
     def of(self, first: int, target: int) -> Staircase:
         return self._staircases[int(self._numbers[first, target])]
@@ -50,6 +52,16 @@ class Table:
         """Ticks of P(first, e) at every edge, for e from `first` to `last`."""
         found: Whole = self._here[self._numbers[first, first : last + 1]]
         return found
+
+    def side(self, first: int, last: int) -> Side:
+        """P(first, last) as the segment of a cut."""
+        number = int(self._numbers[first, last])
+        return Side(self._staircases[number], 0, self._counts[number][0])
+
+    def _outer(self, first: int, target: int) -> Side:
+        """P(first, target) as what follows a segment, whose output is held meanwhile."""
+        number = int(self._numbers[first, target])
+        return Side(self._staircases[number], self.costs.output[first - 1], self._counts[number][1])
 
     def lost(self, first: int, last: int) -> Whole:
         found: Whole = self._lost[self._numbers[first, first : last + 1]]
@@ -85,8 +97,10 @@ class Table:
             )
         self._staircases.append(staircase)
         self._lost[number] = staircase.lost
-        self._here[number] = staircase.values(self.edges, LARGEST)
-        self._behind[number] = staircase.values(self.edges - input_bytes, LARGEST)
+        here, behind = staircase.counts(self.edges), staircase.counts(self.edges - input_bytes)
+        self._here[number] = staircase.after(here, LARGEST)
+        self._behind[number] = staircase.after(behind, LARGEST)
+        self._counts.append((here.astype(np.int32), behind.astype(np.int32)))
 
     def _solve(self, first: int, target: int) -> Staircase:
         costs = self.costs
@@ -112,8 +126,7 @@ class Table:
         last = first + len(floors) - 1
         numbers = self._numbers[first + 1 : last + 2, target]
         return Cuts(
-            pair=lambda cut: (self._inner.of(first, first + cut), self._staircases[numbers[cut]]),
-            held=self.costs.output[first : last + 1],
+            pair=lambda cut: (self._inner.side(first, first + cut), self._outer(first + cut + 1, target)),
             floors=floors,
             ticks=self.costs.forward_sums(first, len(floors)),
             times=self._inner.times(first, last) + self._behind[numbers],
