@@ -82,7 +82,12 @@ def read(path: Path) -> Chain:
 
 def write(chain: Chain, path: Path) -> None:
     """The chain as JSON, one field a line."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(chain), indent=1) + b"\n")
+    path.write_bytes(encoded(chain))
+
+
+def encoded(chain: Chain) -> bytes:
+    """As `write` writes it."""
+    return msgspec.json.format(msgspec.json.encode(chain), indent=1) + b"\n"
 
 
 def _check(chain: Chain, path: Path) -> None:

@@ -55,9 +55,13 @@ def plans(chain: Chain, kind: str) -> Iterator[tuple[str, Plan]]:
 
 def best_of(chain: Chain, kind: str, budget: int) -> tuple[str, Plan, Cost] | None:
     """The fastest plan of one rule within so many bytes; None where none fits."""
-    judged = [(word, plan, simulate(chain, plan)) for word, plan in plans(chain, kind)]
-    fitting = [one for one in judged if one[2].peak_bytes <= budget]
+    fitting = [one for one in costed(chain, kind) if one[2].peak_bytes <= budget]
     return min(fitting, key=lambda one: (one[2].step_seconds, one[2].peak_bytes), default=None)
+
+
+def costed(chain: Chain, kind: str) -> list[tuple[str, Plan, Cost]]:
+    """Every plan of one rule, with its word and what it costs."""
+    return [(word, plan, simulate(chain, plan)) for word, plan in plans(chain, kind)]
 
 
 def _free(chain: Chain) -> list[int]:
