@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,34 +11,46 @@ import torch
 from torch import nn
 
 from profiler import blocks as finding
-from profiler import catalogue, device_choice, optimizers, spec, strategies
+from profiler import catalogue, device_choice, optimizers, recipe, spec, strategies
 from profiler.case import PASSES, Choice, Trial
 from profiler.errors import Unsupported, UserError
 from profiler.measuring import measure as measure_trial
 from profiler.models.user import as_workload, call
+from profiler.recipe import Recipe
 from profiler.record import Applied, Record
 from profiler.spec import Request
+from profiler.strategies.plan import carry_out
 from profiler.workload import Workload
 
 
-def apply(module: nn.Module, strategy: str, *, example: Any = None, blocks: str | None = None) -> Applied:
+def apply(
+    module: nn.Module, strategy: str | Recipe | Path, *, example: Any = None, blocks: str | None = None
+) -> Applied:
     """Change a module in place so that its backward recomputes what the strategy says: `segments:k=4`, `all`, ...
 
-    `blocks` is a pattern of names, `model.layers.*`; without it they are found. `example` is a batch as the module
-    takes it (a dict as keywords, a tuple as arguments): strategies that run several blocks together look at one forward
-    of it, unless the module is made of Sequentials alone. Names of parameters stay as they are. Raises UserError for an
-    unknown strategy and Unsupported where it cannot be applied.
+    A plan stands for a strategy too, as a Recipe or as the path of its file. `blocks` is a pattern of names,
+    `model.layers.*`; without it they are found; a plan has its own. `example` is a batch as the module takes it (a dict
+    as keywords, a tuple as arguments): strategies that run several blocks together look at one forward of it, unless
+    the module is made of Sequentials alone. Names of parameters stay as they are. Raises UserError for an unknown
+    strategy or a file that is no plan, and Unsupported where it cannot be applied.
     """
+    if not isinstance(strategy, str):
+        return _carry_out(module, strategy, example, blocks)
     choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
     function, options = catalogue.load(choice, strategies.TABLE)
-    workload = Workload(
-        module=module,
-        blocks=finding.find_blocks(module, blocks),
-        batch=example,
-        loss=_look,
-    )
-    applied: Applied = function(workload, **options)
+    applied: Applied = function(_workload(module, finding.find_blocks(module, blocks), example), **options)
     return applied
+
+
+def _carry_out(module: nn.Module, plan: Recipe | Path, example: Any, blocks: str | None) -> Applied:
+    if blocks is not None:
+        raise UserError(f"blocks='{blocks}' has no effect: a plan names its own blocks", hint="leave it out")
+    found = plan if isinstance(plan, Recipe) else recipe.read(plan)
+    return carry_out(_workload(module, tuple(found.fingerprint), example), found)
+
+
+def _workload(module: nn.Module, blocks: tuple[str, ...], example: Any) -> Workload:
+    return Workload(module=module, blocks=blocks, batch=example, loss=_look)
 
 
 def _look(module: nn.Module, example: Any) -> Any:

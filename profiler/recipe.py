@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,18 @@ import msgspec
 from profiler.errors import UserError
 
 SCHEMA = 1
+HINT = "`gcprof plan` writes one with -o plan.json"
+GROUPS = {  # operators of aten, by the words for them
+    "matmul": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"),
+    "conv": ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
+    "attention": (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    ),
+}
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -27,19 +40,31 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     segments: tuple[Segment, ...]
     fingerprint: dict[str, tuple[str, ...]]  # all blocks in order, each with its parameters: `weight float32 64 x 3`
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for segments that are no runs of the blocks, or not apart."""
+        wrong = _fault(self)
+        if wrong:
+            raise ValueError(wrong)
+
+
+class _Numbered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan of any schema says of itself."""
+
+    schema: int
+
 
 def read(path: Path) -> Recipe:
     """Raises UserError for a file that is not there, is damaged, or of another schema."""
-    hint = "`gcprof plan` writes one with -o plan.json"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Recipe)
+        text = path.read_bytes()
+        schema = msgspec.json.decode(text, type=_Numbered).schema
+        if schema != SCHEMA:
+            raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
+        return msgspec.json.decode(text, type=Recipe)
     except OSError as error:
-        raise UserError(f"cannot read the plan '{path}': {error.strerror}", hint=hint) from None
+        raise UserError(f"cannot read the plan '{path}': {error.strerror}", hint=HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"'{path}' is not a plan: {error}", hint=hint) from None
-    if found.schema != SCHEMA:
-        raise UserError(f"'{path}' is of schema {found.schema}, this gcprof reads {SCHEMA}", hint="plan again")
-    return found
+        raise UserError(f"'{path}' is not a plan: {error}", hint=HINT) from None
 
 
 def write(recipe: Recipe, path: Path) -> None:
@@ -62,9 +87,37 @@ def changes(recipe: Recipe, fingerprint: dict[str, tuple[str, ...]]) -> list[str
     ]
 
 
+def operators(save: str) -> tuple[str, ...]:
+    """The operators of aten that a save option names, by groups or by themselves: `matmul+gelu`."""
+    return tuple(name for word in save.split("+") for name in GROUPS.get(word, (word,)))
+
+
+def every(segments: Iterable[str | Segment]) -> Iterator[Segment]:
+    """All segments, the outer ones before those in them."""
+    for segment in segments:
+        if isinstance(segment, Segment):
+            yield segment
+            yield from every(segment.blocks)
+
+
 def names(segment: Segment) -> list[str]:
     """All blocks of a segment, in order."""
     return [name for item in segment.blocks for name in (names(item) if isinstance(item, Segment) else [item])]
+
+
+def _fault(recipe: Recipe) -> str | None:
+    """Why its segments are none of its blocks; None where they are."""
+    known = list(recipe.fingerprint)
+    for segment in every(recipe.segments):
+        run = names(segment)
+        unknown = [name for name in run if name not in recipe.fingerprint]
+        if unknown:
+            return f"'{unknown[0]}' is none of its blocks"
+        if not run or run != known[known.index(run[0]) :][: len(run)]:
+            return f"segment [{' '.join(run)}] is no run of consecutive blocks"
+    counts = Counter(name for segment in recipe.segments for name in names(segment))
+    twice = [name for name, count in counts.items() if count > 1]
+    return f"'{twice[0]}' is in two segments" if twice else None
 
 
 def _differences(block: str, before: Iterable[str], now: Iterable[str]) -> list[str]:

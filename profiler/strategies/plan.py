@@ -26,7 +26,7 @@ def apply(workload: Workload, *, file: str = "plan.json") -> Applied:
 
 
 def carry_out(workload: Workload, plan: Recipe) -> Applied:
-    """As `apply`. The blocks are the plan's own, whatever those of the workload are."""
+    """As `apply`. The blocks are the plan's own; what is recomputed is told of those that are the workload's too."""
     names = tuple(plan.fingerprint)
     changes = recipe.changes(plan, fingerprint(workload.module, names))
     if changes:
@@ -35,7 +35,10 @@ def carry_out(workload: Workload, plan: Recipe) -> Applied:
     places = {name: index for index, name in enumerate(names)}
     runs = [_run(segment, places) for segment in plan.segments]
     checkpoint_runs(msgspec.structs.replace(workload, blocks=names), runs)
-    return Applied(split=plan.plan, recomputes=recomputes(runs))
+    own = {name: index for index, name in enumerate(workload.blocks)}
+    counts = {own[names[index]]: count for index, count in recomputes(runs).items() if names[index] in own}
+    kept = {name: None for one in recipe.every(plan.segments) if one.save for name in recipe.operators(one.save)}
+    return Applied(split=plan.plan, recomputes=counts, kept=tuple(kept))
 
 
 def fingerprint(module: nn.Module, blocks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

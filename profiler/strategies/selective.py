@@ -11,21 +11,10 @@ from torch._ops import OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from profiler.errors import Unsupported
+from profiler.recipe import GROUPS, operators
 from profiler.record import Applied
 from profiler.strategies.chain import Checkpoint, checkpoint_runs
 from profiler.workload import Workload
-
-GROUPS = {
-    "matmul": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"),
-    "conv": ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
-    "attention": (
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
-    ),
-}
 
 
 def apply(workload: Workload, *, save: str = "matmul") -> Applied:
@@ -36,14 +25,12 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     """
     length = len(workload.blocks)
     checkpoint_runs(workload, [[index] for index in range(length)], checkpoint=saving(save))
-    names = tuple(name for word in save.split("+") for name in GROUPS.get(word, (word,)))
-    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=names)
+    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=operators(save))
 
 
 def saving(save: str) -> Checkpoint:
     """A checkpoint that keeps the results of these operators. Raises Unsupported for a name that is not in aten."""
-    names = [name for word in save.split("+") for name in GROUPS.get(word, (word,))]
-    kept = {packet for name in names if (packet := _operator(name)) is not None}
+    kept = {packet for name in operators(save) if (packet := _operator(name)) is not None}
     unknown = [word for word in save.split("+") if word not in GROUPS and _operator(word) is None]
     if unknown:
         raise Unsupported(
@@ -58,10 +45,10 @@ def saving(save: str) -> Checkpoint:
     return partial(checkpoint, use_reentrant=False, context_fn=contexts)
 
 
-def offered(operators: Iterable[str]) -> list[str]:
+def offered(names: Iterable[str]) -> list[str]:
     """What can be kept of these operators (`aten.mm`): each group that is there, and all of them."""
-    there = set(operators)
-    groups = [word for word, names in GROUPS.items() if there & {f"aten.{name}" for name in names}]
+    there = set(names)
+    groups = [word for word, group in GROUPS.items() if there & {f"aten.{name}" for name in group}]
     return [*groups, *(["+".join(groups)] if len(groups) > 1 else [])]
 
 

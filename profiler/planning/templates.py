@@ -1,0 +1,156 @@
+"""The code that is emitted, but for the plan in it: text alone, which a user pastes and reads."""
+
+from __future__ import annotations
+
+from string import Template
+
+OVERLOADS = '''
+
+def _overloads(names):
+    """All overloads of these operators of aten."""
+    packets = [getattr(torch.ops.aten, name) for name in names]
+    return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+'''
+
+PYTHON = Template('''\
+from functools import partial
+
+$imports
+
+# Each list of blocks is computed again in the backward; a list within a list once more, during that.
+$plan
+
+def apply_plan(model):
+    """Change the model in place. Parameters and modules keep their names."""
+    for run in PLAN:
+        _Run(model, run)
+
+
+class _Run:
+    """Consecutive blocks: the first one's forward computes them all, the others' pass on what they are given."""
+
+    def __init__(self, model, run):
+        self.run, self.inside, self.in_tuples = run, False, set()
+        self.blocks = {name: model.get_submodule(name) for name in _names(run)}
+        self.forwards = {name: block.forward for name, block in self.blocks.items()}
+        for name, block in self.blocks.items():
+            block.forward = partial(self.forward, name)
+
+    def forward(self, name, /, *args, **kwargs):
+        if not self.inside and name == next(iter(self.blocks)):
+            return self.checkpointed(self.run, *args, **kwargs)
+        if not self.inside:
+            return (args[0],) if name in self.in_tuples else args[0]
+        output = self.forwards[name](*args, **kwargs)
+        if isinstance(output, tuple) and len(output) == 1:
+            self.in_tuples.add(name)
+        return output
+
+    def checkpointed(self, run, /, *args, **kwargs):
+        first = self.blocks[_names(run)[0]]
+        if getattr(first, "inplace", False):
+            first.inplace = False  # it would write over what the run is computed from again
+$checkpoint
+
+    def compute(self, run, /, *args, **kwargs):
+        before, self.inside = self.inside, True
+        try:
+            for item in run:
+                step = self.blocks[item] if isinstance(item, str) else partial(self.checkpointed, item)
+                output = step(*args, **kwargs)
+                bare = output[0] if isinstance(output, tuple) and len(output) == 1 else output
+                args = (bare, *args[1:])
+        finally:
+            self.inside = before
+        return output
+
+
+def _names(run):
+    """The blocks of a run, in order."""
+$names
+''')
+
+PLAIN = {
+    "imports": "from torch.utils.checkpoint import checkpoint",
+    "checkpoint": "        return checkpoint(partial(self.compute, run), *args, use_reentrant=False, **kwargs)",
+    "names": "    return [name for item in run for name in ([item] if isinstance(item, str) else _names(item))]",
+}
+SAVING = {
+    "imports": "import torch\nfrom torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts",
+    "checkpoint": """\
+        run, save = run if isinstance(run, tuple) else (run, None)
+        keeping = partial(create_selective_checkpoint_contexts, _overloads(KEPT[save])) if save else None
+        options = {"context_fn": keeping} if save else {}
+        return checkpoint(partial(self.compute, run), *args, use_reentrant=False, **options, **kwargs)""",
+    "names": f"""\
+    items = run[0] if isinstance(run, tuple) else run
+    return [name for item in items for name in ([item] if isinstance(item, str) else _names(item))]
+{OVERLOADS}""",
+}
+
+HUGGING_FACE = Template('''\
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+$plan
+
+def apply_plan(model):
+    """Switch checkpointing on in these layers alone. A Trainer's gradient_checkpointing=True would switch on all."""
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, GradientCheckpointingLayer)}
+    others = [name for name in LAYERS if name not in layers]
+    if others:
+        raise ValueError(f"not layers of this model that have a switch of their own: {others}")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for name, layer in layers.items():
+        layer.gradient_checkpointing = name in LAYERS
+''')
+
+WRAPPERS = """\
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)"""
+
+FSDP = Template(f'''\
+{WRAPPERS}
+
+$plan
+
+def apply_plan(model):
+    """Wrap these modules, while they still have these names. The keys of the state dict stay."""
+    chosen = {{model.get_submodule(name) for name in MODULES}}
+    apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrapped, check_fn=lambda module: module in chosen)
+
+
+def _wrapped(module):
+    if getattr(module, "inplace", False):
+        module.inplace = False  # it would write over what it is computed from again
+    return checkpoint_wrapper(module)
+''')
+
+FSDP_SAVING = Template(f'''\
+from functools import partial
+
+import torch
+{WRAPPERS}
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+$plan
+
+def apply_plan(model):
+    """Wrap these modules, while they still have these names. The keys of the state dict stay."""
+    chosen = {{model.get_submodule(name): save for name, save in MODULES.items()}}
+    apply_activation_checkpointing(
+        model,
+        checkpoint_wrapper_fn=lambda module: _wrapped(module, chosen[module]),
+        check_fn=lambda module: module in chosen,
+    )
+
+
+def _wrapped(module, save):
+    if getattr(module, "inplace", False):
+        module.inplace = False  # it would write over what it is computed from again
+    if save is None:
+        return checkpoint_wrapper(module)
+    keeping = partial(create_selective_checkpoint_contexts, _overloads(KEPT[save]))
+    return checkpoint_wrapper(module, context_fn=keeping)
+{OVERLOADS}''')
