@@ -53,9 +53,11 @@ def calibrate(engine: Engine, case: Case) -> Calibration | None:
     return None
 
 
-def stages(engine: Engine, case: Case, calibration: Calibration | None) -> Chain:
-    """The chain of the case's model. Raises UserError where it cannot be had."""
-    trial = Trial(case=case, calibration=calibration)
+def stages(
+    engine: Engine, case: Case, calibration: Calibration | None, *, passes: tuple[str, ...] = ("memory", "time")
+) -> Chain:
+    """The chain of the case's model; without the pass `time`, its bytes alone. Raises UserError where there is none."""
+    trial = Trial(case=case, calibration=calibration, passes=passes)
     failing = f"the stages of '{case.model}' ended without an answer"
     answer = engine.ask("profiler.worker:stage", encode(trial).decode(), failing=failing)
     if "chain" in answer:

@@ -22,6 +22,7 @@ LAYERS = (
     {"worker", "engines", "published"},
     {"runner", "callbacks", "api"},
     {"proving"},
+    {"capacity"},
     {"cli"},
 )
 ROOM_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}

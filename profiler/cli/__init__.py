@@ -19,6 +19,7 @@ from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
 from profiler.cli.export import export
 from profiler.cli.list import list_runs
+from profiler.cli.max_batch import max_batch
 from profiler.cli.models import models
 from profiler.cli.plan import plan
 from profiler.cli.plot import plot
@@ -71,6 +72,7 @@ app.command("explain")(explain)
 app.command("timeline")(timeline)
 app.command("plan")(plan)
 app.command("stages")(stages)
+app.command("max-batch")(max_batch)
 app.command("show")(show)
 app.command("plot")(plot)
 app.command("export")(export)
