@@ -40,7 +40,7 @@ def merged(cuts: Cuts, kept: list[Whole], edges: Whole) -> list[Points]:
     """
     times = cuts.times + cuts.ticks[:, None]
     times[edges < cuts.floors[:, None]] = LARGEST
-    least = times.min(axis=0)
+    least = np.minimum(times.min(axis=0), LARGEST)  # LARGEST and more: nothing fits
     for one in kept:
         np.minimum(least, one, out=least)
     alive = times[:, 1:] < least[:-1]
