@@ -107,11 +107,7 @@ def _speed() -> bool:
 def _thinning() -> None:
     """What thinning costs where the exact frontier can be had."""
     print("\nThinned, against the exact frontier: slower at the same memory by")
-    for kind, number, levels, points in (
-        ("network", 300, 1, 1000),
-        ("different", 300, 1, 1000),
-        ("network", 48, None, 256),
-    ):
+    for kind, number, levels, points in THINNED:
         chain = CHAINS[kind](number)
         exact, thinned = frontier(chain, levels=levels), frontier(chain, levels=levels, points=points)
         lost = [_seconds(thinned, peak) / _seconds(exact, peak) - 1 for peak in thinned.peak_bytes]
