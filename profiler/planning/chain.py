@@ -11,7 +11,7 @@ import msgspec
 
 from profiler.errors import UserError
 
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]  # 64 TiB: thousands of them fit 64 bits
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # a TiB: sums for hundreds of stages fit 64 bits
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Word = Annotated[str, msgspec.Meta(pattern=r"^[^\s\[\]:]+$")]  # it is written in plans: `7:matmul`
 HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, saved_bytes, forward_extra_bytes, "

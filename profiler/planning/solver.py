@@ -111,7 +111,7 @@ def frontier_of_singles(chain: Chain, *, points: int | None = None) -> Frontier:
     """Every best plan in which each checkpoint holds one stage, for blocks that are no chain of modules."""
     costs = Costs(chain)
     edges = _edges(costs, 1024)
-    return _of_chain(chain, costs, edges, [Kept(costs, edges)], points=points, longest=1)
+    return _of_chain(chain, costs, edges, [Kept(costs)], points=points, longest=1)
 
 
 def best(frontier: Frontier, budget: int) -> Point | None:
@@ -122,7 +122,7 @@ def best(frontier: Frontier, budget: int) -> Point | None:
 
 def _kept(costs: Costs, edges: Whole, points: int | None) -> Inner:
     if all(len(ways) < 2 for ways in costs.keeps):
-        return Kept(costs, edges)
+        return Kept(costs)
     return Table(costs, edges, inner=None, points=points, longest=0).fill(range(1, costs.num_stages + 1))
 
 
