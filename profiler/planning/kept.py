@@ -10,7 +10,7 @@ from profiler.planning.table import Segments
 
 
 class Kept:
-    """P(s, t) where nothing is checkpointed and there are no save options."""
+    """P(s, t) where nothing is checkpointed."""
 
     def __init__(self, costs: Costs) -> None:
         num = costs.num_stages

@@ -100,7 +100,7 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None)
     if levels is None:
         inner: list[Inner] = [Table(costs, edges, inner=None, points=points, longest=whole).fill(range(1, whole + 1))]
     else:
-        inner = [_kept(costs, edges, points)]
+        inner = [Kept(costs)]
         for _ in range(levels - 1):
             deeper = Table(costs, edges, inner=inner[0], points=points, longest=whole)
             inner.insert(0, deeper.fill(range(1, whole + 1)))
@@ -118,12 +118,6 @@ def best(frontier: Frontier, budget: int) -> Point | None:
     """The fastest plan within so many bytes; None where none fits."""
     fitting = sum(peak <= budget for peak in frontier.peak_bytes)
     return frontier.point(fitting - 1) if fitting else None
-
-
-def _kept(costs: Costs, edges: Whole, points: int | None) -> Inner:
-    if all(len(ways) < 2 for ways in costs.keeps):
-        return Kept(costs)
-    return Table(costs, edges, inner=None, points=points, longest=0).fill(range(1, costs.num_stages + 1))
 
 
 def _of_chain(

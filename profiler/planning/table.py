@@ -111,7 +111,7 @@ class Table:
         if first == target:
             return single(*costs.last(target))
         behind = self.of(first + 1, target)
-        parts = [self._kept(behind, first, target, number) for number in range(len(costs.keeps[first]))]
+        parts = [self._kept(behind, first, target, number) for number in range(len(costs.ways(first, target)))]
         lost = behind.lost
         forward = costs.plain_forward(first, self.longest, target)
         if len(forward):
@@ -133,7 +133,7 @@ class Table:
     def _kept_times(self, first: int, target: int) -> list[Whole]:
         """What keeping the first stage takes at every edge, by the way of keeping it."""
         behind, found = self.of(first + 1, target), []
-        for way in self.costs.keeps[first]:
+        for way in self.costs.ways(first, target):
             times = behind.after(behind.counts(self.edges - way.saved), LARGEST) + way.ticks
             times[self.edges < self.costs.keep_floor(first, target, way)] = LARGEST
             found.append(times)
