@@ -1,0 +1,163 @@
+"""What plans are worth, measured on the CPU in paired rounds: `python -m benchmarks.worth [NAME ...]`.
+
+- `uneven`, `resnet`: at the peak of every uniform split, the plan is not slower; over these, its extra time is on
+  average at most half of the best uniform split's.
+- `equal`: on equal transformer blocks the plan is never slower than the first N.
+- `options`, `options-resnet`: with save options, at 75 % of the peak without checkpointing, at most two thirds of the
+  extra time of the first N.
+
+Every ratio is of steps in one round, and the median of all rounds; a plan is slower where three quarters of the rounds
+say so. Exit code 1 where a line is missed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, median, quantiles
+
+import msgspec
+
+from benchmarks.plans import case_of
+from profiler import proving, recipe
+from profiler.case import Case, Trial
+from profiler.engines.local import Local
+from profiler.planning import rules
+from profiler.planning.chain import Chain
+from profiler.planning.plan import Plan, render
+from profiler.planning.recipes import recipe as recipe_of
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import best, frontier
+from profiler.planning.ways import none
+from profiler.units import bytes_text
+
+ROUNDS, SAMPLES = 6, 2
+HALF, TWO_THIRDS = 0.5, 2 / 3
+
+
+def main() -> int:
+    """Print every line; the exit code says whether all were met."""
+    failed = 0
+    for name in sys.argv[1:] or TABLE:
+        model, batch_size, check = TABLE[name]
+        print(f"{name}: {model}, batch {batch_size}", flush=True)
+        with Local(stage_seconds=600) as engine, tempfile.TemporaryDirectory() as folder:
+            failed += not check(_Bench(engine, case_of(model, batch_size), Path(folder)))
+    return 1 if failed else 0
+
+
+class _Bench:
+    """One model: its stages, and plans that are timed against each other."""
+
+    def __init__(self, engine: Local, case: Case, folder: Path) -> None:
+        self._engine, self._folder = engine, folder
+        self._case = msgspec.structs.replace(case, warmup=1, samples=SAMPLES, verify="off")
+        self.chain: Chain = proving.stages(engine, case, proving.calibrate(engine, case))
+        self.frontier = frontier(self.chain)
+        self.seconds: dict[str, list[float]] = {}
+
+    def time(self, plans: Sequence[Plan]) -> None:
+        """Fill `seconds`: by plan, the median of every round."""
+        cases = {render(none(self.chain).plan): self._case}
+        for number, plan in enumerate(dict.fromkeys(plans)):
+            path = self._folder / f"{number}.json"
+            recipe.write(recipe_of(self.chain, plan), path)
+            cases[render(plan)] = proving.under(self._case, path)
+        for number in range(ROUNDS):
+            for word, case in list(cases.items())[:: 1 if number % 2 else -1]:
+                (record,) = self._engine.run([Trial(case=case, passes=("time",))])
+                assert record.readings.step_seconds, record.detail
+                self.seconds.setdefault(word, []).append(median(record.readings.step_seconds))
+
+    def extra(self, plan: Plan) -> float:
+        """The extra time of a plan as a fraction, the median of the rounds."""
+        return median(self._ratios(plan, none(self.chain).plan)) - 1
+
+    def is_slower(self, plan: Plan, other: Plan) -> bool:
+        """In three quarters of the rounds."""
+        return plan != other and quantiles(self._ratios(plan, other), n=4)[0] > 1
+
+    def line(self, plan: Plan, other: Plan, word: str) -> str:
+        ratios = self._ratios(plan, other)
+        peaks = (
+            f"{bytes_text(simulate(self.chain, plan).peak_bytes)} {bytes_text(simulate(self.chain, other).peak_bytes)}"
+        )
+        spread = f"{min(ratios):.3f}..{max(ratios):.3f}"
+        return (
+            f"  {peaks}  plan {self.extra(plan) * 100:+.1f} %, {word} {self.extra(other) * 100:+.1f} %, "
+            f"ratio {median(ratios):.3f} ({spread})  {render(plan)}"
+        )
+
+    def _ratios(self, plan: Plan, other: Plan) -> list[float]:
+        return [a / b for a, b in zip(self.seconds[render(plan)], self.seconds[render(other)], strict=True)]
+
+
+def uneven(bench: _Bench) -> bool:
+    """Against every uniform split."""
+    pairs = _pairs(bench, "uniform")
+    bench.time([plan for pair in pairs for plan in pair[:2]])
+    slower = _told(bench, pairs)
+    planned = mean(bench.extra(plan) for plan, _, _ in pairs)
+    uniform = mean(_best_uniform(bench, pairs, simulate(bench.chain, other).peak_bytes) for _, other, _ in pairs)
+    lowest = min(simulate(bench.chain, other).peak_bytes for _, other, _ in pairs)
+    print(f"  mean extra time {planned * 100:.1f} %, of the best uniform split {uniform * 100:.1f} %")
+    reached = bench.frontier.peak_bytes[0]
+    print(f"  plans reach {bytes_text(reached)}, {(1 - reached / lowest) * 100:.1f} % below the lowest uniform split")
+    return not slower and planned <= HALF * uniform
+
+
+def equal(bench: _Bench) -> bool:
+    """Against the first N, for every N."""
+    pairs = _pairs(bench, "first")
+    bench.time([plan for pair in pairs for plan in pair[:2]])
+    return not _told(bench, pairs)
+
+
+def options(bench: _Bench) -> bool:
+    """At 75 % of the peak without checkpointing, against the first N."""
+    budget = int(0.75 * none(bench.chain).cost.peak_bytes)
+    found, rival = best(bench.frontier, budget), rules.best_of(bench.chain, "first", budget)
+    assert found
+    assert rival
+    bench.time([found.plan, rival[1]])
+    print(bench.line(found.plan, rival[1], rival[0]))
+    return bench.extra(found.plan) <= TWO_THIRDS * bench.extra(rival[1])
+
+
+def _pairs(bench: _Bench, kind: str) -> list[tuple[Plan, Plan, str]]:
+    """The plan at the peak of each plan of a rule that is below that of no checkpointing, that plan, and its word."""
+    whole = none(bench.chain).cost.peak_bytes
+    found = []
+    for word, plan, cost in rules.costed(bench.chain, kind):
+        point = best(bench.frontier, cost.peak_bytes)
+        if point is not None and cost.peak_bytes < whole:
+            found.append((point.plan, plan, word))
+    return found
+
+
+def _told(bench: _Bench, pairs: Sequence[tuple[Plan, Plan, str]]) -> int:
+    slower = 0
+    for plan, other, word in pairs:
+        is_slower = bench.is_slower(plan, other)
+        slower += is_slower
+        print(bench.line(plan, other, word) + ("  SLOWER" if is_slower else ""), flush=True)
+    return slower
+
+
+def _best_uniform(bench: _Bench, pairs: Sequence[tuple[Plan, Plan, str]], budget: int) -> float:
+    return min(bench.extra(other) for _, other, _ in pairs if simulate(bench.chain, other).peak_bytes <= budget)
+
+
+Check = Callable[[_Bench], bool]
+TABLE: dict[str, tuple[str, int, Check]] = {
+    "uneven": ("benchmarks/uneven.py:images", 32, uneven),
+    "resnet": ("cifar-resnet:depth=3", 64, uneven),
+    "equal": ("transformer:layers=8,width=256,sequence=128", 8, equal),
+    "options": ("transformer:layers=8,width=512,heads=8,sequence=256", 8, options),
+    "options-resnet": ("torchvision:resnet50:size=128", 8, options),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
