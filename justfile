@@ -37,6 +37,10 @@ bench-cost:
 bench-predict:
     {{python}} -m benchmarks.predict
 
+# the best plans of long chains; against PyTorch's knapsacks and integer programming
+bench-planner:
+    {{python}} -m benchmarks.planner
+
 # kill -9 of the parent at random moments
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}

@@ -69,7 +69,12 @@ def read(path: Path) -> Recipe:
 
 def write(recipe: Recipe, path: Path) -> None:
     """As JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n")
+    path.write_bytes(encoded(recipe))
+
+
+def encoded(recipe: Recipe) -> bytes:
+    """As `write` writes it."""
+    return msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n"
 
 
 def changes(recipe: Recipe, fingerprint: dict[str, tuple[str, ...]]) -> list[str]:

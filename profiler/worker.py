@@ -17,6 +17,7 @@ from profiler.errors import Unsupported, UserError
 from profiler.measuring import environment, measure, open_device
 from profiler.predicting import follow_case, predict
 from profiler.record import Environment, Outcome, Record
+from profiler.staging.stages import stages
 
 # Host and device say it in other ways than torch.OutOfMemoryError too.
 NO_MEMORY = (
@@ -61,6 +62,12 @@ def follow(request: str, channel: int) -> None:
     """Tell the traced step of the trial in `request`, or why it cannot be followed."""
     trial: Trial = decode(request, Trial)
     _answer(channel, "followed", lambda: follow_case(trial))
+
+
+def stage(request: str, channel: int) -> None:
+    """Tell the chain of stages of the trial in `request`, or why it cannot be had."""
+    trial: Trial = decode(request, Trial)
+    _answer(channel, "chain", lambda: stages(trial))
 
 
 def _answer(channel: int, key: str, work: Callable[[], object]) -> None:

@@ -120,16 +120,9 @@ def _checkpointed(items: tuple[Item, ...]) -> Iterator[int]:
 
 
 def _with_options(chain: Chain, items: tuple[Item, ...]) -> Iterator[Plan]:
-    ends = {run[-1] for run in _runs(items)}
+    inside = set(_checkpointed(items))
     found: list[tuple[tuple[int, str], ...]] = [()]
     for place, stage in enumerate(chain.stages):
-        if place not in ends:
+        if place not in inside:
             found += [(*before, (place, one.name)) for before in found for one in stage.options]
     return (Plan(items=items, options=options) for options in found)
-
-
-def _runs(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
-    for item in items:
-        if isinstance(item, tuple):
-            yield item
-            yield from _runs(item)

@@ -13,13 +13,16 @@ ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "units"},
     {"case", "workload", "devices", "blocks"},
-    {"catalogue", "outline", "record", "precision", "rates", "signature", "timeline"},
+    {"catalogue", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "trials"},
     {"spec", "assemble", "views"},
     {"describe", "measuring", "predicting", "sweep"},
+    {"staging"},
     {"worker", "engines", "published"},
     {"runner", "callbacks", "api"},
+    {"proving"},
+    {"capacity"},
     {"cli"},
 )
 ROOM_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
@@ -39,6 +42,7 @@ HOMES = {
         "assemble",
         "describe",
         "measuring",
+        "staging",
         "worker",
         "callbacks",
         "api",

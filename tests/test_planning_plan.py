@@ -14,20 +14,20 @@ from profiler.planning.plan import Item, Plan, fault, parse, render
 def plans(draw: st.DrawFn) -> tuple[Plan, int]:
     """Any plan of up to nine stages, with their number."""
     number = draw(st.integers(1, 9))
-    ends: set[int] = set()
+    inside: set[int] = set()
 
     def items(first: int, end: int, within: bool) -> tuple[Item, ...]:
         if first == end:
             return ()
         if within:
-            ends.add(end - 1)
+            inside.update(range(first, end))
             return (*items(first, end - 1, False), end - 1)
         length = draw(st.integers(0, end - first))
         head: Item = items(first, first + length, True) if length else first
         return (head, *items(first + max(length, 1), end, False))
 
     found = items(0, number, False)
-    free = [stage for stage in range(number) if stage not in ends]
+    free = [stage for stage in range(number) if stage not in inside]
     chosen = draw(st.lists(st.sampled_from(free), unique=True)) if free else []
     return Plan(
         items=found, options=tuple((stage, draw(st.sampled_from(("a", "b-2")))) for stage in sorted(chosen))
@@ -48,7 +48,7 @@ def test_a_plan_is_read_as_it_was_written(found):
         ("[1-3] 4 [5] 6", ((0, 1, 2), 3, (4,), 5), ()),
         ("[[1] 2-3] 4", (((0,), 1, 2), 3), ()),
         ("1 2:matmul 3", (0, 1, 2), ((1, "matmul"),)),
-        ("[1:few 2]3", ((0, 1), 2), ((0, "few"),)),
+        ("[1 2]3:few", ((0, 1), 2), ((2, "few"),)),
     ],
 )
 def test_a_plan_reads_as_people_write_it(text, items, options):
@@ -70,6 +70,7 @@ def test_a_plan_reads_as_people_write_it(text, items, options):
         "[] 1-3",
         "[1 [2]] 3",
         "[1 2:few] 3",
+        "[1:few 2] 3",
         "1:a-2 3",
         "one",
         "0-3",

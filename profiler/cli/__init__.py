@@ -19,12 +19,15 @@ from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
 from profiler.cli.export import export
 from profiler.cli.list import list_runs
+from profiler.cli.max_batch import max_batch
 from profiler.cli.models import models
+from profiler.cli.plan import plan
 from profiler.cli.plot import plot
 from profiler.cli.predict import predict
 from profiler.cli.reproduce import reproduce
 from profiler.cli.run import run
 from profiler.cli.show import show
+from profiler.cli.stages import stages
 from profiler.cli.strategies import strategies
 from profiler.cli.timeline import timeline
 from profiler.cli.words import COMMAND
@@ -67,6 +70,9 @@ app.command("run")(run)
 app.command("predict")(predict)
 app.command("explain")(explain)
 app.command("timeline")(timeline)
+app.command("plan")(plan)
+app.command("stages")(stages)
+app.command("max-batch")(max_batch)
 app.command("show")(show)
 app.command("plot")(plot)
 app.command("export")(export)

@@ -11,7 +11,7 @@ import msgspec
 
 from profiler.errors import UserError
 
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]  # 64 TiB: thousands of them fit 64 bits
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # a TiB: sums for hundreds of stages fit 64 bits
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Word = Annotated[str, msgspec.Meta(pattern=r"^[^\s\[\]:]+$")]  # it is written in plans: `7:matmul`
 HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, saved_bytes, forward_extra_bytes, "
@@ -82,7 +82,12 @@ def read(path: Path) -> Chain:
 
 def write(chain: Chain, path: Path) -> None:
     """The chain as JSON, one field a line."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(chain), indent=1) + b"\n")
+    path.write_bytes(encoded(chain))
+
+
+def encoded(chain: Chain) -> bytes:
+    """As `write` writes it."""
+    return msgspec.json.format(msgspec.json.encode(chain), indent=1) + b"\n"
 
 
 def _check(chain: Chain, path: Path) -> None:

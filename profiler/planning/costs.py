@@ -55,7 +55,12 @@ class Costs:
         transient = max(keep.forward + keep.backward for ways in self.keeps for keep in ways) + max(self.plain_extra)
         held = sum(max(keep.saved for keep in ways) for ways in self.keeps if ways) + sum(self.output)
         self.most = held + transient + self.left[1]  # no plan holds more
-        assert self.most < LARGEST
+        assert self.most < LARGEST // (self.num_stages + 1)
+
+    def ways(self, stage: int, target: int) -> tuple[Keep, ...]:
+        """How a stage can be kept: in a checkpointed run plainly, since there PyTorch's selective checkpoint would keep
+        its results from the first forward on."""
+        return self.keeps[stage] if target > self.num_stages else self.keeps[stage][:1]
 
     def last(self, stage: int) -> tuple[int, int, int]:
         """Bytes, ticks and choice of a segment's last stage alone; nothing for the loss."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from profiler.planning.costs import LARGEST, Costs
-from profiler.planning.staircase import Staircase, Whole, single
+from profiler.planning.staircase import Staircase, single
+from profiler.planning.table import Segments
 
 
 class Kept:
-    """P(s, t) where nothing is checkpointed and there are no save options."""
+    """P(s, t) where nothing is checkpointed."""
 
-    def __init__(self, costs: Costs, edges: Whole) -> None:
-        self.edges = edges
+    def __init__(self, costs: Costs) -> None:
         num = costs.num_stages
         self._nbytes = np.full((num + 2, num + 1), LARGEST, dtype=np.int64)
         self._ticks = np.full((num + 2, num + 1), LARGEST, dtype=np.int64)
@@ -28,10 +28,7 @@ class Kept:
     def of(self, first: int, target: int) -> Staircase:
         return single(self._nbytes[first, target], self._ticks[first, target], 0)
 
-    def times(self, first: int, last: int) -> Whole:
-        """Ticks of P(first, e) at every edge, for e from `first` to `last`."""
+    def segments(self, first: int, last: int) -> Segments:
+        """P(first, e) for e from `first` to `last`."""
         row = first, slice(first, last + 1)
-        return np.where(self.edges >= self._nbytes[row][:, None], self._ticks[row][:, None], LARGEST)
-
-    def lost(self, first: int, last: int) -> Whole:
-        return np.zeros(last + 1 - first, dtype=np.int64)
+        return Segments(sides=None, times=0, floors=self._nbytes[row], ticks=self._ticks[row], lost=0)

@@ -76,8 +76,9 @@ def fault(plan: Plan, num_stages: int) -> str | None:
     for run in runs(plan.items):
         if not run or isinstance(run[-1], tuple):
             return "a checkpointed run is empty or ends in another"
-        if run[-1] in dict(plan.options):
-            return f"stage {run[-1] + 1} ends a checkpointed run, and takes no save option there"
+    inside = [stage for run in runs(plan.items) for stage in run if stage in dict(plan.options)]
+    if inside:
+        return f"stage {inside[0] + 1} is in a checkpointed run, and takes no save option there"
     named = [stage for stage, _ in plan.options]
     if named != sorted(set(named)) or not set(named) <= set(stages):
         return "save options are out of order"

@@ -95,12 +95,12 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None)
     """
     assert levels is None or 1 <= levels <= DEEPEST
     costs = Costs(chain)
-    edges = _edges(costs)
+    edges = _edges(costs, 1024 if levels == 1 else 160)
     whole = costs.num_stages
     if levels is None:
         inner: list[Inner] = [Table(costs, edges, inner=None, points=points, longest=whole).fill(range(1, whole + 1))]
     else:
-        inner = [_kept(costs, edges, points)]
+        inner = [Kept(costs)]
         for _ in range(levels - 1):
             deeper = Table(costs, edges, inner=inner[0], points=points, longest=whole)
             inner.insert(0, deeper.fill(range(1, whole + 1)))
@@ -110,20 +110,14 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None)
 def frontier_of_singles(chain: Chain, *, points: int | None = None) -> Frontier:
     """Every best plan in which each checkpoint holds one stage, for blocks that are no chain of modules."""
     costs = Costs(chain)
-    edges = _edges(costs)
-    return _of_chain(chain, costs, edges, [Kept(costs, edges)], points=points, longest=1)
+    edges = _edges(costs, 1024)
+    return _of_chain(chain, costs, edges, [Kept(costs)], points=points, longest=1)
 
 
 def best(frontier: Frontier, budget: int) -> Point | None:
     """The fastest plan within so many bytes; None where none fits."""
     fitting = sum(peak <= budget for peak in frontier.peak_bytes)
     return frontier.point(fitting - 1) if fitting else None
-
-
-def _kept(costs: Costs, edges: Whole, points: int | None) -> Inner:
-    if all(len(ways) < 2 for ways in costs.keeps):
-        return Kept(costs, edges)
-    return Table(costs, edges, inner=None, points=points, longest=0).fill(range(1, costs.num_stages + 1))
 
 
 def _of_chain(
@@ -133,9 +127,8 @@ def _of_chain(
     return Frontier(chain, costs, (end, *inner))
 
 
-def _edges(costs: Costs) -> Whole:
+def _edges(costs: Costs, number: int) -> Whole:
     """The grid that says where to merge: finer edges merge less and look up more."""
-    number = 256
     least = max(1, min(costs.last(stage)[0] for stage in range(1, costs.num_stages + 1)))
     spread = np.geomspace(least, costs.most + 1, number - 1).round()
     return np.unique(np.concatenate([[-1], spread]).astype(np.int64))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 Whole = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int32]
 
 
 class Staircase:
@@ -23,10 +25,14 @@ class Staircase:
         """The index of the best step for this much memory; -1 where there is none."""
         return int(self.nbytes.searchsorted(nbytes, "right")) - 1
 
-    def values(self, nbytes: Whole, beyond: int) -> Whole:
-        """The least time at each of these memories; `beyond` where nothing fits."""
-        found = self.ticks.take(self.nbytes.searchsorted(nbytes, "right") - 1)  # -1 reads the last, and is overwritten
-        found[: nbytes.searchsorted(self.nbytes[0])] = beyond
+    def counts(self, nbytes: Whole) -> Whole:
+        """How many steps are at or below each of these memories."""
+        return self.nbytes.searchsorted(nbytes, "right")
+
+    def after(self, counts: Whole, beyond: int) -> Whole:
+        """The time of the last of so many steps; `beyond` where there is none."""
+        found = self.ticks[counts - 1]  # -1 reads the last, and is overwritten
+        found[: counts.searchsorted(0, "right")] = beyond
         return found
 
 
@@ -36,24 +42,27 @@ def single(nbytes: int, ticks: int, choice: int) -> Staircase:
     return Staircase(columns[0], columns[1], columns[2])
 
 
-def raised(one: Staircase, *, by: int, ticks: int, floor: int, choice: int) -> Staircase:
-    """Every step with so many bytes and ticks more, and never below the floor: several may then stand at it."""
-    return Staircase(
-        np.maximum(one.nbytes + by, floor), one.ticks + ticks, np.full(len(one.ticks), choice, dtype=np.int64)
-    )
+class Points(Struct, frozen=True, kw_only=True):
+    """Memory and time of plans that were reached by one choice, or by one each; in any order."""
+
+    nbytes: Whole
+    ticks: Whole
+    choice: int | Whole
 
 
-def lowest(parts: list[tuple[Whole, Whole, Whole]]) -> Staircase:
-    """The lower envelope of points (bytes, ticks, choices), as a staircase."""
-    nbytes, ticks, choices = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = nbytes.argsort(kind="stable")  # they come in sorted pieces, which this sort makes use of
-    nbytes, ticks, choices = nbytes[order], ticks[order], choices[order]
+def lowest(parts: list[Points]) -> Staircase:
+    """The lower envelope of points as a staircase."""
+    nbytes = np.concatenate([one.nbytes for one in parts])
+    order = nbytes.argsort(kind="stable")  # most come in sorted pieces, which this sort makes use of
+    nbytes, ticks = nbytes[order], np.concatenate([one.ticks for one in parts])[order]
     falls = np.ones(len(ticks), dtype=bool)
     falls[1:] = ticks[1:] < np.minimum.accumulate(ticks)[:-1]
-    nbytes, ticks, choices = nbytes[falls], ticks[falls], choices[falls]
-    last = np.ones(len(ticks), dtype=bool)  # of several at the same memory
-    last[:-1] = nbytes[1:] > nbytes[:-1]
-    return Staircase(nbytes[last], ticks[last], choices[last])
+    (found,) = falls.nonzero()
+    last = np.ones(len(found), dtype=bool)  # of several at the same memory
+    last[:-1] = nbytes[found[1:]] > nbytes[found[:-1]]
+    found = found[last]
+    choices = np.concatenate([np.broadcast_to(one.choice, one.nbytes.shape) for one in parts])
+    return Staircase(nbytes[found], ticks[found], choices[order[found]])
 
 
 def thinned(whole: Staircase, points: int | None) -> Staircase:

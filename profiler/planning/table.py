@@ -11,18 +11,28 @@ from collections.abc import Hashable, Iterable
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from profiler.planning.costs import LARGEST, Costs
-from profiler.planning.merge import Cuts, merged
-from profiler.planning.staircase import Staircase, Whole, lowest, raised, single, thinned
+from profiler.planning.merge import Cuts, Sides, merged
+from profiler.planning.staircase import Points, Staircase, Whole, lowest, single, thinned
+
+
+class Segments(Struct, frozen=True, kw_only=True):
+    """Every checkpointed segment that begins at one stage, run backward."""
+
+    sides: Sides | None  # None where each is one step: in floors and ticks
+    times: Whole | int  # (segment, edge)
+    floors: Whole | int
+    ticks: Whole | int
+    lost: Whole | int
 
 
 class Inner(Protocol):
-    """Where the staircases of checkpointed segments are found."""
+    """Where checkpointed segments are found."""
 
     def of(self, first: int, target: int) -> Staircase: ...
-    def times(self, first: int, last: int) -> Whole: ...
-    def lost(self, first: int, last: int) -> Whole: ...
+    def segments(self, first: int, last: int) -> Segments: ...
 
 
 class Table:
@@ -42,18 +52,19 @@ class Table:
         self._lost = np.zeros(64, dtype=np.int64)
         self._here = np.empty((64, len(edges)), dtype=np.int64)  # the time at each edge
         self._behind = np.empty((64, len(edges)), dtype=np.int64)  # where the input of s is within the memory
+        self._here_counts = np.empty((64, len(edges)), dtype=np.int32)  # steps up to each edge
+        self._behind_counts = np.empty((64, len(edges)), dtype=np.int32)
 
     def of(self, first: int, target: int) -> Staircase:
         return self._staircases[int(self._numbers[first, target])]
 
-    def times(self, first: int, last: int) -> Whole:
-        """Ticks of P(first, e) at every edge, for e from `first` to `last`."""
-        found: Whole = self._here[self._numbers[first, first : last + 1]]
-        return found
-
-    def lost(self, first: int, last: int) -> Whole:
-        found: Whole = self._lost[self._numbers[first, first : last + 1]]
-        return found
+    def segments(self, first: int, last: int) -> Segments:
+        """P(first, e) for e from `first` to `last`."""
+        numbers: Whole = self._numbers[first, first : last + 1]
+        sides = Sides(
+            staircases=self._staircases, numbers=numbers, counts=self._here_counts, held=np.zeros_like(numbers)
+        )
+        return Segments(sides=sides, times=self._here[numbers], floors=0, ticks=0, lost=self._lost[numbers])
 
     def fill(self, targets: Iterable[int]) -> Table:
         """All intervals that end in these stages, in rising order. Stages behind a pin are only in the chain's end."""
@@ -80,42 +91,70 @@ class Table:
     def _add(self, staircase: Staircase, *, input_bytes: int) -> None:
         number = len(self._staircases)
         if number == len(self._lost):
-            self._lost, self._here, self._behind = (
-                np.concatenate([one, np.empty_like(one)]) for one in (self._lost, self._here, self._behind)
-            )
+            self._grow()
         self._staircases.append(staircase)
+        here, behind = staircase.counts(self.edges), staircase.counts(self.edges - input_bytes)
         self._lost[number] = staircase.lost
-        self._here[number] = staircase.values(self.edges, LARGEST)
-        self._behind[number] = staircase.values(self.edges - input_bytes, LARGEST)
+        self._here[number] = staircase.after(here, LARGEST)
+        self._behind[number] = staircase.after(behind, LARGEST)
+        self._here_counts[number] = here
+        self._behind_counts[number] = behind
+
+    def _grow(self) -> None:
+        """Room for as many again."""
+        for name in ("_lost", "_here", "_behind", "_here_counts", "_behind_counts"):
+            one = getattr(self, name)
+            setattr(self, name, np.concatenate([one, np.empty_like(one)]))
 
     def _solve(self, first: int, target: int) -> Staircase:
         costs = self.costs
         if first == target:
             return single(*costs.last(target))
         behind = self.of(first + 1, target)
-        kept = [
-            raised(behind, by=way.saved, ticks=way.ticks, floor=costs.keep_floor(first, target, way), choice=-number)
-            for number, way in enumerate(costs.keeps[first])
-        ]
+        parts = [self._kept(behind, first, target, number) for number in range(len(costs.ways(first, target)))]
         lost = behind.lost
-        floors = costs.plain_forward(first, self.longest, target)
-        if len(floors):
-            cuts = self._cuts(first, target, floors)
-            kept += merged(cuts, kept, self.edges)
+        forward = costs.plain_forward(first, self.longest, target)
+        if len(forward):
+            cuts = self._cuts(first, target, forward)
+            parts += merged(cuts, self._kept_times(first, target), self.edges)
             lost = max(lost, int(cuts.lost.max()))
-        found = lowest([(one.nbytes, one.ticks, one.choices) for one in kept])
+        found = lowest(parts)
         found.lost = lost
         return thinned(found, self.points)
 
-    def _cuts(self, first: int, target: int, floors: Whole) -> Cuts:
+    def _kept(self, behind: Staircase, first: int, target: int, number: int) -> Points:
+        """The first stage kept, in one of its ways; several steps may stand at the floor."""
+        way = self.costs.keeps[first][number]
+        floor = self.costs.keep_floor(first, target, way)
+        return Points(
+            nbytes=np.maximum(behind.nbytes + way.saved, floor), ticks=behind.ticks + way.ticks, choice=-number
+        )
+
+    def _kept_times(self, first: int, target: int) -> list[Whole]:
+        """What keeping the first stage takes at every edge, by the way of keeping it."""
+        behind, found = self.of(first + 1, target), []
+        for way in self.costs.ways(first, target):
+            times = behind.after(behind.counts(self.edges - way.saved), LARGEST) + way.ticks
+            times[self.edges < self.costs.keep_floor(first, target, way)] = LARGEST
+            found.append(times)
+        return found
+
+    def _cuts(self, first: int, target: int, forward: Whole) -> Cuts:
         """Every end of a checkpointed segment that begins here."""
-        last = first + len(floors) - 1
-        numbers = self._numbers[first + 1 : last + 2, target]
+        last = first + len(forward) - 1
+        segments = self._inner.segments(first, last)
+        numbers: Whole = self._numbers[first + 1 : last + 2, target]
+        outer = Sides(
+            staircases=self._staircases,
+            numbers=numbers,
+            counts=self._behind_counts,
+            held=np.array(self.costs.output[first : last + 1]),
+        )
         return Cuts(
-            pair=lambda cut: (self._inner.of(first, first + cut), self._staircases[numbers[cut]]),
-            held=self.costs.output[first : last + 1],
-            floors=floors,
-            ticks=self.costs.forward_sums(first, len(floors)),
-            times=self._inner.times(first, last) + self._behind[numbers],
-            lost=self._inner.lost(first, last) + self._lost[numbers],
+            outer=outer,
+            inner=segments.sides,
+            floors=np.maximum(forward, segments.floors),
+            ticks=self.costs.forward_sums(first, len(forward)) + segments.ticks,
+            times=self._behind[numbers] + segments.times,
+            lost=self._lost[numbers] + segments.lost,
         )

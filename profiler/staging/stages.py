@@ -13,7 +13,7 @@ from profiler.planning.chain import Block, Chain, Option, Stage
 from profiler.predicting import known_rates, observe_case, trace_case
 from profiler.staging import estimated, timed
 from profiler.staging.holding import Held, floor_bytes, held, static_bytes
-from profiler.staging.seconds import Seconds
+from profiler.staging.seconds import NOTHING, Seconds
 from profiler.staging.spans import Span, spans
 from profiler.strategies.plan import fingerprint
 from profiler.strategies.selective import offered
@@ -24,23 +24,29 @@ def stages(trial: Trial) -> Chain:
     """What each stage of the trial's model costs. Its device is there, or its rates are known.
 
     Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
-    not feed each other alone is a stage that must be kept, so that no plan computes them together. Raises UserError
-    where nothing is known of the device's time, Unsupported where the blocks do not run once each, in order, and
-    whatever the model raises.
+    not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
+    `time`, seconds are 0 and there are no save options. Raises UserError where nothing is known of the device's time,
+    Unsupported where the blocks do not run once each, in order, and whatever the model raises.
     """
     case = trial.case.baseline
     fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
     known = known_rates(case.device, trial.calibration) if case.is_predicted else None
-    if case.is_predicted and known is None:
-        raise UserError(f"nothing is known of the time that '{case.device}' takes", hint="name a GPU: --device h100")
+    is_timed = "time" in trial.passes
+    if is_timed and case.is_predicted and known is None:
+        raise UserError(
+            f"nothing is known of the time that '{case.device}' takes", hint="name a GPU: --device fake:h100"
+        )
     built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
     names = built.workload.blocks
     found = spans(trace, names)
-    saves = offered(one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last])
+    inside = [one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last]]
+    saves = offered(inside) if is_timed else []
     selective = {save: _selective(trial, fake, save) for save in saves}
     clocked = {save: (other, spans) for save, (other, spans, _) in selective.items()}
     seconds = (
-        estimated.seconds(trace, found, clocked, known, case.precision)
+        [NOTHING for _ in found]
+        if not is_timed
+        else estimated.seconds(trace, found, clocked, known, case.precision)
         if known
         else timed.seconds(case, [span.blocks for span in found], saves)
     )

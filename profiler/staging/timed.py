@@ -115,13 +115,12 @@ class _Watch:
             **{save: partial(saving(save), run) for save in self._saves if len(modules) == 1},
         }
         found = self._samples.setdefault(kind, {way: [] for way in ways})
-        for number in range(ROUNDS + 1):
-            for way, function in ways.items():
-                sample = self._sample(function, arguments, keywords)
-                if number:
-                    found[way].append(sample)
-        for module in modules:
-            module.zero_grad(set_to_none=True)
+        with _keeping_inputs(modules[0]):
+            for number in range(ROUNDS + 1):
+                for way, function in ways.items():
+                    sample = self._sample(function, arguments, keywords)
+                    if number:
+                        found[way].append(sample)
 
     def _sample(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -150,6 +149,19 @@ class _Watch:
         leaf = tensor.detach().requires_grad_(tensor.is_floating_point() and not is_given)
         with torch.enable_grad():
             return leaf.clone()
+
+
+@contextmanager
+def _keeping_inputs(module: nn.Module) -> Iterator[None]:
+    """A module that is computed again from its input (ReLU) does not write over it."""
+    writes = getattr(module, "inplace", False)
+    if writes:
+        module.inplace = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if writes:
+            module.inplace = True  # type: ignore[assignment]
 
 
 def _through(modules: Sequence[nn.Module], value: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -13,8 +13,7 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
 
     Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
     """
-    if os.path.lexists(path) and not force:
-        raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
+    refuse_existing_file(path, force=force)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         temporary.write_bytes(text)
@@ -25,3 +24,9 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
         hint = "name a file in a folder that is there and may be written to"
         raise UserError(message, hint=hint, exit_code=74) from error
     return path
+
+
+def refuse_existing_file(path: Path, *, force: bool = False) -> None:
+    """Raises UserError where the file is there and must not be written over."""
+    if os.path.lexists(path) and not force:
+        raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")

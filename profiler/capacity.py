@@ -1,0 +1,124 @@
+"""The largest batch that a memory holds, by strategy and by plan: predicted first, then measured there and one further.
+
+Knows nothing of command lines or screens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from profiler import proving
+from profiler.analysis.fit import CONTEXT
+from profiler.analysis.search import largest
+from profiler.case import FAKE, Case, Choice, Trial
+from profiler.engines import Engine
+from profiler.errors import UserError
+from profiler.planning.solver import frontier
+from profiler.record import Readings, Record
+from profiler.trials import in_rounds
+
+PLAN = Choice("plan")
+TRIES = 3  # batches below the predicted one, where its plan does not fit after all
+
+
+class Largest(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy: the largest batch that was predicted to fit, and what was measured of it."""
+
+    strategy: Choice
+    batch_size: int  # 0: not even one sample fits
+    predicted_bytes: int | None = None
+    measured: tuple[Record, ...] = ()  # rounds at that size
+    beyond: Record | None = None  # one sample more
+
+    @property
+    def samples_per_second(self) -> float | None:
+        samples = [second for record in self.measured for second in record.readings.step_seconds or ()]
+        accumulate = self.measured[0].case.accumulate if self.measured else 1
+        return self.batch_size * accumulate / median(samples) if samples else None
+
+
+def needed(readings: Readings, device: str) -> int | None:
+    """Bytes of the device's memory at the peak: on CUDA what the allocator reserves, and CUDA itself."""
+    if "cpu" in device:
+        return readings.peak_bytes
+    taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
+    return None if taken is None else taken + CONTEXT
+
+
+def predict(engine: Engine, case: Case, limit: int) -> Largest:
+    """The largest batch of the case that is predicted to fit the limit."""
+    found: dict[int, int | None] = {}
+
+    def bytes_of(batch_size: int) -> int | None:
+        one = msgspec.structs.replace(_fake(case), batch_size=batch_size)
+        (record,) = engine.run([Trial(case=one, passes=("memory",))])
+        if record.outcome != "ok":
+            raise UserError(f"{one.strategy} cannot be predicted: {record.detail}")
+        found[batch_size] = needed(record.readings, one.device)
+        return found[batch_size]
+
+    batch_size = largest(bytes_of, limit=limit, start=case.batch_size or 1)
+    return Largest(strategy=case.strategy, batch_size=batch_size, predicted_bytes=found.get(batch_size))
+
+
+def predict_planned(engine: Engine, case: Case, limit: int, path: Path) -> Largest:
+    """The largest batch for which some plan is predicted to fit, and the fastest such plan in the file `path`."""
+    room = limit - (0 if "cpu" in case.device else CONTEXT)
+
+    def smallest(batch_size: int) -> int:
+        one = msgspec.structs.replace(_fake(case), batch_size=batch_size)
+        chain = proving.stages(engine, one, None, passes=("memory",))
+        return frontier(chain).peak_bytes[0]
+
+    batch_size = largest(smallest, limit=room, start=case.batch_size or 1)
+    for size in range(batch_size, max(0, batch_size - TRIES), -1):
+        one = msgspec.structs.replace(case, batch_size=size)
+        traced = _plan(engine, one, room, path)
+        if traced is not None:
+            return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=size, predicted_bytes=traced)
+    return Largest(strategy=PLAN, batch_size=0)
+
+
+def trials(case: Case, found: Sequence[Largest], *, rounds: int) -> tuple[Trial, ...]:
+    """What measures each at its size, in rounds of which every second is reversed, and then with one sample more."""
+    cases = [_at(case, one, one.batch_size) for one in found if one.batch_size]
+    measured = [
+        msgspec.structs.replace(trial, passes=("memory", "time") if trial.round == 1 else ("time",))
+        for trial in in_rounds(cases, rounds)
+    ]
+    return (*measured, *(Trial(case=_at(case, one, one.batch_size + 1), passes=("memory",)) for one in found))
+
+
+def beside(case: Case, found: Sequence[Largest], records: Sequence[Record]) -> list[Largest]:
+    """Each with its records."""
+    of = {one.strategy: (_at(case, one, one.batch_size), _at(case, one, one.batch_size + 1)) for one in found}
+    return [
+        msgspec.structs.replace(
+            one,
+            measured=tuple(record for record in records if record.case == of[one.strategy][0]),
+            beyond=next((record for record in records if record.case == of[one.strategy][1]), None),
+        )
+        for one in found
+    ]
+
+
+def _at(case: Case, one: Largest, batch_size: int) -> Case:
+    return msgspec.structs.replace(case, strategy=one.strategy, batch_size=batch_size, verify="off")
+
+
+def _fake(case: Case) -> Case:
+    return case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
+
+
+def _plan(engine: Engine, case: Case, room: int, path: Path) -> int | None:
+    """The traced peak of the fastest plan that fits, left in the file; None where none does."""
+    calibration = proving.calibrate(engine, case)
+    chain = proving.stages(engine, case, calibration)
+    settled = proving.settle(
+        engine, case, chain, frontier(chain), budget_bytes=room, path=path, calibration=calibration, measure=False
+    )
+    return settled.traced_bytes if settled else None

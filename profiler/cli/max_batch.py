@@ -1,0 +1,126 @@
+"""gcprof max-batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiler.cli.signals import Interrupted, heeded
+from profiler.cli.words import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, width
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.capacity import Largest
+    from profiler.cli.planning import Model
+    from profiler.views.capacity import Line
+
+
+def max_batch(
+    model: Annotated[str, typer.Argument(help="A model as for `gcprof run --model`.")],
+    memory: Annotated[str, typer.Option(help="What the device has: 16GiB, 750MiB.")],
+    strategies: Annotated[str, typer.Option(help="Beside `none` and the plan.")] = "all",
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its size.")] = True,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Micro-batches a step. [default: 1]")] = None,
+    blocks: Annotated[str | None, typer.Option(help="The blocks by name, as 'model.layers.*'.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the measurement.")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Find the largest batch that a memory holds, by strategy and by plan, and the samples a second that it gives.
+
+    Predicted, then measured there and with one sample more. Example: gcprof max-batch transformer --memory 4GiB
+    """
+    from profiler.cli.planning import Model
+    from profiler.planning.budget import parse_bytes
+    from profiler.spec import Request, strategies_of
+
+    limit = parse_bytes(memory, flag="--memory")
+    chosen = strategies_of(Request(strategies=strategies), [])
+    words = Request(
+        model=model, strategies="none", optimizer=optimizer, precision=precision, accumulate=accumulate, blocks=blocks,
+        device=device,
+    )  # fmt: skip
+    try:
+        with heeded(), Model(words) as asked:
+            if asked.case.batch_size is None:
+                hint = "give the function a parameter batch_size"
+                raise UserError(f"'{asked.case.model}' makes its own batch, of one size", hint=hint)
+            found, folder = _predict(asked, [str(one) for one in chosen], limit)
+            lines, code = _measured(asked, found, limit, folder, rounds, measure=measure)
+    except Interrupted as interrupted:
+        raise typer.Exit(interrupted.exit_code) from None
+    _print(asked, lines, limit, json=json)
+    next_command("gcprof", "plan", model, "--batch-size", str(lines[-1].batch_size or 1), "--budget", memory)
+    raise typer.Exit(code)
+
+
+def _predict(asked: Model, strategies: list[str], limit: int) -> tuple[list[Largest], Path]:
+    import msgspec
+
+    from profiler import capacity, store
+    from profiler.case import Choice
+    from profiler.units import bytes_text
+
+    found = []
+    for word in strategies:
+        one = capacity.predict(asked.engine, msgspec.structs.replace(asked.case, strategy=Choice(word)), limit)
+        aside(f"{word}: a batch of {one.batch_size} is predicted to fit {bytes_text(limit)}")
+        found.append(one)
+    folder = store.new_folder(RESULTS, [f"max batch {asked.case.model.name}"])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f"{folder.name}.json")  # beside the run's folder, which is not there yet
+    planned = capacity.predict_planned(asked.engine, asked.case, limit, path)
+    aside(f"plan: a batch of {planned.batch_size} is predicted to fit")
+    return [*found, planned], folder
+
+
+def _measured(
+    asked: Model, found: list[Largest], limit: int, folder: Path, rounds: int, *, measure: bool
+) -> tuple[list[Line], int]:
+    from profiler import capacity, device_choice, store
+    from profiler.analysis import progress
+    from profiler.cli.carry import follow
+    from profiler.views.capacity import line
+
+    case, code = asked.case, 0
+    if measure and not case.is_predicted:
+        environment = device_choice.environment(case.device, asked.devices)
+        planned = capacity.trials(case, found, rounds=rounds)
+        store.create(folder, plan=planned, command=command_line(), environment=environment)
+        code = follow(asked.engine, folder)
+        run = store.load(folder)
+        aside(f"wrote {folder / 'trials.jsonl'}")
+        found = capacity.beside(case, found, run.records)
+        code = code or progress.exit_code(run.records)
+    lines = [
+        line(
+            one.strategy.name,
+            one.batch_size,
+            one.predicted_bytes,
+            one.measured[0] if one.measured else None,
+            one.beyond,
+            one.samples_per_second,
+            needed=lambda record: capacity.needed(record.readings, case.device),
+        )
+        for one in found
+    ]
+    return lines, code
+
+
+def _print(asked: Model, lines: list[Line], limit: int, *, json: bool) -> None:
+    from profiler.units import bytes_text
+    from profiler.views import capacity
+
+    case = asked.case
+    if json:
+        say_bytes(capacity.document(lines, model=str(case.model), limit=limit))
+        return
+    setting = f"{case.model}, {case.optimizer}, {case.precision}, {case.device}"
+    title = f"{setting}: the largest batch that {bytes_text(limit)} hold"
+    say(capacity.table(lines, title=title, limit=limit, width=width(), encoding=encoding()))

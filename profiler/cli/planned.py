@@ -1,0 +1,265 @@
+"""What `gcprof plan` does with its words: costs, frontier, plan, proof, and what is printed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from profiler.cli.proof import prove, unproved
+from profiler.cli.words import aside, encoding, next_command, say, say_bytes, width
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.cli.planning import Model
+    from profiler.planning.chain import Chain
+    from profiler.planning.solver import Frontier, Point
+    from profiler.proving import Settled
+    from profiler.spec import Request
+    from profiler.views.plans import Shown
+
+DEPTHS = (1, 2, 4, 8)  # tried in turn where the user does not say how deep
+POINTS = 1000  # of a long chain's staircases
+LONG = 200  # stages
+GATE = 5  # what a command ends with where what was asked for cannot be had
+PICTURES = (".png", ".svg", ".pdf")
+
+
+class Wish(NamedTuple):
+    """The words of the command that are not of the model."""
+
+    budget: str | None
+    stages: Path | None
+    levels: int | None
+    frontier: bool
+    measure: bool
+    emit: str | None
+    rounds: int
+    output: Path | None
+    force: bool
+    json: bool
+
+
+def carry_out(words: Request | None, wish: Wish) -> int:
+    """Plan, prove and print; the exit code. Raises UserError."""
+    _refuse(words, wish)
+    with ExitStack() as stack:
+        from profiler.cli.planning import Model
+        from profiler.planning import chain as chains
+
+        model = stack.enter_context(Model(words)) if words else None
+        for remark in model.remarks if model else ():
+            aside(f"note: {remark}")
+        chain = chains.read(wish.stages) if wish.stages else _chain(model)
+        return _Planning(chain, model, wish).go()
+
+
+def _refuse(words: Request | None, wish: Wish) -> None:
+    from profiler.views.files import refuse_existing_file
+
+    if words is None and wish.stages is None:
+        raise UserError("plan needs a model, or costs", hint="gcprof plan transformer --budget 60%")
+    if wish.budget is None and not wish.frontier:
+        raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
+    if wish.budget is None and wish.emit:
+        raise UserError("--emit needs a budget", hint="--budget 60% --emit python")
+    if wish.output is not None:
+        refuse_existing_file(wish.output, force=wish.force)
+        suffix = wish.output.suffix.lower()
+        if suffix not in (".json", ".csv", *PICTURES):
+            raise UserError(f"cannot write '{wish.output.name}'", hint="plan.json, or frontier.csv, .png, .svg, .pdf")
+        if suffix == ".json" and wish.budget is None:
+            raise UserError("a plan needs a budget", hint="--budget 60% -o plan.json")
+
+
+def _chain(model: Model | None) -> Chain:
+    assert model
+    aside("measuring each stage" if not model.case.is_predicted else "tracing each stage")
+    return model.chain()
+
+
+class _Planning:
+    """One chain, with its model where that is at hand."""
+
+    def __init__(self, chain: Chain, model: Model | None, wish: Wish) -> None:
+        from profiler.planning import ways
+
+        self.chain, self.model, self.wish = chain, model, wish
+        self.none = ways.none(chain)
+        self.title = model.title if model else wish.stages.name if wish.stages else ""
+
+    def go(self) -> int:
+        from profiler.planning.budget import parse_budget
+
+        if self.wish.budget is None:
+            return self._show_frontier(self._frontier(self.wish.levels or 1))
+        budget = parse_budget(self.wish.budget, whole_bytes=self.none.cost.peak_bytes)
+        for depth in (self.wish.levels,) if self.wish.levels else DEPTHS:
+            frontier = self._frontier(depth)
+            settled = self._settle(frontier, budget)
+            if settled is not None:
+                return self._show_plan(frontier, budget, settled)
+        return self._infeasible(frontier, budget)
+
+    def _frontier(self, levels: int) -> Frontier:
+        from profiler.planning.solver import frontier
+
+        return frontier(self.chain, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
+
+    def _settle(self, frontier: Frontier, budget: int) -> Settled | None:
+        """The fastest plan that fits: by costs alone, by a traced step, and by a measured one, as far as there are."""
+        import tempfile
+
+        from profiler import proving
+        from profiler.planning.solver import best
+
+        if self.model is None:
+            point = best(frontier, budget)
+            return proving.Settled(point=point, traced_bytes=None) if point else None
+        with tempfile.TemporaryDirectory() as folder:
+            return proving.settle(
+                self.model.engine,
+                self.model.case,
+                self.chain,
+                frontier,
+                budget_bytes=budget,
+                path=Path(folder) / "plan.json",
+                calibration=self.model.calibration(),
+                measure=self._measures,
+                say=aside,
+            )
+
+    @property
+    def _measures(self) -> bool:
+        return self.wish.measure and self.model is not None and not self.model.case.is_predicted
+
+    def _show_frontier(self, frontier: Frontier) -> int:
+        from profiler.views import plans
+
+        points = list(frontier)
+        if self.wish.json:
+            say_bytes(self._document(points, None, []))
+        else:
+            title = f"{self.title}: {len(points)} plans, none of which another beats; by the costs of the stages"
+            say(plans.frontier(points, self.none, title=title, width=width(), encoding=encoding()))
+            aside(plans.legend(self.chain))
+        self._write(points, None)
+        words = (
+            ["--stages", str(self.wish.stages)]
+            if self.wish.stages
+            else [str(self.model.case.model)]
+            if self.model
+            else []
+        )
+        next_command("gcprof", "plan", *words, "--budget", "60%")
+        return 0
+
+    def _show_plan(self, frontier: Frontier, budget: int, settled: Settled) -> int:
+        from profiler.planning.recipes import recipe
+        from profiler.planning.ways import ways
+
+        if self.wish.emit:
+            from profiler.planning.emit import emit
+
+            print(emit(recipe(self.chain, settled.point.plan), self.wish.emit), end="")
+            return 0
+        found = ways(self.chain, settled.point, budget)
+        proof = prove(self.model, self.chain, found, self.wish) if self.model else unproved(found)
+        points = list(frontier) if self.wish.frontier or self.wish.json or self._draws else []
+        if self.wish.json:
+            say_bytes(self._document(points, budget, proof.lines))
+        else:
+            self._say(points, frontier, budget, proof.lines)
+        for line in (*self._facts(budget, frontier, settled), *proof.told):
+            aside(line)
+        self._write(points, settled)
+        self._next(settled)
+        return proof.code
+
+    def _say(self, points: list[Point], frontier: Frontier, budget: int, lines: Sequence[Shown]) -> None:
+        from profiler.units import bytes_text
+        from profiler.views import plans
+
+        if self.wish.frontier:
+            say(plans.frontier(points, self.none, title=self.title, width=width(), encoding=encoding()))
+            print()
+        peak = self.none.cost.peak_bytes
+        title = (
+            f"{self.title}: at most {bytes_text(budget)}, {budget / peak * 100:.0f} % of the peak without checkpointing"
+        )
+        below = [plans.legend(self.chain), "times are against the step without checkpointing"]
+        say(plans.table(lines, title=title, none=self.none, below=below, width=width(), encoding=encoding()))
+
+    def _facts(self, budget: int, frontier: Frontier, settled: Settled) -> list[str]:
+        """What the user should know of the plan besides its line."""
+        from profiler.planning.ways import largest_stage
+        from profiler.units import bytes_text
+
+        name, floor = largest_stage(self.chain)
+        found = [
+            f"floor: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
+            f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}"
+        ]
+        lost = frontier.lost_fraction
+        exact = (
+            "no plan of these stages this deep is faster" if not lost else f"no plan is faster by {lost * 100:.2g} %"
+        )
+        found.append(f"{exact}; {len(frontier)} plans are on the frontier")
+        if settled.reserve_bytes:
+            found.append(
+                f"{bytes_text(settled.reserve_bytes)} are kept in reserve: the step needs more than its stages tell"
+            )
+        return found
+
+    def _infeasible(self, frontier: Frontier, budget: int) -> int:
+        from profiler.planning.ways import largest_stage
+        from profiler.units import bytes_text
+
+        name, _ = largest_stage(self.chain)
+        static = self.chain.static_bytes
+        if self.wish.json:
+            say_bytes(self._document(list(frontier), budget, []))
+        aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(frontier.peak_bytes[0])}")
+        aside(f"'{name}' sets it, beside {bytes_text(static)} that are there in every step")
+        aside("a smaller batch lowers the first; SGD, half precision or sharding the second")
+        return GATE
+
+    @property
+    def _draws(self) -> bool:
+        return self.wish.output is not None and self.wish.output.suffix.lower() != ".json"
+
+    def _document(self, points: list[Point], budget: int | None, lines: Sequence[Shown]) -> bytes:
+        from profiler.planning.ways import largest_stage
+        from profiler.views import plans
+
+        name, floor = largest_stage(self.chain)
+        model = str(self.model.case.model) if self.model else None
+        facts = {"floor_bytes": floor, "largest_stage": name}
+        return plans.document(model=model, budget_bytes=budget, none=self.none, points=points, lines=lines, facts=facts)
+
+    def _write(self, points: list[Point], settled: Settled | None) -> None:
+        """The file that was asked for: the plan, or the frontier as a table or a picture."""
+        from profiler import recipe
+        from profiler.planning.recipes import recipe as recipe_of
+        from profiler.views import plans, plot_plans
+        from profiler.views.files import write_whole
+
+        path, force = self.wish.output, self.wish.force
+        if path is None:
+            return
+        if path.suffix.lower() == ".json":
+            assert settled
+            write_whole(path, recipe.encoded(recipe_of(self.chain, settled.point.plan)), force=force)
+        elif path.suffix.lower() == ".csv":
+            write_whole(path, plans.csv(points), force=force)
+        else:
+            plot_plans.plot(points, self.chain, title=self.title, path=path, force=force)
+        aside(f"wrote {path}")
+
+    def _next(self, settled: Settled) -> None:
+        words = [str(self.model.case.model)] if self.model else ["--stages", str(self.wish.stages)]
+        if self.wish.output is not None and self.wish.output.suffix.lower() == ".json" and self.model:
+            next_command("gcprof", "run", "--model", *words, "--strategies", f"plan:file={self.wish.output}")
+        else:
+            next_command("gcprof", "plan", *words, "--budget", str(self.wish.budget), "--emit", "python")

@@ -1,0 +1,76 @@
+"""A model on its device, asked for the stages that plans are made of: what `stages`, `plan` and `max-batch` share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.case import Calibration, Case
+    from profiler.engines import Engine
+    from profiler.planning.chain import Chain
+    from profiler.record import Environment
+    from profiler.spec import Request
+
+
+class Model:
+    """A model that was asked for, with an engine while it is entered. Raises UserError for more than one case."""
+
+    def __init__(self, words: Request) -> None:
+        from profiler import device_choice
+
+        self._words = words
+        self._checked(device_choice.any_device)  # before torch is imported, which takes seconds
+        self._calibration: Calibration | None = None
+        self._is_calibrated = False
+        self.remarks: tuple[str, ...] = ()
+
+    def __enter__(self) -> Model:
+        from profiler import catalogue, device_choice, engines
+        from profiler.case import Choice
+
+        connect, _ = catalogue.load(Choice("local"), engines.TABLE)
+        self.engine: Engine = connect().__enter__()
+        try:
+            self.devices: dict[str, Environment] = self.engine.survey()
+            self.case: Case = self._checked(lambda word: device_choice.choose_device(word, list(self.devices)))
+        except BaseException:
+            self.engine.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.engine.__exit__(*error)
+
+    @property
+    def title(self) -> str:
+        """What is planned for, in one line."""
+        from profiler.views.cells import batch
+
+        case = self.case
+        return f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}, {case.device}"
+
+    def calibration(self) -> Calibration | None:
+        """What operators hide on the device, measured once."""
+        from profiler import proving
+
+        if not self._is_calibrated:
+            self._calibration, self._is_calibrated = proving.calibrate(self.engine, self.case), True
+        return self._calibration
+
+    def chain(self) -> Chain:
+        """The stages and their costs, measured or estimated."""
+        from profiler import proving
+
+        return proving.stages(self.engine, self.case, self.calibration())
+
+    def _checked(self, choose: object) -> Case:
+        from profiler import spec
+
+        plan = spec.plan(self._words, choose)  # type: ignore[arg-type]
+        self.remarks = plan.remarks
+        cases = list(dict.fromkeys(trial.case for trial in plan.trials))
+        if len(cases) > 1:
+            raise UserError("only one model can be planned at once", hint="name one model, batch size and precision")
+        return cases[0]

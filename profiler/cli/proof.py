@@ -1,0 +1,61 @@
+"""A plan and its rivals, measured or predicted in one run folder, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from profiler.cli.words import RESULTS, aside, command_line
+
+if TYPE_CHECKING:
+    from profiler.cli.planned import Wish
+    from profiler.cli.planning import Model
+    from profiler.planning.chain import Chain
+    from profiler.planning.ways import Way
+    from profiler.views.plans import Shown
+
+SLOWER = 1  # the exit code where the plan lost
+
+
+class Proof(NamedTuple):
+    """The lines of the table, what else must be said, and the exit code."""
+
+    lines: Sequence[Shown]
+    told: Sequence[str]
+    code: int
+
+
+def unproved(ways: Sequence[Way]) -> Proof:
+    """By the costs of the stages alone."""
+    from profiler.views.plans import Shown
+
+    return Proof([Shown(way=way) for way in ways], [], 0)
+
+
+def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
+    """Run the plan and the others in paired rounds, or trace them where nothing is to be measured."""
+    import msgspec
+
+    from profiler import device_choice, proving, recipe, store
+    from profiler.analysis import progress
+    from profiler.analysis.rows import rows
+    from profiler.case import FAKE
+    from profiler.cli.carry import follow
+
+    case = model.case
+    if not wish.measure and not case.is_predicted:
+        case = msgspec.structs.replace(case, device=FAKE + case.twin.device)
+    folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
+    cases, planned, files = proving.comparison(case, chain, ways, folder, rounds=wish.rounds)
+    environment = device_choice.environment(case.device, model.devices)
+    store.create(folder, plan=planned, command=command_line(), environment=environment)
+    (folder / "plans").mkdir()
+    for path, one in files.items():
+        recipe.write(one, path)
+    code = follow(model.engine, folder)
+    run = store.load(folder)
+    aside(f"wrote {folder / 'trials.jsonl'}")
+    found = rows(run.records)
+    lines = proving.beside(ways, cases, found)
+    lost = proving.lost(lines)
+    return Proof(lines, [lost] if lost else [], code or progress.exit_code(run.records) or (SLOWER if lost else 0))

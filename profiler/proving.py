@@ -1,0 +1,159 @@
+"""A model and a budget -> the fastest plan, traced, and the trials that measure it beside what a user would pick.
+
+Knows nothing of command lines or screens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from profiler import recipe, trials
+from profiler.analysis.rows import Row
+from profiler.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial, decode, encode
+from profiler.engines import Engine
+from profiler.errors import UserError
+from profiler.planning.chain import Chain
+from profiler.planning.plan import render
+from profiler.planning.recipes import recipe as recipe_of
+from profiler.planning.solver import Frontier, Point, best
+from profiler.planning.ways import Way
+from profiler.recipe import Recipe
+from profiler.units import bytes_text
+from profiler.views.plans import Shown
+
+TRIES = 5  # plans that are traced until one fits
+MISS = 0.01  # of the measured peak: a prediction that is further off is said, and planned again
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest plan that fits, and its peak by a traced step."""
+
+    point: Point
+    traced_bytes: int | None  # None where the model is not at hand
+    reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
+
+
+def calibrate(engine: Engine, case: Case) -> Calibration | None:
+    """What the step's operators hide on the case's device, by one step that fits it; None for a device that is not
+    there, or where no step fits.
+    """
+    if case.is_predicted:
+        return None
+    for strategy in ("none", "all"):
+        one = msgspec.structs.replace(case, strategy=Choice(strategy))
+        for record in engine.run([Trial(case=one, passes=("memory", OPERATORS))]):
+            if record.outcome == "ok" and record.readings.hidden_bytes is not None:
+                name = record.environment.device_name if record.environment else None
+                return Calibration(hidden_bytes=record.readings.hidden_bytes, device_name=name)
+    return None
+
+
+def stages(
+    engine: Engine, case: Case, calibration: Calibration | None, *, passes: tuple[str, ...] = ("memory", "time")
+) -> Chain:
+    """The chain of the case's model; without the pass `time`, its bytes alone. Raises UserError where there is none."""
+    trial = Trial(case=case, calibration=calibration, passes=passes)
+    failing = f"the stages of '{case.model}' ended without an answer"
+    answer = engine.ask("profiler.worker:stage", encode(trial).decode(), failing=failing)
+    if "chain" in answer:
+        chain: Chain = decode(json.dumps(answer["chain"]), Chain)
+        return chain
+    exit_code = 2 if "refused" in answer else 1
+    raise UserError(f"{case.model}: {answer.get('refused') or answer['failed']}", exit_code=exit_code)
+
+
+def settle(
+    engine: Engine,
+    case: Case,
+    chain: Chain,
+    frontier: Frontier,
+    *,
+    budget_bytes: int,
+    path: Path,
+    calibration: Calibration | None,
+    measure: bool,
+    say: Callable[[str], None] = lambda text: None,
+) -> Settled | None:
+    """The fastest plan whose traced step fits, and whose measured step does; its file is left at `path`.
+
+    Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
+    is told where it was measured. None where none fits.
+    """
+    reserve = 0
+    for _ in range(TRIES):
+        point = best(frontier, budget_bytes - reserve)
+        if point is None:
+            return None
+        recipe.write(recipe_of(chain, point.plan), path)
+        traced = traced_peak(engine, case, path, calibration)
+        needed = point.peak_bytes if traced is None else traced
+        measured = measured_peak(engine, case, path) if measure and needed <= budget_bytes else None
+        if measured is not None and abs(needed / measured - 1) > MISS:
+            then = "planning again" if measured > budget_bytes else "it fits all the same"
+            say(f"the plan was measured at {bytes_text(measured)}, predicted at {bytes_text(needed)}: {then}")
+        needed = max(needed, measured or 0)
+        if needed <= budget_bytes:
+            return Settled(point=point, traced_bytes=traced, reserve_bytes=reserve)
+        reserve = max(reserve, needed - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
+    return None
+
+
+def traced_peak(engine: Engine, case: Case, path: Path, calibration: Calibration | None) -> int | None:
+    """Of a step under the plan in a file; None where it cannot be foreseen."""
+    device = case.device if case.is_predicted else FAKE + case.twin.device
+    fake = msgspec.structs.replace(under(case, path), device=device)
+    (record,) = engine.run([Trial(case=fake, passes=("memory",), calibration=calibration)])
+    return record.readings.peak_bytes if record.outcome == "ok" else None
+
+
+def measured_peak(engine: Engine, case: Case, path: Path) -> int | None:
+    """Of a step under the plan in a file, on the case's device; None where it had no room, or failed."""
+    (record,) = engine.run([Trial(case=under(case, path), passes=("memory",))])
+    return record.readings.peak_bytes if record.outcome == "ok" else None
+
+
+def under(case: Case, path: Path) -> Case:
+    """The case with the plan in a file."""
+    return msgspec.structs.replace(case, strategy=Choice.of("plan", {"file": path}))
+
+
+def comparison(
+    case: Case, chain: Chain, ways: Sequence[Way], folder: Path, *, rounds: int
+) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, Recipe]]:
+    """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read."""
+    paths = {way.label: folder / "plans" / f"{re.sub('[^a-z0-9]+', '-', way.label)}.json" for way in ways}
+    cases = {"none": case.baseline, **{way.label: under(case, paths[way.label]) for way in ways}}
+    files = {paths[way.label]: recipe_of(chain, way.plan) for way in ways}
+    if case.is_predicted:
+        return cases, trials.predicted(cases.values()), files
+    return cases, trials.measured(cases.values(), rounds, predict=True), files
+
+
+def beside(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[Shown]:
+    """Each way with its rows of a run; `none` is not among them."""
+    measured = {row.case: row for row in rows if not row.case.is_predicted}
+    predicted = {row.case.twin: row for row in rows if row.case.is_predicted}
+    return [
+        Shown(way=way, measured=measured.get(cases[way.label]), predicted=predicted.get(cases[way.label].twin))
+        for way in ways
+    ]
+
+
+def lost(lines: Sequence[Shown]) -> str | None:
+    """What to say where the plan was measured slower than a rival that fits too, beyond the noise of the rounds."""
+    plan, *rivals = lines
+    mine = plan.measured.time_ratio_range if plan.measured else None
+    if mine is None:
+        return None
+    for rival in rivals:
+        theirs = rival.measured.time_ratio_range if rival.measured else None
+        fits = rival.way.cost.peak_bytes <= plan.way.cost.peak_bytes
+        if theirs is not None and fits and theirs[1] < mine[0]:
+            text = render(rival.way.plan)
+            return f"the plan was measured slower than {rival.way.label}, which needs no more: take that one: {text}"
+    return None

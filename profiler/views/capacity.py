@@ -1,0 +1,92 @@
+"""The largest batches that a memory holds, as a table and a document: knows nothing of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.text import Text
+
+from profiler.record import Record
+from profiler.units import MISSING, bytes_text, change_text
+from profiler.views.cells import Column
+from profiler.views.terminal import fitted, paragraph
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy. Bytes are of the device's memory."""
+
+    strategy: str
+    batch_size: int  # 0: none fits
+    predicted_bytes: int | None
+    measured_bytes: int | None  # None where it was not measured, or did not fit
+    outcome: str | None
+    beyond_bytes: int | None  # with one sample more
+    beyond_outcome: str | None
+    samples_per_second: float | None
+
+
+def line(
+    strategy: str, batch_size: int, predicted: int | None, measured: Record | None, beyond: Record | None,
+    samples_per_second: float | None, *, needed: Callable[[Record], int | None],
+) -> Line:  # fmt: skip
+    """A strategy with its first record and that of one sample more."""
+    return Line(
+        strategy=strategy,
+        batch_size=batch_size,
+        predicted_bytes=predicted,
+        measured_bytes=needed(measured) if measured else None,
+        outcome=measured.outcome if measured else None,
+        beyond_bytes=needed(beyond) if beyond else None,
+        beyond_outcome=beyond.outcome if beyond else None,
+        samples_per_second=samples_per_second,
+    )
+
+
+def table(lines: Sequence[Line], *, title: str, limit: int, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """A line for each strategy; samples a second are compared with those of the first."""
+    columns = [
+        Column(head=("strategy", ""), cells=tuple(one.strategy for one in lines)),
+        _number("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
+        _number("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
+    ]
+    if any(one.outcome for one in lines):
+        first = next((one.samples_per_second for one in lines if one.samples_per_second), None)
+        columns += [
+            _number("memory", "measured", [_memory(one.measured_bytes, one.outcome) for one in lines]),
+            Column(head=("one sample", "more"), cells=tuple(_beyond(one, limit) for one in lines)),
+            _number("samples", "a second", [_rate(one.samples_per_second) for one in lines]),
+            _number("against", "none", [_against(one.samples_per_second, first) for one in lines]),
+        ]
+    heading = paragraph(title, width=width, encoding=encoding, style="bold")
+    return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding)])
+
+
+def document(lines: Sequence[Line], *, model: str, limit: int) -> bytes:
+    """One JSON document, one field a line."""
+    found = {"schema": 1, "model": model, "memory_bytes": limit, "strategies": lines}
+    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+
+
+def _number(first: str, second: str, cells: Sequence[str]) -> Column:
+    return Column(head=(first, second), cells=tuple(cells), is_number=True)
+
+
+def _memory(nbytes: int | None, outcome: str | None) -> str:
+    return bytes_text(nbytes) if outcome in (None, "ok") else outcome.replace("_", " ")
+
+
+def _beyond(one: Line, limit: int) -> str:
+    if one.beyond_outcome is None:
+        return MISSING
+    if one.beyond_bytes is None:
+        return one.beyond_outcome.replace("_", " ")
+    return f"{bytes_text(one.beyond_bytes)}: {'fits too' if one.beyond_bytes <= limit else 'does not fit'}"
+
+
+def _rate(samples: float | None) -> str:
+    return MISSING if samples is None else f"{samples:,.1f}"
+
+
+def _against(samples: float | None, first: float | None) -> str:
+    return change_text(samples / first if samples and first else None)

@@ -1,0 +1,68 @@
+"""Time against memory of every plan that no other beats, beside what a user would pick: knows nothing of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from profiler.planning import rules
+from profiler.planning.chain import Chain
+from profiler.planning.solver import Point
+from profiler.planning.ways import KINDS, largest_stage, none
+from profiler.units import byte_unit
+from profiler.views.paint import BLUE, FONT, GREEN, GREY, INK, ORANGE, VERMILLION, legend_below, number_axis, plain_axes
+from profiler.views.plot import DPI, refuse, save
+
+SIZE = (8.5, 5.4)  # inches
+MARKS = {"uniform": ("o", ORANGE), "first": ("^", GREEN), "every": ("s", VERMILLION)}
+assert tuple(MARKS) == KINDS, "every kind of rival has its mark"
+
+
+def plot(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force: bool = False) -> Path:
+    """Draw the frontier as a staircase, with every uniform split, first N and every j-th as points.
+
+    Raises UserError for another suffix than of a picture, and for a file that is there.
+    """
+    refuse(path, force=force)
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    _draw(axes, points, chain)
+    axes.set_title(title, fontsize=FONT + 1, loc="left")
+    legend_below(figure, [axes])
+    return save(figure, path=path, force=force)
+
+
+def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
+    plain_axes(axes)
+    size, unit = byte_unit(one.peak_bytes for one in points)
+    whole = none(chain).cost
+    extra = [(one.step_seconds / whole.step_seconds - 1) * 100 for one in points]
+    peaks = [one.peak_bytes / size for one in points]
+    axes.step([*peaks, whole.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
+    axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
+    for kind, (mark, colour) in MARKS.items():
+        costs = [cost for _, _, cost in rules.costed(chain, kind)]
+        axes.plot(
+            [cost.peak_bytes / size for cost in costs],
+            [(cost.step_seconds / whole.step_seconds - 1) * 100 for cost in costs],
+            mark,
+            color=colour,
+            markersize=4,
+            alpha=0.8,
+            linestyle="none",
+            label=WORDS[kind],
+        )
+    floor = largest_stage(chain)[1] / size
+    axes.axvline(floor, color=GREY, linewidth=1, linestyle="--", label="floor: static bytes and the largest stage")
+    axes.set_xlabel(f"peak memory ({unit}), by the costs of the stages", fontsize=FONT, color=INK)
+    axes.set_ylabel("extra time of a step (%)", fontsize=FONT, color=INK)
+    number_axis(axes, "x")
+    number_axis(axes, "y")
+
+
+WORDS = {"uniform": "uniform splits", "first": "the first N", "every": "every j-th"}

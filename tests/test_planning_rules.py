@@ -1,0 +1,102 @@
+"""Plans without a solver, against the peer's figures, and no better than the solver's."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from profiler.planning import rules
+from profiler.planning.chain import Chain, read
+from profiler.planning.plan import render
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import frontier, frontier_of_singles
+from tests.planning_chains import FOLDER, NAMED, equal_stages, random_chain
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_uniform_splits_cost_what_the_peer_says(name):
+    chain = read(FOLDER / f"{name}.stages.json")
+    expected = json.loads((FOLDER / f"{name}.expected.json").read_text())["uniform"]
+
+    for number, (nbytes, seconds) in expected.items():
+        cost = simulate(chain, rules.uniform(chain, int(number)))
+
+        assert cost.peak_bytes == nbytes
+        assert cost.step_seconds == pytest.approx(seconds, abs=1e-9)
+
+
+def test_rules_are_what_their_names_say():
+    chain = equal_stages(7)
+
+    assert render(rules.uniform(chain, 3)) == "[1-2] [3-4] 5-7"
+    assert render(rules.uniform(chain, 1)) == "1-7"
+    assert render(rules.first(chain, 2)) == "[1] [2] 3-7"
+    assert render(rules.every(chain, 3)) == "[1] 2-3 [4] 5-6 [7]"
+    assert render(rules.all_stages(chain)) == "[1] [2] [3] [4] [5] [6] [7]"
+
+
+def test_rules_go_round_pinned_stages():
+    stage, *others = equal_stages(7).stages
+    stages = (replace(stage, pinned=True), *others[:2], replace(stage, pinned=True), *others[3:])
+    chain = Chain(input_bytes=1, stages=stages)
+
+    assert render(rules.uniform(chain, 2)) == "1 [2-3] 4-7"
+    assert render(rules.uniform(chain, 1)) == "1-7"
+    assert render(rules.first(chain, 3)) == "1 [2] [3] 4 [5] 6-7"
+    assert render(rules.every(chain, 2)) == "1 [2] 3-4 [5] 6 [7]"
+    assert render(rules.all_stages(chain)) == "1 [2] [3] 4 [5] [6] [7]"
+
+
+@pytest.mark.parametrize("kind", rules.RULES)
+def test_the_best_of_a_rule_fits(kind):
+    chain = read(FOLDER / "hetero12.stages.json")
+    needed = [simulate(chain, plan).peak_bytes for _, plan in rules.plans(chain, kind)]
+
+    assert rules.best_of(chain, kind, min(needed) - 1) is None
+    word, plan, cost = rules.best_of(chain, kind, max(needed))
+    assert dict(rules.plans(chain, kind))[word] == plan
+    assert cost == simulate(chain, plan)
+
+
+CHAINS = [*(read(FOLDER / f"{name}.stages.json") for name in NAMED), *(random_chain(seed, 9) for seed in range(12))]
+
+
+def ruled(chain, kinds):
+    """Bytes and seconds of every plan of these rules."""
+    return [simulate(chain, plan) for kind in kinds for _, plan in rules.plans(chain, kind)]
+
+
+def within(found, budget) -> float:
+    """Seconds of the fastest within so many bytes."""
+    return found.step_seconds[sum(peak <= budget for peak in found.peak_bytes) - 1]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=range(len(CHAINS)))
+def test_deeper_is_no_slower_and_no_rule_beats_one_level(chain):
+    nested, two, one = (frontier(chain, levels=levels) for levels in (None, 2, 1))
+
+    for cost in ruled(chain, rules.RULES):
+        times = [within(found, cost.peak_bytes) for found in (nested, two, one)]
+
+        assert all(deeper <= other + 1e-9 for deeper, other in pairwise([*times, cost.step_seconds]))
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=range(len(CHAINS)))
+def test_no_rule_of_single_stages_beats_the_best_singles(chain):
+    singles = frontier_of_singles(chain)
+
+    for cost in ruled(chain, ("first", "every", "all")):
+        assert within(singles, cost.peak_bytes) <= cost.step_seconds + 1e-9
+
+
+def test_a_plan_that_the_solver_missed_would_be_seen():
+    """The twin: a rule does beat the best plans of another kind."""
+    chain = read(FOLDER / "hetero12.stages.json")
+    singles = frontier_of_singles(chain)
+
+    beaten = [cost.step_seconds < within(singles, cost.peak_bytes) - 1e-9 for cost in ruled(chain, ("uniform",))]
+
+    assert any(beaten)
