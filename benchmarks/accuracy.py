@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -18,6 +19,7 @@ from profiler import __version__, catalogue, models, strategies
 from profiler.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial
 from profiler.engines.local import Local
 from profiler.record import Readings, Record
+from tests.plans import written
 
 STRATEGIES = (
     "segments:k=2",
@@ -32,6 +34,7 @@ STRATEGIES = (
     "selective:save=conv",
     "selective:save=attention",
     "offload",
+    "plan",  # of all sorts of segments
     "hf",
     "compile-budget",
 )
@@ -85,7 +88,7 @@ def main() -> int:
     asked = parser.parse_args()
     chosen = [model for model in MODELS if not asked.words or any(word in model for word in asked.words)]
     lines, missed, torch, name = [], [], None, None
-    with Local(stage_seconds=600.0) as engine:
+    with TemporaryDirectory() as folder, Local(stage_seconds=600.0) as engine:
         for model in chosen:
             bound, batch, optimizer = MODELS[model]
             none = case(model, batch, optimizer, asked.device)
@@ -93,7 +96,7 @@ def main() -> int:
             assert baseline.outcome == "ok", baseline.detail
             assert baseline.environment, "an ok record has one"
             torch, name = baseline.environment.torch, baseline.environment.device_name
-            errors = list(compare(engine, baseline))
+            errors = list(compare(engine, baseline, Path(folder)))
             missed += [(model, one) for one in errors if max(abs(one.peak), abs(one.saved)) > bound]
             lines.append(row(model, errors))
             print(lines[-1], end="", flush=True)
@@ -105,11 +108,14 @@ def main() -> int:
     return int(bool(missed))
 
 
-def compare(engine: Local, baseline: Record) -> Iterator[Error]:
-    """The errors of every strategy that can be both measured and predicted; others say why not."""
+def compare(engine: Local, baseline: Record, folder: Path) -> Iterator[Error]:
+    """The errors of every strategy that can be both measured and predicted; others say why not.
+
+    The folder is for the file of a plan.
+    """
     hidden = baseline.readings.hidden_bytes
     for strategy in ("none", *STRATEGIES):
-        chosen = catalogue.resolve(Choice(strategy), strategies.TABLE)
+        chosen = catalogue.resolve(Choice(written(strategy, baseline.case.model, folder)), strategies.TABLE)
         real = msgspec.structs.replace(baseline.case, strategy=chosen)
         fake = msgspec.structs.replace(real, device=FAKE + real.twin.device)
         trials = [

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import profiler
+from profiler import recipe
 from profiler.errors import Unsupported, UserError
+from tests.plans import all_sorts, plan_of
 from tests.test_strategies import Branching, Counted, Looping
 
 
@@ -53,9 +55,12 @@ def test_blocks_can_be_chosen_by_name():
     assert [layer.calls for layer in module.layers] == [2, 2, 1]
 
 
-@pytest.mark.parametrize("strategy", ["all", "segments:k=2", "recursive", "from-start", "selective", "offload", "none"])
-def test_a_deep_copy_computes_with_its_own_weights(strategy):
+@pytest.mark.parametrize(
+    "strategy", ["all", "segments:k=2", "recursive", "from-start", "selective", "offload", "none", "plan"]
+)
+def test_a_deep_copy_computes_with_its_own_weights(strategy, here):
     module, x = nn.Sequential(*[Counted() for _ in range(4)]), torch.ones(2, 3)
+    recipe.write(plan_of(module, tuple("0123"), all_sorts(4)), here / "plan.json")
     profiler.apply(module, strategy)
     before = module(x)
 

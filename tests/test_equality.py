@@ -20,6 +20,7 @@ from profiler.meters import equality
 from profiler.strategies import TABLE, compile_budget
 from tests import make
 from tests.conftest import measured
+from tests.plans import written
 from tests.test_strategies import workload
 
 EVERY = {
@@ -33,6 +34,7 @@ EVERY = {
     "from-start": ["from-start"],
     "selective": ["selective:save=matmul", "selective:save=conv", "selective:save=attention", "selective:save=mm+relu"],
     "offload": ["offload"],
+    "plan": ["plan"],  # a file is written for each model
     "hf": [],  # on models of Hugging Face, in test_families
     "compile-budget": [],  # other kernels: equal but for rounding, below
     "_planted": [],  # wrong on purpose, below
@@ -62,8 +64,8 @@ def attempted(model, strategy):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", [choice for choices in EVERY.values() for choice in choices])
-def test_gradients_are_bit_equal_on_the_cpu(model, strategy):
-    record = attempted(model, strategy)
+def test_gradients_are_bit_equal_on_the_cpu(model, strategy, tmp_path):
+    record = attempted(model, written(strategy, model, tmp_path))
 
     if (model, strategy) in SKIPPED:
         assert (record.outcome, record.detail) == ("skipped", SKIPPED[model, strategy])

@@ -17,6 +17,7 @@ from profiler.strategies import segments
 from profiler.strategies.chain import checkpoint_runs
 from profiler.workload import Workload
 from tests.conftest import measured
+from tests.plans import written
 
 
 class Counted(nn.Module):
@@ -394,15 +395,15 @@ def test_a_budget_that_is_no_fraction_is_refused(budget):
 
 EVERY = (
     "none", "segments:k=3", "segments:k=3,split=balanced", "sqrt", "all", "every:k=2", "first:n=4", "recursive",
-    "from-start", "selective:save=matmul", "offload",
+    "from-start", "selective:save=matmul", "offload", "plan",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", EVERY)
 @pytest.mark.usefixtures("with_test_models")
-def test_forward_flops_are_those_of_none_and_backward_flops_are_not_below(strategy):
+def test_forward_flops_are_those_of_none_and_backward_flops_are_not_below(strategy, tmp_path):
     none = measured("transformer", "none", passes=("flops",)).readings
-    readings = measured("transformer", strategy, passes=("flops",)).readings
+    readings = measured("transformer", written(strategy, "transformer", tmp_path), passes=("flops",)).readings
 
     assert readings.forward_flops == none.forward_flops > 0
     assert readings.backward_flops >= none.backward_flops

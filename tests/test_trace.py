@@ -21,6 +21,7 @@ from profiler.trace.step import follow
 from profiler.trace.tracer import Tracer
 from profiler.workload import Workload
 from tests import make
+from tests.plans import written
 
 ERROR = 0.001  # of the peak, what is promised
 MLP = "mlp"
@@ -38,6 +39,7 @@ EVERY = (
     "from-start",
     "selective:save=matmul",
     "offload",
+    "plan",
 )
 
 
@@ -53,7 +55,8 @@ def traced(model: str, strategy: str = "none", **fields) -> timeline.Trace:
 
 @pytest.mark.parametrize("strategy", EVERY)
 @pytest.mark.parametrize("model", [MLP, TRANSFORMER])
-def test_peak_and_saved_bytes_are_those_of_the_allocator(model, strategy):
+def test_peak_and_saved_bytes_are_those_of_the_allocator(model, strategy, tmp_path):
+    strategy = written(strategy, model, tmp_path)
     real = measure(Trial(case=case(model, strategy, optimizer=Choice("adamw")), passes=("memory",))).readings
 
     found = predict(Trial(case=case(model, strategy, optimizer=Choice("adamw"), device="fake:cpu"))).readings

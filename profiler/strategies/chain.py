@@ -65,12 +65,17 @@ def items(run: Run) -> Sequence[Any]:
 
 
 def recomputes(runs: Iterable[Run]) -> dict[int, int]:
-    """How often each block is computed again: once for every checkpoint around it."""
+    """How often each block is computed again: once for every checkpoint around it.
+
+    But for a run that ends another: the outer recompute is over where the inner checkpoint has its input.
+    """
     counts: dict[int, int] = {}
     for run in runs:
+        *others, last = items(run)
         counts |= dict.fromkeys(flat(run), 1)
-        inner = recomputes(item for item in items(run) if isinstance(item, Sequence))
+        inner = recomputes(item for item in others if isinstance(item, Sequence))
         counts |= {index: count + 1 for index, count in inner.items()}
+        counts |= recomputes([last]) if isinstance(last, Sequence) else {}
     return counts
 
 

@@ -1,0 +1,51 @@
+"""Plans for modules and models, as `gcprof plan` would write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from profiler import catalogue, models, recipe
+from profiler.blocks import find_blocks
+from profiler.case import Choice
+from profiler.recipe import Recipe, Segment
+from profiler.strategies.plan import fingerprint
+
+
+class Saving(NamedTuple):
+    """A run under a save option."""
+
+    run: list[Any]
+    save: str
+
+
+def plan_of(module: nn.Module, blocks: Sequence[str], runs: Sequence[Any]) -> Recipe:
+    """`runs` are lists of indices of the blocks, and of runs within the run."""
+    segments = tuple(_segment(run, blocks) for run in runs)
+    return Recipe(plan="by hand", segments=segments, fingerprint=fingerprint(module, tuple(blocks)))
+
+
+def all_sorts(length: int) -> list[Any]:
+    """Of 4 blocks or more: a run within a run, a block that is kept, and the last one under a save option."""
+    half, quarter = length // 2, length // 4
+    return [[list(range(quarter)), *range(quarter, half)], Saving([length - 1], "matmul")]
+
+
+def written(strategy: str, model: str, folder: Path) -> str:
+    """The strategy as it stands; for `plan`, one with a file that has all sorts of segments for this model."""
+    if strategy != "plan":
+        return strategy
+    build, options = catalogue.load(Choice(model), models.TABLE)
+    workload = build(**options)
+    blocks = workload.blocks or find_blocks(workload.module)
+    recipe.write(plan_of(workload.module, blocks, all_sorts(len(blocks))), folder / "plan.json")
+    return f"plan:file={folder / 'plan.json'}"
+
+
+def _segment(run: Any, blocks: Sequence[str]) -> Segment:
+    items, save = run if isinstance(run, Saving) else (run, None)
+    inside = tuple(blocks[one] if isinstance(one, int) else _segment(one, blocks) for one in items)
+    return Segment(blocks=inside, save=save)

@@ -1,0 +1,160 @@
+"""The code that is emitted does what carrying the plan out does, and stands without gcprof."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from profiler.planning.emit import KINDS, emit
+from profiler.recipe import Recipe
+from profiler.strategies.plan import carry_out
+from profiler.trace.summary import readings
+from tests.pasted import BUILDS, LLAMA, apply, in_place, named, planned, random_runs, same, stepped
+from tests.plans import Saving, all_sorts, plan_of
+from tests.test_layers import imports
+from tests.test_strategies import Counted
+from tests.traced import traced
+
+PLANS: dict[str, list[Any]] = {
+    "singles": [[1], [3]],
+    "runs": [[0, 1], [2, 3]],
+    "a run in a run": [[[0], 1, 2]],
+    "a run that ends in another": [[1, [2, 3]]],
+    "a save option": [Saving([0], "matmul"), [1, Saving([2], "matmul+attention"), 3]],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("runs", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_emitted_code_computes_what_carrying_out_does_as_often(build, runs):
+    expected, times = stepped(build, lambda built: carry_out(built, planned(built, runs)))
+
+    found, calls = stepped(build, lambda built: apply(emit(planned(built, runs), "python"), built.module))
+
+    assert calls == times
+    assert (max(calls) > 1) == bool(runs)
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("build", [build for name, build in BUILDS.items() if name != "cifar-resnet"])
+def test_gradients_are_those_without_checkpointing(build):
+    expected, _ = stepped(build, lambda built: None)
+
+    found, _ = stepped(
+        build, lambda built: apply(emit(planned(built, all_sorts(len(built.blocks))), "python"), built.module)
+    )
+
+    assert same(found, expected)
+
+
+def test_other_gradients_would_be_seen():
+    found, _ = stepped(in_place, lambda built: None)
+    other, _ = stepped(in_place, lambda built: nn.init.ones_(built.module[0].weight))
+
+    assert not same(found, other)
+
+
+def test_an_in_place_activation_that_begins_a_run_would_write_over_its_input():
+    code = emit(planned(in_place(), [[1, 2]]), "python")
+
+    without = code.replace("first.inplace = False", "pass")
+
+    stepped(in_place, lambda built: apply(code, built.module))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stepped(in_place, lambda built: apply(without, built.module))
+
+
+def test_a_step_of_emitted_code_holds_the_bytes_of_one_that_is_carried_out():
+    model = "transformer:layers=6,width=32,sequence=64,vocabulary=16"
+    plan = planned(named(model), [[[0], 1, 2], Saving([4], "matmul")])
+    code = emit(plan, "python")
+
+    none, carried, pasted = (
+        readings(traced(model, change=change)[0])
+        for change in (None, lambda built: carry_out(built, plan), lambda built: apply(code, built.module))
+    )
+
+    assert pasted["saved_bytes"] == carried["saved_bytes"] < none["saved_bytes"] * 0.7
+    assert pasted["peak_bytes"] == carried["peak_bytes"] < none["peak_bytes"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_runs())
+def test_any_plan_of_six_blocks_is_emitted_as_it_is_carried_out(items):
+    runs = [item for item in items if not isinstance(item, int)]
+    build = BUILDS["a loop with an argument"]
+    expected, times = stepped(build, lambda built: carry_out(built, planned(built, runs)))
+
+    found, calls = stepped(build, lambda built: apply(emit(planned(built, runs), "python"), built.module))
+
+    assert calls == times
+    assert same(found, expected)
+
+
+def test_names_of_parameters_stay_and_a_deep_copy_computes_with_its_own_weights():
+    module, x = nn.Sequential(*[Counted() for _ in range(4)]), torch.ones(2, 3)
+    names = list(module.state_dict())
+    apply(emit(plan_of(module, tuple("0123"), [[[0], 1], Saving([2], "matmul")]), "python"), module)
+
+    twin = copy.deepcopy(module)
+    for parameter in twin.parameters():
+        nn.init.zeros_(parameter)
+    twin(x).sum().backward()
+
+    assert list(module.state_dict()) == names
+    assert not twin(x).any()
+    assert all(parameter.grad is not None for parameter in twin.parameters())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_names_that_are_no_words_and_long_lists_are_written_as_they_are():
+    module = nn.Sequential()
+    for index in range(40):
+        module.add_module(f'a "long", [odd] $name {index} \\', Counted())
+    blocks = [name for name, _ in module.named_children()]
+    code = emit(plan_of(module, blocks, [range(39), [39]]), "python")
+
+    apply(code, module)
+    module(torch.ones(2, 3)).sum().backward()
+
+    assert [block.calls for block in module] == [2] * 40
+    assert max(map(len, code.splitlines())) <= 120
+
+
+def test_a_plan_of_several_lines_stays_in_its_comment():
+    odd = Recipe(plan='"""\nraise SystemExit\r[1]', segments=(), fingerprint={})
+
+    for kind in KINDS:
+        apply(emit(odd, kind), named(LLAMA).module)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("save", [None, "matmul"])
+def test_emitted_code_imports_nothing_of_gcprof(kind, save, tmp_path):
+    built = BUILDS["a Sequential"]()
+    code = emit(planned(built, [[1] if save is None or kind == "hf" else Saving([1], save)]), kind)
+
+    (tmp_path / "pasted.py").write_text(code)
+    (tmp_path / "other.py").write_text(code + "from profiler import recipe\n")
+
+    assert imported(tmp_path / "pasted.py") <= {"functools", "torch", "transformers"}
+    assert "profiler" in imported(tmp_path / "other.py")
+
+
+def imported(path: Any) -> set[str]:
+    return {name.partition(".")[0] for name, _ in imports(path)}
+
+
+def test_emitted_code_is_short():
+    built = BUILDS["a Sequential"]()
+
+    lengths = {kind: len(emit(planned(built, [[1]]), kind).splitlines()) for kind in KINDS}
+
+    assert lengths["python"] <= 62
+    assert max(lengths["hf"], lengths["fsdp"]) <= 25

@@ -1,0 +1,246 @@
+"""A plan from its file is carried out as it says, or refused with what is wrong."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+import profiler
+from profiler import recipe
+from profiler.errors import Unsupported, UserError
+from profiler.recipe import Recipe
+from profiler.strategies.chain import Under, checkpoint_runs, checkpoint_without_reentry
+from profiler.strategies.plan import carry_out
+from tests.conftest import measured
+from tests.pasted import BUILDS, random_runs, stepped
+from tests.plans import Saving, plan_of, written
+from tests.test_strategies import Branching, Counted, Looping, workload
+
+
+def chain(length: int = 4) -> nn.Sequential:
+    return nn.Sequential(*[Counted() for _ in range(length)])
+
+
+def plan(length: int = 4, runs: tuple[list[int], ...] = ([0, 1],)) -> Recipe:
+    return plan_of(chain(length), [str(index) for index in range(length)], runs)
+
+
+def calls(module: nn.Module) -> list[int]:
+    module(torch.ones(2, 3)).sum().backward()
+    return [block.calls for block in module]
+
+
+@pytest.mark.usefixtures("with_test_models")
+def test_a_plan_from_a_file_gives_equal_gradients_and_runs_each_block_as_often_as_it_says(tmp_path):
+    strategy = written("plan", "transformer", tmp_path)
+
+    record = measured("transformer", strategy, passes=("equality", "flops", "memory"))
+
+    assert record.equality.gradients_equal
+    assert record.equality.loss_equal
+    assert record.readings.block_calls == (3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1, 2)  # [[0-2] 3-5] 6-10 [11]
+    assert record.built.split == "by hand"
+    assert record.readings.saved_bytes < measured("transformer", "none").readings.saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([], [1, 1, 1, 1, 1, 1]),
+        ([[0], [2]], [2, 1, 2, 1, 1, 1]),
+        ([[0, 1, 2]], [2, 2, 2, 1, 1, 1]),
+        ([[[0], 1, [[2], 3], 4]], [3, 2, 4, 3, 2, 1]),
+        ([[0, [1, 2]]], [2, 2, 2, 1, 1, 1]),  # the recompute is over where the inner checkpoint has its input
+        ([Saving([1], "matmul"), [2, Saving([3], "matmul"), 4]], [1, 2, 2, 3, 2, 1]),
+        ([Saving([1, [2], 3], "matmul")], [1, 2, 3, 2, 1, 1]),
+    ],
+)
+def test_a_block_runs_once_more_for_every_checkpoint_around_it(runs, expected):
+    module = chain(6)
+    found = plan_of(module, tuple("012345"), runs)
+
+    applied = profiler.apply(module, found)
+
+    assert calls(module) == expected
+    assert [1 + applied.recomputes.get(index, 0) for index in range(6)] == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_runs())
+def test_any_plan_of_six_blocks_gives_equal_gradients_and_counts_its_recomputes(items):
+    runs, told = [item for item in items if not isinstance(item, int)], {}
+    build = BUILDS["a Sequential"]
+    expected, _ = stepped(build, lambda built: None)
+
+    found, times = stepped(
+        build, lambda built: told.update(carry_out(built, plan_of(built.module, built.blocks, runs)).recomputes)
+    )
+
+    assert times == [1 + told.get(index, 0) for index in range(6)]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_run_under_a_checkpoint_of_its_own_is_alone_under_it():
+    module, entered = chain(5), []
+
+    def own(function, *arguments, **keywords):
+        entered.append("own")
+        return checkpoint_without_reentry(function, *arguments, **keywords)
+
+    def others(function, *arguments, **keywords):
+        entered.append("others")
+        return checkpoint_without_reentry(function, *arguments, **keywords)
+
+    checkpoint_runs(workload(module, tuple("01234")), [[0, Under([1], own), 2], Under([3], own)], checkpoint=others)
+
+    for block in module:
+        block.calls = 0  # one forward was observed
+    loss = module(torch.ones(2, 3)).sum()
+    forward = entered.copy()
+    loss.backward()
+
+    assert forward == ["others", "own", "own"]
+    assert entered == [*forward, "own"]  # again in the recompute of the outer one
+    assert [block.calls for block in module] == [2, 3, 2, 2, 1]
+
+
+def test_an_activation_in_place_that_begins_a_run_in_a_run_keeps_its_input():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3), nn.ReLU(True))
+    checkpoint_runs(workload(module, tuple("01234")), [[0, 1, Under([2, 3], checkpoint_without_reentry), 4]])
+
+    module(torch.ones(2, 3)).sum().backward()
+
+    assert not module[2].inplace
+    assert module[4].inplace
+
+
+def test_what_a_save_option_keeps_is_not_computed_again():
+    def flops(runs):
+        module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        blocks = tuple("0123")
+        return work(module, plan_of(module, blocks, runs))
+
+    none = flops([])
+
+    assert flops([Saving([0, 1, 2, 3], "matmul")]) == none
+    assert flops([[0, 1, 2, 3]]) > none
+
+
+def work(module: nn.Module, found: Recipe) -> int:
+    """FLOPs of a step."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    profiler.apply(module, found)
+    with FlopCounterMode(display=False) as counter:
+        module(torch.ones(2, 8)).sum().backward()
+    return counter.get_total_flops()
+
+
+def test_the_record_of_a_save_option_names_the_operators_that_it_keeps():
+    applied = profiler.apply(chain(4), plan(runs=(Saving([0], "matmul+gelu"), [Saving([1], "mm"), 2])))
+
+    assert applied.kept == (*recipe.GROUPS["matmul"], "gelu")
+    assert profiler.apply(chain(4), plan()).kept == ()
+
+
+def test_a_plan_is_applied_from_python_as_it_stands_and_from_its_path(tmp_path):
+    recipe.write(plan(), tmp_path / "plan.json")
+
+    for one in (plan(), tmp_path / "plan.json", f"plan:file={tmp_path / 'plan.json'}"):
+        module = chain()
+        profiler.apply(module, one)
+        assert calls(module) == [2, 2, 1, 1]
+
+
+def test_a_plan_of_a_loop_needs_an_example_and_works_with_one():
+    module = Looping()
+    found = plan_of(module, [f"layers.{index}" for index in range(6)], [[0, 1, 2]])
+
+    with pytest.raises(Unsupported, match="example"):
+        profiler.apply(module, found)
+    profiler.apply(module, found, example=torch.ones(2, 3))
+    for layer in module.layers:
+        layer.calls = 0
+    module(torch.ones(2, 3)).sum().backward()
+
+    assert [layer.calls for layer in module.layers] == [2, 2, 2, 1, 1, 1]
+
+
+def test_blocks_beside_a_plan_are_refused():
+    with pytest.raises(UserError, match="a plan names its own blocks"):
+        profiler.apply(chain(), plan(), blocks="*")
+
+
+def test_what_is_recomputed_is_told_of_the_blocks_of_the_workload():
+    module = chain(4)
+    found = plan_of(module, ("2", "3"), [[0, 1]])
+
+    applied = carry_out(workload(module, tuple("0123")), found)
+
+    assert applied.recomputes == {2: 1, 3: 1}
+
+
+def test_blocks_that_do_not_feed_each_other_are_refused_in_a_plan_too():
+    names = [f"layers.{index}" for index in range(3)]
+
+    with pytest.raises(Unsupported, match="cannot be run together"):
+        profiler.apply(Branching(), plan_of(Branching(), names, [[0, 1]]), example=torch.ones(2, 3))
+    profiler.apply(Branching(), plan_of(Branching(), names, [[1, 2]]), example=torch.ones(2, 3))
+
+
+def renamed() -> nn.Module:
+    module = nn.Sequential()
+    for name in ("0", "first", "2", "3"):
+        module.add_module(name, Counted())
+    return module
+
+
+def wider() -> nn.Module:
+    module = chain()
+    module[2].linear = nn.Linear(3, 5, bias=False)
+    return module
+
+
+STALE = {
+    "a renamed block": (renamed, "block '1' is gone"),
+    "fewer blocks": (partial(chain, 3), "block '3' is gone"),
+    "another width": (
+        wider,
+        "2.linear.weight was float32 3 x 3, is float32 5 x 3; 2.linear.bias was float32 3, is not there",
+    ),
+    "another precision": (
+        lambda: chain().to(torch.bfloat16),
+        "0.linear.weight was float32 3 x 3, is bfloat16 3 x 3; 0.linear.bias was float32 3, is bfloat16 3; "
+        "1.linear.weight was float32 3 x 3, is bfloat16 3 x 3, and 5 more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "change"), STALE.values(), ids=STALE)
+def test_a_plan_that_was_made_for_another_model_is_refused_with_what_changed(build, change):
+    module = build()
+    before = [block.forward for block in module.children()]
+
+    with pytest.raises(Unsupported) as caught:
+        profiler.apply(module, plan())
+
+    assert str(caught.value) == f"the plan is stale: {change}; plan again"
+    assert [block.forward for block in module.children()] == before
+
+
+def test_a_plan_still_fits_a_model_that_has_other_weights_and_more_behind_its_blocks():
+    module = chain()
+    module.add_module("head", nn.Linear(3, 2))
+
+    applied = profiler.apply(module, plan())
+
+    assert applied.recomputes == {0: 1, 1: 1}
+
+
+def test_an_operator_that_aten_does_not_have_is_refused():
+    with pytest.raises(Unsupported, match="no operator 'matmull'"):
+        profiler.apply(chain(), plan(runs=(Saving([0], "matmull"),)))

@@ -1,0 +1,84 @@
+"""A plan's file is read as it was written, or refused with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import profiler
+from profiler import recipe
+from profiler.errors import UserError
+from profiler.recipe import Recipe, Segment
+from tests.plans import Saving
+from tests.test_plan_strategy import calls, chain, plan
+
+
+def edited(**fields: object) -> bytes:
+    return json.dumps({**json.loads(msgspec.json.encode(plan())), **fields}).encode()
+
+
+DAMAGED = {
+    "half of it": (edited()[: len(edited()) // 2], "is not a plan: Input data was truncated"),
+    "no text": (b"\xff\xfe\x00", "is not a plan: "),
+    "another document": (b'{"stages": []}', "is not a plan: Object missing required field `schema`"),
+    "an unknown field": (edited(more=1), "is not a plan: Object contains unknown field `more`"),
+    "another schema": (edited(schema=2, more=1), "is of schema 2, this gcprof reads 1"),
+    "no block": (edited(segments=[{"blocks": ["7"]}]), "is not a plan: '7' is none of its blocks"),
+    "an empty segment": (edited(segments=[{"blocks": []}]), "is not a plan: segment [] is no run of consecutive"),
+    "another order": (edited(segments=[{"blocks": ["1", "0"]}]), "is not a plan: segment [1 0] is no run of conse"),
+    "a gap": (
+        edited(segments=[{"blocks": ["0", {"blocks": ["2"]}]}]),
+        "is not a plan: segment [0 2] is no run of consecutive",
+    ),
+    "a block twice": (
+        edited(segments=[{"blocks": ["0", "1"]}, {"blocks": ["1"]}]),
+        "is not a plan: '1' is in two segments",
+    ),
+    "endless nesting": (b'{"schema": 1, "segments": ' + b"[" * 100_000, "is not a plan: "),
+}
+
+
+@pytest.mark.parametrize(("content", "complaint"), DAMAGED.values(), ids=DAMAGED)
+def test_a_file_that_is_no_plan_is_refused(content, complaint, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+
+    with pytest.raises(UserError) as caught:
+        profiler.apply(chain(), path)
+
+    assert caught.value.message.startswith(f"'{path}' {complaint}")
+    assert caught.value.hint
+
+
+def test_what_is_edited_as_little_as_can_be_is_still_a_plan(tmp_path):
+    (tmp_path / "plan.json").write_bytes(edited(segments=[{"blocks": ["2"]}]))
+
+    module = chain()
+    profiler.apply(module, tmp_path / "plan.json")
+
+    assert calls(module) == [1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("strategy", ["plan", "plan:file=no/such.json", Path("no/such.json")])
+def test_a_file_that_is_not_there_is_refused_with_what_writes_one(strategy, here):
+    with pytest.raises(UserError, match="cannot read the plan") as caught:
+        profiler.apply(chain(), strategy)
+
+    assert caught.value.hint == "`gcprof plan` writes one with -o plan.json"
+
+
+def test_a_written_plan_is_read_as_it_was(tmp_path):
+    found = plan(6, runs=([[0], 1, Saving([2], "matmul"), 3], Saving([5], "conv")))
+
+    recipe.write(found, tmp_path / "plan.json")
+
+    assert recipe.read(tmp_path / "plan.json") == found
+    assert found != plan(6)
+
+
+def test_a_recipe_of_blocks_that_are_not_there_cannot_be_made():
+    with pytest.raises(ValueError, match="'1' is none of its blocks"):
+        Recipe(plan="[1]", segments=(Segment(blocks=("1",)),), fingerprint={"0": ()})
