@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from profiler.planning import rules
-from profiler.planning.chain import Chain
+from profiler.planning.chain import Chain, Option, Stage
 from profiler.planning.plan import Plan
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Point
@@ -50,10 +50,16 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     behind, found = 0, list[tuple[int, str]]()
     before = [chain.input_bytes, *(stage.output_bytes for stage in chain.stages)]
     for stage, given in zip(chain.stages[::-1], before[-2::-1], strict=True):
-        own = stage.saved_bytes if stage.own_saved_bytes is None else stage.own_saved_bytes
-        forward = own + stage.forward_extra_bytes + stage.output_bytes + behind
+        kept: tuple[Stage | Option, ...] = (stage, *stage.options)
+        least = min(_at_work(stage, costs, behind) for costs in kept)
         behind += stage.gradient_bytes
-        backward = own + stage.backward_extra_bytes + stage.output_bytes + behind
-        found.append((chain.static_bytes + chain.input_bytes + given + max(forward, backward), stage.name))
+        found.append((chain.static_bytes + chain.input_bytes + given + least, stage.name))
     nbytes, name = max(found)
     return name, max(nbytes, chain.floor_bytes)
+
+
+def _at_work(stage: Stage, costs: Stage | Option, behind: int) -> int:
+    """What a stage needs beside its input, forward or backward; `behind` are the gradients of the stages behind it."""
+    own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
+    backward = costs.backward_extra_bytes + stage.gradient_bytes
+    return stage.output_bytes + own + max(costs.forward_extra_bytes, backward) + behind

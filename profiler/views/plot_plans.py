@@ -18,6 +18,7 @@ from profiler.views.paint import BLUE, FONT, GREEN, GREY, INK, ORANGE, VERMILLIO
 from profiler.views.plot import DPI, refuse, save
 
 SIZE = (8.5, 5.4)  # inches
+CROWD = 60  # plans: of more, the staircase alone is drawn
 MARKS = {"uniform": ("o", ORANGE), "first": ("^", GREEN), "every": ("s", VERMILLION)}
 assert tuple(MARKS) == KINDS, "every kind of rival has its mark"
 
@@ -44,7 +45,8 @@ def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
     extra = [(one.step_seconds / whole.step_seconds - 1) * 100 for one in points]
     peaks = [one.peak_bytes / size for one in points]
     axes.step([*peaks, whole.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
-    axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
+    if len(points) <= CROWD:
+        axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
     for kind, (mark, colour) in MARKS.items():
         costs = [cost for _, _, cost in rules.costed(chain, kind)]
         axes.plot(
