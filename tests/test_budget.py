@@ -44,8 +44,8 @@ def test_a_budget_is_bytes_a_share_of_the_whole_or_the_whole(word, meant):
     "word",
     [
         "", "%", "GiB", "8 GiB GiB", "8Gib/s", "eight", "nan", "inf", "-1", "-5%", "+1", "0", "0%", "0GiB", "0.4",
-        "101%", "100.001%", "1e3%", "nan%", "1e400", "9" * 400, "9" * 400 + "%", "9223372036854775808", "8388608TiB", "1,5GiB",
-        "0x10", "٣MiB", "8GiB\n9", "60 percent", "maximum",
+        "101%", "100.001%", "1e3%", "nan%", "1e400", "9" * 400, "9" * 400 + "%", "9223372036854775808", "8388608TiB",
+        "1,5GiB", "0x10", "٣MiB", "8GiB\n9", "60 percent", "maximum",
     ],
 )  # fmt: skip
 def test_what_is_no_budget_is_refused_with_what_would_be_one(word):
