@@ -11,7 +11,7 @@ from statistics import median
 
 import msgspec
 
-from profiler import proving
+from profiler import proving, rates
 from profiler.analysis.fit import CONTEXT
 from profiler.analysis.search import largest
 from profiler.case import FAKE, Case, Choice, Trial
@@ -90,7 +90,8 @@ def trials(case: Case, found: Sequence[Largest], *, rounds: int) -> tuple[Trial,
         msgspec.structs.replace(trial, passes=("memory", "time") if trial.round == 1 else ("time",))
         for trial in in_rounds(cases, rounds)
     ]
-    return (*measured, *(Trial(case=_at(case, one, one.batch_size + 1), passes=("memory",)) for one in found))
+    further = [_at(case, one, one.batch_size + 1) for one in found if one.strategy != PLAN]  # it is in no file
+    return (*measured, *(Trial(case=one, passes=("memory",)) for one in further))
 
 
 def beside(case: Case, found: Sequence[Largest], records: Sequence[Record]) -> list[Largest]:
@@ -114,10 +115,15 @@ def _fake(case: Case) -> Case:
     return case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
 
 
+def _has_times(case: Case) -> bool:
+    return not case.is_predicted or case.device.removeprefix(FAKE) in rates.names()
+
+
 def _plan(engine: Engine, case: Case, room: int, path: Path) -> int | None:
     """The traced peak of the fastest plan that fits, left in the file; None where none does."""
     calibration = proving.calibrate(engine, case)
-    chain = proving.stages(engine, case, calibration)
+    passes = ("memory", "time") if _has_times(case) else ("memory",)  # without times, the smallest plan is the fastest
+    chain = proving.stages(engine, case, calibration, passes=passes)
     settled = proving.settle(
         engine, case, chain, frontier(chain), budget_bytes=room, path=path, calibration=calibration, measure=False
     )

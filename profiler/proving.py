@@ -82,11 +82,12 @@ def settle(
     """The fastest plan whose traced step fits, and whose measured step does; its file is left at `path`.
 
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
-    is told where it was measured. None where none fits.
+    is told where it was measured. None where none fits, the smallest among them.
     """
-    reserve = 0
-    for _ in range(TRIES):
-        point = best(frontier, budget_bytes - reserve)
+    reserve, smallest = 0, frontier.peak_bytes[0]
+    for tries_left in reversed(range(TRIES)):
+        point = best(frontier, budget_bytes - reserve) if tries_left else None
+        point = point or best(frontier, min(smallest, budget_bytes))
         if point is None:
             return None
         recipe.write(recipe_of(chain, point.plan), path)
@@ -98,9 +99,36 @@ def settle(
             say(f"the plan was measured at {bytes_text(measured)}, predicted at {bytes_text(needed)}: {then}")
         needed = max(needed, measured or 0)
         if needed <= budget_bytes:
-            return Settled(point=point, traced_bytes=traced, reserve_bytes=reserve)
+            settled = Settled(point=point, traced_bytes=traced, reserve_bytes=reserve)
+            return _bolder(engine, case, chain, frontier, settled, budget_bytes, path, calibration) or settled
+        if point.peak_bytes == smallest:
+            return None
         reserve = max(reserve, needed - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
     return None
+
+
+def _bolder(
+    engine: Engine,
+    case: Case,
+    chain: Chain,
+    frontier: Frontier,
+    settled: Settled,
+    budget_bytes: int,
+    path: Path,
+    calibration: Calibration | None,
+) -> Settled | None:
+    """Where a trace needs less than the stages' costs say, as with skips: a faster plan that fits by its own trace."""
+    spare = settled.point.peak_bytes - (settled.traced_bytes or settled.point.peak_bytes)
+    point = best(frontier, budget_bytes + spare) if spare > 0 else None
+    if point is None or point.plan == settled.point.plan:
+        return None
+    bold = path.with_name(f"bold-{path.name}")
+    recipe.write(recipe_of(chain, point.plan), bold)
+    traced = traced_peak(engine, case, bold, calibration)
+    if traced is None or traced > budget_bytes:
+        return None
+    bold.replace(path)
+    return Settled(point=point, traced_bytes=traced)
 
 
 def traced_peak(engine: Engine, case: Case, path: Path, calibration: Calibration | None) -> int | None:
@@ -125,13 +153,19 @@ def under(case: Case, path: Path) -> Case:
 def comparison(
     case: Case, chain: Chain, ways: Sequence[Way], folder: Path, *, rounds: int
 ) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, Recipe]]:
-    """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read."""
-    paths = {way.label: folder / "plans" / f"{re.sub('[^a-z0-9]+', '-', way.label)}.json" for way in ways}
+    """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read.
+
+    Ways of one plan share a file and a case: what is measured once is not noise.
+    """
+    first = {render(way.plan): way.label for way in reversed(ways)}
+    names = {way.label: re.sub("[^a-z0-9]+", "-", first[render(way.plan)]).strip("-") for way in ways}
+    paths = {way.label: folder / "plans" / f"{names[way.label]}.json" for way in ways}
     cases = {"none": case.baseline, **{way.label: under(case, paths[way.label]) for way in ways}}
     files = {paths[way.label]: recipe_of(chain, way.plan) for way in ways}
+    each = dict.fromkeys(cases.values())
     if case.is_predicted:
-        return cases, trials.predicted(cases.values()), files
-    return cases, trials.measured(cases.values(), rounds, predict=True), files
+        return cases, trials.predicted(each), files
+    return cases, trials.measured(each, rounds, predict=True), files
 
 
 def beside(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[Shown]:
@@ -145,10 +179,12 @@ def beside(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) 
 
 
 def lost(lines: Sequence[Shown]) -> str | None:
-    """What to say where the plan was measured slower than a rival that fits too, beyond the noise of the rounds."""
+    """What to say where the plan was measured slower than a rival that fits too, beyond the noise of the rounds: in
+    every round it took longer than the rival in any. One round tells of no noise.
+    """
     plan, *rivals = lines
     mine = plan.measured.time_ratio_range if plan.measured else None
-    if mine is None:
+    if mine is None or mine[0] == mine[1]:
         return None
     for rival in rivals:
         theirs = rival.measured.time_ratio_range if rival.measured else None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 MOST = 2**24
 FARTHEST = 8  # how many times the last number that fitted is tried next
+PATIENCE = 2  # guesses in turn that may narrow it down by less than half: a line crawls along a bend
 
 
 def largest(needed: Callable[[int], int | None], *, limit: int, start: int) -> int:
@@ -15,8 +16,9 @@ def largest(needed: Callable[[int], int | None], *, limit: int, start: int) -> i
     and the middle where that does not narrow it down.
     """
     known: dict[int, int] = {}
-    low, high, guess = 0, MOST + 1, start
+    low, high, guess, slow = 0, MOST + 1, min(start, MOST), 0
     while high - low > 1:
+        width, before = high - low, low
         found = needed(guess)
         if found is not None:
             known[guess] = found
@@ -24,7 +26,9 @@ def largest(needed: Callable[[int], int | None], *, limit: int, start: int) -> i
             low = guess
         else:
             high = guess
-        guess = _next(known, low, high, limit)
+        is_narrow = 2 * (high - low) <= width or low >= 2 * before > 0
+        slow = 0 if is_narrow else slow + 1
+        guess = _next(known if slow < PATIENCE else {}, low, high, limit)
     return low
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from profiler.cli.planning import Model
     from profiler.views.capacity import Line
 
+ROUNDS = 3
+
 
 def max_batch(
     model: Annotated[str, typer.Argument(help="A model as for `gcprof run --model`.")],
@@ -29,7 +31,7 @@ def max_batch(
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the measurement.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the measurement. [default: 3]")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Find the largest batch that a memory holds, by strategy and by plan, and the samples a second that it gives.
@@ -41,6 +43,8 @@ def max_batch(
     from profiler.spec import Request, strategies_of
 
     limit = parse_bytes(memory, flag="--memory")
+    if rounds is not None and (not measure or (device or "").startswith("fake:")):
+        raise UserError("--rounds has no effect on a prediction", hint="leave it out")
     chosen = strategies_of(Request(strategies=strategies), [])
     words = Request(
         model=model, strategies="none", optimizer=optimizer, precision=precision, accumulate=accumulate, blocks=blocks,
@@ -52,11 +56,11 @@ def max_batch(
                 hint = "give the function a parameter batch_size"
                 raise UserError(f"'{asked.case.model}' makes its own batch, of one size", hint=hint)
             found, folder = _predict(asked, [str(one) for one in chosen], limit)
-            lines, code = _measured(asked, found, limit, folder, rounds, measure=measure)
+            lines, code = _measured(asked, found, limit, folder, rounds or ROUNDS, measure=measure)
     except Interrupted as interrupted:
         raise typer.Exit(interrupted.exit_code) from None
     _print(asked, lines, limit, json=json)
-    next_command("gcprof", "plan", model, "--batch-size", str(lines[-1].batch_size or 1), "--budget", memory)
+    next_command("gcprof", "plan", *asked.words, "--batch-size", str(lines[-1].batch_size or 1), "--budget", memory)
     raise typer.Exit(code)
 
 
@@ -100,7 +104,7 @@ def _measured(
         code = code or progress.exit_code(run.records)
     lines = [
         line(
-            one.strategy.name,
+            "plan" if one.strategy.name == "plan" else str(one.strategy),
             one.batch_size,
             one.predicted_bytes,
             one.measured[0] if one.measured else None,

@@ -33,7 +33,7 @@ def plan(
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Paired rounds of the comparison.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 3]")] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="plan.json for the plan; .csv, .png, .svg, .pdf: the frontier."),
@@ -60,7 +60,7 @@ def plan(
     )  # fmt: skip
     try:
         with heeded():
-            code = carry_out(words if model is not None else None, wish)
+            code = carry_out(words, wish)
     except Interrupted as interrupted:
         code = interrupted.exit_code
     raise typer.Exit(code)

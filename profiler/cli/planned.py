@@ -35,30 +35,30 @@ class Wish(NamedTuple):
     frontier: bool
     measure: bool
     emit: str | None
-    rounds: int
+    rounds: int | None
     output: Path | None
     force: bool
     json: bool
 
 
-def carry_out(words: Request | None, wish: Wish) -> int:
+def carry_out(words: Request, wish: Wish) -> int:
     """Plan, prove and print; the exit code. Raises UserError."""
     _refuse(words, wish)
     with ExitStack() as stack:
         from profiler.cli.planning import Model
         from profiler.planning import chain as chains
 
-        model = stack.enter_context(Model(words)) if words else None
+        model = stack.enter_context(Model(words)) if words.model is not None else None
         for remark in model.remarks if model else ():
             aside(f"note: {remark}")
         chain = chains.read(wish.stages) if wish.stages else _chain(model)
         return _Planning(chain, model, wish).go()
 
 
-def _refuse(words: Request | None, wish: Wish) -> None:
+def _refuse(words: Request, wish: Wish) -> None:
     from profiler.views.files import refuse_existing_file
 
-    if words is None and wish.stages is None:
+    if words.model is None and wish.stages is None:
         raise UserError("plan needs a model, or costs", hint="gcprof plan transformer --budget 60%")
     if wish.budget is None and not wish.frontier:
         raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
@@ -71,6 +71,24 @@ def _refuse(words: Request | None, wish: Wish) -> None:
             raise UserError(f"cannot write '{wish.output.name}'", hint="plan.json, or frontier.csv, .png, .svg, .pdf")
         if suffix == ".json" and wish.budget is None:
             raise UserError("a plan needs a budget", hint="--budget 60% -o plan.json")
+    _refuse_without_effect(words, wish)
+
+
+def _refuse_without_effect(words: Request, wish: Wish) -> None:
+    from profiler.cli.planning import FLAGS, flag
+
+    asked = [flag(name) for name in FLAGS if getattr(words, name) is not None]
+    if words.model is None and asked:
+        raise UserError(f"{asked[0]} has no effect on costs from a file", hint="name the model, or leave it out")
+    others = {"--json": wish.json, "--frontier": wish.frontier, "-o": wish.output is not None}
+    idle = [name for name, is_there in others.items() if is_there and wish.emit]
+    if idle:
+        raise UserError(f"{idle[0]} has no effect with --emit", hint="it prints the code alone; leave one of them out")
+    proof = ["--no-measure"] if not wish.measure else ["--rounds"] if wish.rounds is not None else []
+    if proof and (words.model is None or wish.budget is None):
+        raise UserError(f"{proof[0]} has no effect where nothing is measured", hint="a model and --budget are measured")
+    if wish.rounds is not None and (not wish.measure or (words.device or "").startswith("fake:")):
+        raise UserError("--rounds has no effect on a prediction", hint="leave it out")
 
 
 def _chain(model: Model | None) -> Chain:
@@ -91,7 +109,10 @@ class _Planning:
 
     def go(self) -> int:
         from profiler.planning.budget import parse_budget
+        from profiler.planning.recipes import recipe
 
+        if self.model or self.wish.emit or self._writes_plan:
+            recipe(self.chain, self.none.plan)  # refuse stages of no known modules before there is work
         if self.wish.budget is None:
             return self._show_frontier(self._frontier(self.wish.levels or 1))
         budget = parse_budget(self.wish.budget, whole_bytes=self.none.cost.peak_bytes)
@@ -145,14 +166,7 @@ class _Planning:
             say(plans.frontier(points, self.none, title=title, width=width(), encoding=encoding()))
             aside(plans.legend(self.chain))
         self._write(points, None)
-        words = (
-            ["--stages", str(self.wish.stages)]
-            if self.wish.stages
-            else [str(self.model.case.model)]
-            if self.model
-            else []
-        )
-        next_command("gcprof", "plan", *words, "--budget", "60%")
+        next_command("gcprof", "plan", *self._words, "--budget", "60%")
         return 0
 
     def _show_plan(self, frontier: Frontier, budget: int, settled: Settled) -> int:
@@ -174,7 +188,7 @@ class _Planning:
         for line in (*self._facts(budget, frontier, settled), *proof.told):
             aside(line)
         self._write(points, settled)
-        self._next(settled)
+        self._next()
         return proof.code
 
     def _say(self, points: list[Point], frontier: Frontier, budget: int, lines: Sequence[Shown]) -> None:
@@ -185,9 +199,8 @@ class _Planning:
             say(plans.frontier(points, self.none, title=self.title, width=width(), encoding=encoding()))
             print()
         peak = self.none.cost.peak_bytes
-        title = (
-            f"{self.title}: at most {bytes_text(budget)}, {budget / peak * 100:.0f} % of the peak without checkpointing"
-        )
+        percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
+        title = f"{self.title}: at most {bytes_text(budget)}{percent}"
         below = [plans.legend(self.chain), "times are against the step without checkpointing"]
         say(plans.table(lines, title=title, none=self.none, below=below, width=width(), encoding=encoding()))
 
@@ -220,14 +233,26 @@ class _Planning:
         static = self.chain.static_bytes
         if self.wish.json:
             say_bytes(self._document(list(frontier), budget, []))
-        aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(frontier.peak_bytes[0])}")
+        smallest = frontier.peak_bytes[0]
+        more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
+        aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
         aside(f"'{name}' sets it, beside {bytes_text(static)} that are there in every step")
         aside("a smaller batch lowers the first; SGD, half precision or sharding the second")
         return GATE
 
     @property
+    def _writes_plan(self) -> bool:
+        return self.wish.output is not None and self.wish.output.suffix.lower() == ".json"
+
+    @property
     def _draws(self) -> bool:
-        return self.wish.output is not None and self.wish.output.suffix.lower() != ".json"
+        return self.wish.output is not None and not self._writes_plan
+
+    @property
+    def _words(self) -> list[str]:
+        """The model and the costs, for the next command."""
+        stages = ["--stages", str(self.wish.stages)] if self.wish.stages else []
+        return [*(self.model.words if self.model else []), *stages]
 
     def _document(self, points: list[Point], budget: int | None, lines: Sequence[Shown]) -> bytes:
         from profiler.planning.ways import largest_stage
@@ -248,7 +273,7 @@ class _Planning:
         path, force = self.wish.output, self.wish.force
         if path is None:
             return
-        if path.suffix.lower() == ".json":
+        if self._writes_plan:
             assert settled
             write_whole(path, recipe.encoded(recipe_of(self.chain, settled.point.plan)), force=force)
         elif path.suffix.lower() == ".csv":
@@ -257,9 +282,12 @@ class _Planning:
             plot_plans.plot(points, self.chain, title=self.title, path=path, force=force)
         aside(f"wrote {path}")
 
-    def _next(self, settled: Settled) -> None:
-        words = [str(self.model.case.model)] if self.model else ["--stages", str(self.wish.stages)]
-        if self.wish.output is not None and self.wish.output.suffix.lower() == ".json" and self.model:
-            next_command("gcprof", "run", "--model", *words, "--strategies", f"plan:file={self.wish.output}")
+    def _next(self) -> None:
+        budget = ["--budget", str(self.wish.budget)]
+        if self._writes_plan and self.model:
+            file = f"plan:file={self.wish.output}"
+            next_command("gcprof", "run", "--model", *self.model.words, "--strategies", file)
+        elif any(stage.blocks for stage in self.chain.stages):
+            next_command("gcprof", "plan", *self._words, *budget, "--emit", "python")
         else:
-            next_command("gcprof", "plan", *words, "--budget", str(self.wish.budget), "--emit", "python")
+            next_command("gcprof", "plan", *self._words, "--frontier", "-o", "frontier.png")

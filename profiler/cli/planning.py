@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from profiler.spec import Request
 
 
+FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "device")  # of a model, by their field
+
+
+def flag(name: str) -> str:
+    """A field as users write it: batch_size -> --batch-size."""
+    return f"--{name.replace('_', '-')}"
+
+
 class Model:
     """A model that was asked for, with an engine while it is entered. Raises UserError for more than one case."""
 
@@ -50,6 +58,13 @@ class Model:
 
         case = self.case
         return f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}, {case.device}"
+
+    @property
+    def words(self) -> list[str]:
+        """The model and the flags that it was asked for with, for the next command."""
+        asked = [(name, getattr(self._words, name)) for name in FLAGS]
+        flags = [word for name, value in asked if value is not None for word in (flag(name), str(value))]
+        return [str(self._words.model), *flags]
 
     def calibration(self) -> Calibration | None:
         """What operators hide on the device, measured once."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from profiler.planning.ways import Way
     from profiler.views.plans import Shown
 
-SLOWER = 1  # the exit code where the plan lost
+ROUNDS = 3
+SLOWER = 1  # the exit code where the plan lost, or could not be run
 
 
 class Proof(NamedTuple):
@@ -46,7 +47,7 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     if not wish.measure and not case.is_predicted:
         case = msgspec.structs.replace(case, device=FAKE + case.twin.device)
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
-    cases, planned, files = proving.comparison(case, chain, ways, folder, rounds=wish.rounds)
+    cases, planned, files = proving.comparison(case, chain, ways, folder, rounds=wish.rounds or ROUNDS)
     environment = device_choice.environment(case.device, model.devices)
     store.create(folder, plan=planned, command=command_line(), environment=environment)
     (folder / "plans").mkdir()
@@ -58,4 +59,22 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     found = rows(run.records)
     lines = proving.beside(ways, cases, found)
     lost = proving.lost(lines)
-    return Proof(lines, [lost] if lost else [], code or progress.exit_code(run.records) or (SLOWER if lost else 0))
+    has_lost = lost is not None or not _went_well(lines[0])
+    told = [*_reasons(lines), *([lost] if lost else [])]
+    return Proof(lines, told, code or progress.exit_code(run.records) or (SLOWER if has_lost else 0))
+
+
+def _went_well(line: Shown) -> bool:
+    """Also where nothing is known of it, after Ctrl-C."""
+    return all(row is None or row.outcome == "ok" for row in (line.measured, line.predicted))
+
+
+def _reasons(lines: Sequence[Shown]) -> list[str]:
+    from profiler.views.cells import outcome
+
+    found = [(one.way.label, row) for one in lines for row in (one.measured, one.predicted) if row is not None]
+    return [
+        f"{label}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
+        for label, row in found
+        if row.outcome != "ok"
+    ]

@@ -52,4 +52,4 @@ def stages(
     if output is not None:
         next_command("gcprof", "plan", "--stages", str(output), "--frontier")
     else:
-        next_command("gcprof", "plan", model, "--budget", "60%")
+        next_command("gcprof", "plan", *found.words, "--budget", "60%")

@@ -44,19 +44,19 @@ def line(
 
 
 def table(lines: Sequence[Line], *, title: str, limit: int, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """A line for each strategy; samples a second are compared with those of the first."""
+    """A line for each strategy; samples a second are compared with those of `none`."""
     columns = [
         Column(head=("strategy", ""), cells=tuple(one.strategy for one in lines)),
         _number("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
         _number("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
     ]
     if any(one.outcome for one in lines):
-        first = next((one.samples_per_second for one in lines if one.samples_per_second), None)
+        none = next((one.samples_per_second for one in lines if one.strategy == "none"), None)
         columns += [
             _number("memory", "measured", [_memory(one.measured_bytes, one.outcome) for one in lines]),
             Column(head=("one sample", "more"), cells=tuple(_beyond(one, limit) for one in lines)),
             _number("samples", "a second", [_rate(one.samples_per_second) for one in lines]),
-            _number("against", "none", [_against(one.samples_per_second, first) for one in lines]),
+            _number("against", "none", [_against(one.samples_per_second, none) for one in lines]),
         ]
     heading = paragraph(title, width=width, encoding=encoding, style="bold")
     return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding)])
@@ -88,5 +88,5 @@ def _rate(samples: float | None) -> str:
     return MISSING if samples is None else f"{samples:,.1f}"
 
 
-def _against(samples: float | None, first: float | None) -> str:
-    return change_text(samples / first if samples and first else None)
+def _against(samples: float | None, none: float | None) -> str:
+    return change_text(samples / none if samples and none else None)

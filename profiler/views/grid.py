@@ -36,17 +36,19 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[Line] | None:
     return lines
 
 
-def block(columns: Sequence[Column], *, row: int) -> list[Line]:
-    """One row as lines of `label  value`: what is left where no table fits."""
+def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[Line]:
+    """One row as lines of `label  value`: what is left where no table fits. Text breaks behind its own start."""
     labels = max(cell_len(column.label) for column in columns)
     values = max((cell_len(column.cells[row]) for column in columns if column.is_number), default=0)
-    return [
-        Line(
-            row=row,
-            text=f"{_pad(column.label, labels)}{GAP}{_pad(column.cells[row], values, right=column.is_number)}".rstrip(),
-        )
-        for column in columns
-    ]
+    room = 10**9 if width is None else max(1, width - labels - len(GAP))
+    found = []
+    for column in columns:
+        cell = column.cells[row]
+        lines = [_pad(cell, values, right=True)] if column.is_number else broken(cell, room)
+        words = [column.label, *[""] * (len(lines) - 1)]
+        pairs = zip(words, lines, strict=True)
+        found += [Line(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
+    return found
 
 
 def broken(text: str, width: int) -> list[str]:
@@ -76,8 +78,8 @@ def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
 
 
 def _longest_piece(column: Column) -> int:
-    texts = (*column.head, *column.cells)
-    return max(cell_len(piece.rstrip()) for text in texts for piece in PIECE.findall(text))
+    pieces = (piece.rstrip() for text in column.cells for piece in PIECE.findall(text))
+    return max(cell_len(text) for text in (*column.head, *pieces))  # heads are in two lines as they are
 
 
 def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:

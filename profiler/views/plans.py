@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv as csv_file
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from itertools import groupby
 from typing import Any
 
@@ -38,7 +40,7 @@ def table(
 ) -> Text:
     """A line for each way; overheads are against the step without checkpointing, `none`."""
     parts = [paragraph(title, width=width, encoding=encoding, style="bold"), Text()]
-    parts += [fitted(_columns(lines, none), width=width, encoding=encoding), Text()]
+    parts += [_fitted(_columns(lines, none), width=width, encoding=encoding), Text()]
     parts += [paragraph(line, width=width, encoding=encoding) for line in below]
     return Text("\n").join(parts)
 
@@ -51,24 +53,27 @@ def frontier(
         Column(head=("peak", "by costs"), cells=tuple(bytes_text(one.peak_bytes) for one in points), is_number=True),
         Column(
             head=("peak", "of none"),
-            cells=tuple(change_text(one.peak_bytes / none.cost.peak_bytes) for one in points),
+            cells=tuple(_change(one.peak_bytes, none.cost.peak_bytes) for one in points),
             is_number=True,
         ),
         Column(
             head=("time", "of none"),
-            cells=tuple(change_text(one.step_seconds / none.cost.step_seconds) for one in points),
+            cells=tuple(_change(one.step_seconds, none.cost.step_seconds) for one in points),
             is_number=True,
         ),
         Column(head=("plan", ""), cells=tuple(render(one.plan) for one in points)),
     )
     heading = paragraph(title, width=width, encoding=encoding, style="bold")
-    return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding)])
+    return Text("\n").join([heading, Text(), _fitted(columns, width=width, encoding=encoding)])
 
 
 def csv(points: Sequence[Point]) -> bytes:
     """The frontier: bytes, seconds, plan."""
-    lines = [f"{one.peak_bytes},{one.step_seconds!r},{render(one.plan)}" for one in points]
-    return "\n".join(["peak_bytes,step_seconds,plan", *lines, ""]).encode()
+    text = StringIO()
+    writer = csv_file.writer(text, lineterminator="\n")
+    writer.writerow(("peak_bytes", "step_seconds", "plan"))
+    writer.writerows((one.peak_bytes, repr(one.step_seconds), render(one.plan)) for one in points)
+    return text.getvalue().encode()
 
 
 def legend(chain: Chain) -> str:
@@ -112,7 +117,7 @@ def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
     found = [
         Column(head=("way", ""), cells=tuple(one.way.label for one in lines)),
         _number("peak", "by costs", [bytes_text(one.way.cost.peak_bytes) for one in lines]),
-        _number("time", "by costs", [change_text(one.way.cost.step_seconds / none.cost.step_seconds) for one in lines]),
+        _number("time", "by costs", [_change(one.way.cost.step_seconds, none.cost.step_seconds) for one in lines]),
     ]
     if any(one.predicted for one in lines):
         found.append(_number("peak", "predicted", [_peak(one.predicted) for one in lines]))
@@ -129,8 +134,18 @@ def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
     return (*found, Column(head=("plan", ""), cells=tuple(render(one.way.plan) for one in lines)))
 
 
+def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
+    """The numbers, and where they are too many to have the words beside them, those below."""
+    cut = next((at for at, column in enumerate(columns) if at and not column.is_number), None)
+    return fitted(columns, width=width, encoding=encoding, cut=cut)
+
+
 def _number(first: str, second: str, cells: Sequence[str]) -> Column:
     return Column(head=(first, second), cells=tuple(cells), is_number=True)
+
+
+def _change(value: float, whole: float) -> str:
+    return change_text(value / whole if whole else None)
 
 
 def _peak(row: Row | None) -> str:
@@ -176,7 +191,7 @@ def stages(chain: Chain, *, title: str, width: int | None = None, encoding: str 
         Column(head=("can also be", ""), cells=tuple(_options(one) for one in found)),
     )
     heading = paragraph(title, width=width, encoding=encoding, style="bold")
-    return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding)])
+    return Text("\n").join([heading, Text(), _fitted(columns, width=width, encoding=encoding)])
 
 
 def _options(stage: Any) -> str:

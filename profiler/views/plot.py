@@ -9,6 +9,7 @@ from math import ceil
 from pathlib import Path
 from types import ModuleType
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -55,7 +56,8 @@ def save(figure: Figure, *, path: Path, force: bool) -> Path:
     suffix = path.suffix.lower().removeprefix(".")
     text = BytesIO()
     metadata = {} if suffix == "png" else {"CreationDate" if suffix == "pdf" else "Date": None}
-    figure.savefig(text, format=suffix, dpi=2 * DPI, metadata=metadata)
+    with rc_context({"svg.hashsalt": "gcprof"}):  # else its ids are random
+        figure.savefig(text, format=suffix, dpi=2 * DPI, metadata=metadata)
     return write_whole(path, text.getvalue(), force=force)
 
 

@@ -11,15 +11,19 @@ from matplotlib.figure import Figure
 
 from profiler.planning import rules
 from profiler.planning.chain import Chain
+from profiler.planning.simulator import Cost
 from profiler.planning.solver import Point
 from profiler.planning.ways import KINDS, largest_stage, none
 from profiler.units import byte_unit
+from profiler.views.grid import broken
 from profiler.views.paint import BLUE, FONT, GREEN, GREY, INK, ORANGE, VERMILLION, legend_below, number_axis, plain_axes
+from profiler.views.plain import plain
 from profiler.views.plot import DPI, refuse, save
 
 SIZE = (8.5, 5.4)  # inches
 CROWD = 60  # plans: of more, the staircase alone is drawn
-MARKS = {"uniform": ("o", ORANGE), "first": ("^", GREEN), "every": ("s", VERMILLION)}
+LONGEST_LINE = 68  # characters of the title
+MARKS = {"uniform": ("o", ORANGE, 9), "first": ("^", GREEN, 5), "every": ("s", VERMILLION, 6)}  # often on one spot
 assert tuple(MARKS) == KINDS, "every kind of rival has its mark"
 
 
@@ -33,7 +37,8 @@ def plot(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     _draw(axes, points, chain)
-    axes.set_title(title, fontsize=FONT + 1, loc="left")
+    heading = "\n".join(broken(plain(title), LONGEST_LINE))
+    axes.set_title(heading, fontsize=FONT + 2, loc="left", color=INK, weight="bold", parse_math=False, pad=12)
     legend_below(figure, [axes])
     return save(figure, path=path, force=force)
 
@@ -42,20 +47,20 @@ def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
     plain_axes(axes)
     size, unit = byte_unit(one.peak_bytes for one in points)
     whole = none(chain).cost
-    extra = [(one.step_seconds / whole.step_seconds - 1) * 100 for one in points]
+    extra = [_extra(one, whole) for one in points]
     peaks = [one.peak_bytes / size for one in points]
     axes.step([*peaks, whole.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
     if len(points) <= CROWD:
         axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
-    for kind, (mark, colour) in MARKS.items():
+    for kind, (mark, colour, points_wide) in MARKS.items():
         costs = [cost for _, _, cost in rules.costed(chain, kind)]
         axes.plot(
             [cost.peak_bytes / size for cost in costs],
-            [(cost.step_seconds / whole.step_seconds - 1) * 100 for cost in costs],
+            [_extra(cost, whole) for cost in costs],
             mark,
             color=colour,
-            markersize=4,
-            alpha=0.8,
+            markersize=points_wide,
+            markerfacecolor="none",
             linestyle="none",
             label=WORDS[kind],
         )
@@ -65,6 +70,11 @@ def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
     axes.set_ylabel("extra time of a step (%)", fontsize=FONT, color=INK)
     number_axis(axes, "x")
     number_axis(axes, "y")
+
+
+def _extra(one: Point | Cost, whole: Cost) -> float:
+    """Percent of the step without checkpointing; nothing where that takes no time."""
+    return (one.step_seconds / whole.step_seconds - 1) * 100 if whole.step_seconds else 0.0
 
 
 WORDS = {"uniform": "uniform splits", "first": "the first N", "every": "every j-th"}

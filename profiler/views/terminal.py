@@ -34,14 +34,19 @@ def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: s
     return Text(("\n" + indent).join(lines), style=style)
 
 
-def fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
-    """Any table: in lines where it fits, else in a block for each row."""
+def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: int | None = None) -> Text:
+    """Any table: in lines where it fits, else in a block for each row.
+
+    One that may be cut before a column is two tables before that, each with the first column.
+    """
     cleaned = [clean(column, encoding=encoding) for column in columns]
-    lines = grid(cleaned, width=width)
-    if lines is not None:
-        return styled(lines)
+    halves = [[cleaned[:cut], [cleaned[0], *cleaned[cut:]]]] if cut else []
+    for parts in ([cleaned], *halves):
+        grids = [lines for part in parts if (lines := grid(part, width=width)) is not None]
+        if len(grids) == len(parts):
+            return Text("\n\n").join([styled(lines) for lines in grids])
     rows = range(len(cleaned[0].cells))
-    return Text("\n\n").join([styled(block(cleaned, row=row)) for row in rows])
+    return Text("\n\n").join([styled(block(cleaned, row=row, width=width)) for row in rows])
 
 
 def styled(lines: Sequence[Line], *, style_of: Callable[[int], str] = lambda row: "") -> Text:

@@ -1,0 +1,530 @@
+"""`gcprof plan`: budgets, frontiers, files, refusals, and plans that are really run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from benchmarks import kill
+from profiler import engines, recipe, store
+from profiler.cli import answer
+from profiler.engines import local
+from profiler.planning import chain as chains
+from profiler.planning.chain import Block
+from profiler.planning.plan import parse
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import best, frontier
+from tests.conftest import run_folder
+from tests.planning_chains import FOLDER, equal_stages
+from tests.program import PATIENCE_SECONDS, Started, next_words
+from tests.test_cli_readers import gcprof
+
+MIB = 2**20
+COSTS = FOLDER / "hetero12.stages.json"
+CHAIN = chains.read(COSTS)
+FRONTIER = frontier(CHAIN)
+WHOLE = 1424 * MIB  # its peak without checkpointing
+SMALL = "transformer:layers=4,width=32"
+
+
+@pytest.fixture
+def costs(here: Path) -> Path:
+    """Costs of stages that are of no known modules."""
+    (here / "costs.json").write_bytes(COSTS.read_bytes())
+    return Path("costs.json")
+
+
+@pytest.fixture
+def named(here: Path) -> Path:
+    """Costs of stages that name their modules."""
+    stages = (msgspec.structs.replace(one, blocks=(Block(name=one.name, parameters=()),)) for one in CHAIN.stages)
+    chains.write(msgspec.structs.replace(CHAIN, stages=tuple(stages)), here / "named.json")
+    return Path("named.json")
+
+
+def plan(*words: object) -> int:
+    return answer(["plan", *map(str, words)])
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("word", "nbytes"), [("848MiB", 848 * MIB), ("60%", int(0.6 * WHOLE)), ("max", WHOLE), ("8GiB", 8 * 2**30)]
+)
+def test_a_budget_in_any_words_gets_the_fastest_plan_that_fits(costs, capsys, word, nbytes):
+    code = plan("--stages", costs, "--budget", word, "--json")
+
+    found = document(capsys)
+    point = best(FRONTIER, nbytes)
+    assert code == 0
+    assert found["budget_bytes"] == nbytes
+    assert found["ways"][0]["way"] == "plan"
+    assert found["ways"][0]["peak_bytes"] == point.peak_bytes <= nbytes
+    assert parse(found["ways"][0]["plan"], 12) == point.plan
+
+
+@pytest.mark.parametrize("word", ["nonsense", "0", "101%", "nan", "9" * 30 + "GiB", "-1", ""])
+def test_what_is_no_budget_is_refused(costs, capsys, word):
+    assert plan("--stages", costs, f"--budget={word}") == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"--budget cannot be '{word}'" in said.err
+    assert "hint: 8GiB, 750MiB, 60%" in said.err
+
+
+def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, capsys):
+    code = plan("--stages", costs, "--budget", "60%")
+
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert code == 0
+    assert lines[0] == "costs.json: at most 854 MiB, 60 % of the peak without checkpointing"
+    assert [line.split()[0] for line in lines[5:10]] == ["plan", "uniform(7)", "first(6)", "every(1)", "all"]
+    assert lines[-2:] == ["stages: 1-12 stem to head", "times are against the step without checkpointing"]
+    assert "floor: 536 MiB, the static bytes and 'c1' at work alone" in said.err
+    assert "no plan of these stages this deep is faster; 30 plans are on the frontier" in said.err
+    assert not list(Path().glob("results"))
+
+
+def test_what_is_proposed_next_works(costs, named, capsys):
+    for file in (costs, named):
+        assert plan("--stages", file, "--budget", "60%") == 0
+        words = next_words(capsys.readouterr().err)
+
+        assert answer(words) == 0
+        assert ("--emit" in words) == (file == named)
+        capsys.readouterr()
+
+
+def test_the_frontier_is_every_plan_that_no_other_beats(costs, capsys):
+    code = plan("--stages", costs, "--frontier")
+
+    said = capsys.readouterr()
+    lines = said.out.splitlines()[5:]
+    assert code == 0
+    assert len(lines) == len(FRONTIER) == 30
+    assert [parse(line[28:].strip(), 12) for line in lines] == [point.plan for point in FRONTIER]
+    assert next_words(said.err) == ["plan", "--stages", "costs.json", "--budget", "60%"]
+
+
+def test_the_frontier_and_the_plan_are_shown_together(costs, capsys):
+    assert plan("--stages", costs, "--budget", "60%", "--frontier") == 0
+
+    out = capsys.readouterr().out
+    assert "1-9 [10] 11-12" in out
+    assert "uniform(7)" in out
+
+
+@pytest.mark.parametrize("budget", [("--budget", "60%"), ("--frontier",)])
+def test_one_document_holds_the_frontier(costs, capsys, budget):
+    assert plan("--stages", costs, *budget, "--json") == 0
+
+    found = document(capsys)
+    assert (found["schema"], found["model"], found["largest_stage"]) == (1, None, "c1")
+    assert found["uncheckpointed"]["peak_bytes"] == WHOLE
+    assert found["floor_bytes"] == 536 * MIB
+    assert all(list(one) == ["peak_bytes", "step_seconds", "plan"] for one in found["frontier"])
+    assert [(one["peak_bytes"], one["step_seconds"], parse(one["plan"], 12)) for one in found["frontier"]] == [
+        (one.peak_bytes, one.step_seconds, one.plan) for one in FRONTIER
+    ]
+
+
+@pytest.mark.parametrize("budget", [("--budget", "60%"), ("--frontier",)])
+def test_the_frontier_is_written_as_what_the_file_is_called(costs, capsys, budget):
+    for name, head in (("f.csv", b"peak_bytes,"), ("f.PNG", b"\x89PNG"), ("f.svg", b"<?xml"), ("f.pdf", b"%PDF")):
+        assert plan("--stages", costs, *budget, "-o", name) == 0
+        assert Path(name).read_bytes().startswith(head)
+        assert f"wrote {name}" in capsys.readouterr().err
+
+    with Path("f.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [(int(one["peak_bytes"]), float(one["step_seconds"])) for one in lines] == [
+        (one.peak_bytes, one.step_seconds) for one in FRONTIER
+    ]
+    assert all(simulate(CHAIN, parse(one["plan"], 12)).peak_bytes == int(one["peak_bytes"]) for one in lines)
+
+
+def test_a_plan_is_written_where_its_modules_are_known(named, capsys):
+    assert plan("--stages", named, "--budget", "60%", "-o", "plan.json") == 0
+
+    found = recipe.read(Path("plan.json"))
+    assert parse(found.plan, 12) == best(FRONTIER, int(0.6 * WHOLE)).plan
+    assert [name for segment in found.segments for name in segment.blocks] == ["stem", "c1", "pool", "c2"]  # [1-4] 5-12
+    assert list(found.fingerprint) == [stage.name for stage in CHAIN.stages]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "f.csv", "f.png"])
+def test_a_file_that_is_there_is_written_over_by_force_alone(named, capsys, name):
+    Path(name).write_text("mine")
+
+    refused = plan("--stages", named, "--budget", "60%", "-o", name)
+    kept = Path(name).read_text()
+    said = capsys.readouterr()
+    forced = plan("--stages", named, "--budget", "60%", "-o", name, "--force")
+
+    assert (refused, kept, forced) == (2, "mine", 0)
+    assert said.out == ""
+    assert "overwrite it with --force" in said.err
+    assert Path(name).read_bytes() != b"mine"
+
+
+def test_a_folder_that_is_not_there_is_said(named, capsys):
+    assert plan("--stages", named, "--budget", "60%", "-o", "nowhere/plan.json") == 74
+
+    assert "cannot write 'nowhere/plan.json'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "cannot read 'costs.json': No such file or directory"),
+        ("{", "'costs.json' is not JSON"),
+        ("\xff\xfe", "'costs.json' is not JSON"),
+        ("[]", "costs.json: Expected `object`, got `array`"),
+        ('{"input_bytes": 1, "stages": []}', "length >= 1"),
+        ('{"input_bytes": 1, "stages": [], "colour": 1}', "costs.json: "),
+        ('{"input_bytes": 1, "stages": [{"name": "a"}]}', "missing required field `forward_seconds`"),
+    ],
+)
+def test_costs_that_cannot_be_read_are_refused(here, capsys, text, complaint):
+    if text is not None:
+        (here / "costs.json").write_text(text, encoding="latin-1")
+
+    code = plan("--stages", "costs.json", "--frontier")
+
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.out == ""
+    assert complaint in said.err
+    assert "hint: " in said.err
+
+
+def test_an_unknown_field_is_named(costs, capsys):
+    text = json.loads(COSTS.read_text())
+    text["stages"][3]["forward_second"] = 1.0
+    costs.write_text(json.dumps(text))
+
+    assert plan("--stages", costs, "--frontier") == 2
+
+    assert "unknown field `forward_second` - at `$.stages[3]`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("", "plan needs a model, or costs"),
+        ("--budget 60%", "plan needs a model, or costs"),
+        ("--stages costs.json", "plan needs a budget"),
+        ("mlp", "plan needs a budget"),
+        ("--stages costs.json --frontier --emit python", "--emit needs a budget"),
+        ("--stages costs.json --frontier -o plan.json", "a plan needs a budget"),
+        ("--stages costs.json --budget 60% -o plan.txt", "cannot write 'plan.txt'"),
+        ("--stages costs.json --budget 60% -o plan", "cannot write 'plan'"),
+        ("--stages costs.json --budget 60% --emit pyhton", "--emit cannot be 'pyhton'"),
+        ("--stages costs.json --budget 60% --emit python --json", "--json has no effect with --emit"),
+        ("--stages costs.json --budget 60% --emit python --frontier", "--frontier has no effect with --emit"),
+        ("--stages costs.json --budget 60% --emit python -o plan.json", "-o has no effect with --emit"),
+        ("--stages costs.json --budget 60% --batch-size 4", "--batch-size has no effect on costs from a file"),
+        ("--stages costs.json --budget 60% --device cpu", "--device has no effect on costs from a file"),
+        ("--stages costs.json --budget 60% --no-measure", "--no-measure has no effect where nothing is measured"),
+        ("--stages costs.json --budget 60% --rounds 2", "--rounds has no effect where nothing is measured"),
+        ("mlp --frontier --rounds 2", "--rounds has no effect where nothing is measured"),
+        ("mlp --frontier --no-measure", "--no-measure has no effect where nothing is measured"),
+        ("mlp --budget 60% --no-measure --rounds 2", "--rounds has no effect on a prediction"),
+        ("mlp --budget 60% --device fake:t4 --rounds 2", "--rounds has no effect on a prediction"),
+        ("mlp --budget 60% --rounds 0", "invalid value for '--rounds'"),
+        ("mlp --budget 60% --levels 9", "invalid value for '--levels'"),
+        ("mlp --budget 60% --device tpu", "'tpu' is not a device"),
+        ("mlp,mnist-cnn --budget 60%", "only one model can be planned at once"),
+        ("mlp --budget 60% --batch-size 2,4", "only one model can be planned at once"),
+        ("transfromer --budget 60%", "did you mean 'transformer'?"),
+        ("mlp --budget 60% --stages missing.json --device cpu", "cannot read 'missing.json'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, complaint):
+    assert plan(*shlex.split(words)) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert complaint in said.err
+    assert "hint: " in said.err
+
+
+def test_a_gpu_that_is_not_there_is_exit_code_3(here, shared, capsys):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+
+    assert plan("mlp", "--budget", "60%", "--device", "cuda") == 3
+    assert "torch sees no CUDA device here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--emit", "python"), ("--emit", "hf"), ("--emit", "fsdp"), ("-o", "plan.json")])
+def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsys, words):
+    assert plan("--stages", costs, "--budget", "60%", *words) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "gcprof: these stages are of no known modules" in said.err
+    assert not Path("plan.json").exists()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("python", "PLAN"), ("hf", "LAYERS"), ("fsdp", "MODULES")])
+def test_code_is_printed_alone_for_stages_of_known_modules(named, capsys, kind, name):
+    assert plan("--stages", named, "--budget", "1.35GiB", "--emit", kind) == 0  # 1-9 [10] 11-12
+
+    code: dict[str, Any] = {}
+    said = capsys.readouterr()
+    compile(said.out, kind, "exec")
+    exec(said.out[said.out.index(f"{name} = [") :].split("]\n\n")[0] + "]", code)
+    assert code[name] == [["up"] if kind == "python" else "up"]
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("kind", ["hf", "fsdp"])
+def test_blocks_that_are_computed_together_have_code_in_python_alone(named, capsys, kind):
+    assert plan("--stages", named, "--budget", "60%", "--emit", kind) == 2  # [1-4] 5-12
+    assert f"--emit {kind}: the segment 'stem' to 'c2' computes 4 blocks together" in capsys.readouterr().err
+
+    assert plan("--stages", named, "--budget", "60%", "--emit", "python") == 0
+    assert '["stem", "c1", "pool", "c2"]' in capsys.readouterr().out
+
+
+def test_a_plan_by_costs_needs_no_torch(costs):
+    done = gcprof("plan", "--stages", str(costs), "--budget", "60%", "-o", "f.png", torch=False)
+
+    assert (done.returncode, "torch is not installed" in done.stderr) == (0, False)
+
+
+@pytest.fixture
+def nested(here: Path) -> Path:
+    """Eight stages of a byte each that save ten: 24 bytes at one level, less only by checkpoints in checkpoints."""
+    chain = equal_stages(8, saved=10, own=9)
+    stages = tuple(msgspec.structs.replace(one, name=f"s{at}") for at, one in enumerate(chain.stages))
+    chains.write(msgspec.structs.replace(chain, stages=stages), here / "nested.json")
+    return Path("nested.json")
+
+
+def smallest(path: Path, levels: int) -> int:
+    return frontier(chains.read(path), levels=levels).peak_bytes[0]
+
+
+def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(nested, capsys):
+    one, two = smallest(nested, 1), smallest(nested, 2)
+    assert two < one
+
+    assert plan("--stages", nested, "--budget", two, "--json") == 0
+    deep = parse(document(capsys)["ways"][0]["plan"], 8)
+    assert plan("--stages", nested, "--budget", one, "--json") == 0
+    flat = parse(document(capsys)["ways"][0]["plan"], 8)
+
+    assert (flat.depth(), deep.depth()) == (1, 2)
+
+
+def test_no_more_levels_are_used_than_were_asked_for(nested, capsys):
+    two = smallest(nested, 2)
+
+    assert plan("--stages", nested, "--budget", two, "--levels", 1, "--json") == 5
+    assert document(capsys)["ways"] == []
+    assert plan("--stages", nested, "--budget", two, "--levels", 2, "--json") == 0
+
+
+def test_the_frontier_is_as_deep_as_asked_for(nested, capsys):
+    for levels in (1, 2):
+        assert plan("--stages", nested, "--frontier", "--levels", levels, "--json") == 0
+
+        assert document(capsys)["frontier"][0]["peak_bytes"] == smallest(nested, levels)
+
+
+def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(costs, capsys):
+    code = plan("--stages", costs, "--budget", "535MiB", "-o", "f.csv")
+
+    said = capsys.readouterr()
+    assert code == 5
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "no plan fits 535 MiB: the smallest peak is 536 MiB",
+        "'c1' sets it, beside 0 B that are there in every step",
+        "a smaller batch lowers the first; SGD, half precision or sharding the second",
+    ]
+    assert plan("--stages", costs, "--budget", "536MiB") == 0
+
+
+def test_a_budget_that_no_plan_fits_is_one_document_too(costs, capsys):
+    assert plan("--stages", costs, "--budget", "535MiB", "--json") == 5
+
+    found = document(capsys)
+    assert found["ways"] == []
+    assert found["budget_bytes"] == 535 * MIB
+    assert found["frontier"][0]["peak_bytes"] == 536 * MIB
+
+
+def test_costs_of_nothing_are_planned_for(here, capsys):
+    stage = {f"{name}_bytes": 0 for name in ("output", "saved", "forward_extra", "backward_extra")}
+    stage |= {"name": "a", "forward_seconds": 0, "backward_seconds": 0}
+    (here / "costs.json").write_text(json.dumps({"input_bytes": 0, "stages": [stage]}))
+
+    assert plan("--stages", "costs.json", "--budget", "max", "--frontier", "-o", "f.png") == 0
+    assert "0 B" in capsys.readouterr().out
+
+
+def test_a_plan_of_another_model_is_not_run_and_that_is_said(here, named, capsys):
+    code = plan("mlp", "--stages", named, "--budget", "100%", "--device", "fake:t4")
+
+    said = capsys.readouterr()
+    assert code == 1
+    assert "plan: skipped (predicted): the plan is stale: block 'stem' is gone" in said.err
+
+
+WORDS = (SMALL, "--batch-size", "2", "--device", "cpu")
+
+
+def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
+    code = plan(*WORDS, "--budget", "60%", "--rounds", 1, "--json", "-o", "plan.json")
+
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    labels = [way["way"] for way in found["ways"]]
+    assert code == 0
+    assert found["model"].startswith("transformer:")
+    assert labels[0] == "plan"
+    assert labels[-1] == "all"
+    assert found["budget_bytes"] == int(0.6 * found["uncheckpointed"]["peak_bytes"])
+    for way in found["ways"]:
+        assert way["outcome"] == "ok"
+        assert way["gradients"] == "bit-equal"
+        assert way["measured_peak_bytes"] == way["predicted_peak_bytes"]
+        assert way["measured_time_ratio"] > 0
+    assert found["ways"][0]["measured_peak_bytes"] <= found["budget_bytes"]
+    run = store.load(run_folder(here / "results"))
+    assert {record.outcome for record in run.records} == {"ok"}
+    assert run.manifest.command.startswith("gcprof plan transformer:layers=4")
+    assert {path.stem for path in (run.folder / "plans").iterdir()} <= {
+        "".join(letter if letter.isalnum() else "-" for letter in label).strip("-") for label in labels
+    }
+    assert recipe.read(run.folder / "plans" / "plan.json") == recipe.read(Path("plan.json"))
+    words = next_words(said.err)
+    assert words[-2:] == ["--strategies", "plan:file=plan.json"]
+
+    assert answer([*words, "--rounds", "1", "--samples", "1", "--json", "-o", "again"]) == 0
+
+    none, planned = json.loads(capsys.readouterr().out)["records"]
+    assert planned["case"]["batch_size"] == 2
+    assert planned["readings"]["peak_bytes"] == found["ways"][0]["measured_peak_bytes"]
+    assert none["readings"]["peak_bytes"] > found["budget_bytes"] >= planned["readings"]["peak_bytes"]
+
+
+def test_without_measuring_each_is_traced(here, capsys):
+    code = plan(*WORDS, "--budget", "60%", "--no-measure")
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "predicted" in out
+    assert "measured" not in out
+    assert all(record.case.is_predicted for record in store.load(run_folder(here / "results")).records)
+
+
+def test_a_gpu_that_is_not_there_is_planned_for_by_estimates(here, capsys):
+    code = plan(SMALL, "--device", "fake:t4", "--batch-size", "8", "--budget", "95%", "--json")
+
+    found = document(capsys)
+    assert code == 0
+    assert found["ways"][0]["predicted_peak_bytes"] <= found["budget_bytes"]
+    assert found["ways"][0]["measured_peak_bytes"] is None
+    assert found["frontier"][0]["step_seconds"] > found["uncheckpointed"]["step_seconds"] > 0
+
+
+class Borrowed(local.Local):
+    """The real engine; it is noted whether it was left."""
+
+    left: ClassVar[list[bool]] = []
+
+    def __exit__(self, *error: object) -> None:
+        self.left.append(True)
+        super().__exit__(*error)
+
+
+def connect(**words: Any) -> Borrowed:
+    return Borrowed(**words)
+
+
+@pytest.fixture
+def noted(shared: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """When engines are left."""
+    monkeypatch.setitem(engines.TABLE, "local", "tests.test_plan_command:connect")
+    monkeypatch.setattr(Borrowed, "left", [])
+    return Borrowed.left
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "tests/user_models/broken.py:raises", "--budget", "60%"),  # while its stages are asked for
+        ("plan", "mlp", "--budget", "nonsense"),
+        ("plan", "mlp", "--budget", "60%", "--stages", "missing.json"),
+        ("stages", "tests/user_models/broken.py:raises"),
+        ("max-batch", "tests/user_models/broken.py:raises", "--memory", "1MiB"),
+    ],
+)
+def test_no_server_is_left_where_a_command_refuses(noted, here, capsys, words):
+    root = Path(__file__).parents[1]
+    words = tuple(str(root / word) if word.startswith("tests/") else word for word in words)
+
+    code = answer([*words, "--device", "cpu"])
+
+    assert code in (1, 2)
+    assert noted == [True]
+    assert "gcprof: " in capsys.readouterr().err
+
+
+def test_no_server_is_left_where_the_device_is_not_there(noted, here, capsys):
+    assert plan("mlp", "--budget", "60%", "--device", "cuda:7") in (2, 3)
+
+    assert noted == [True]
+
+
+def test_a_server_that_would_be_left_would_be_seen(noted, here):
+    engine = connect().__enter__()
+
+    assert noted == []
+    engine.__exit__()
+    assert noted == [True]
+
+
+@pytest.fixture
+def tag() -> Iterator[str]:
+    """Marks the processes of a test; what it leaves is ended."""
+    tag = f"{os.getpid()}-{random.getrandbits(64):x}"
+    yield tag
+    for process in kill.tagged(tag):
+        process.kill()
+
+
+def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here, tag):
+    with Started("plan", *WORDS, "--budget", "60%", "--rounds", "50", cwd=here, tag=tag) as run:
+        run.wait_for("round 1: ok")
+        run.send(signal.SIGINT)
+        done = run.end()
+
+    printed = kill.printed(done.stderr)
+    kept = {(str(one.case.strategy), one.round) for one in store.load(run_folder(here / "results")).records}
+    assert done.returncode == 130
+    assert "interrupted; what was printed is safe" in done.stderr.splitlines()
+    assert any(line.startswith("plan ") for line in done.stdout.splitlines())
+    assert {(strategy, number) for _, strategy, number in printed} <= kept
+    assert kill.survivors(tag, patience=PATIENCE_SECONDS) == []

@@ -1,0 +1,291 @@
+"""Plans, frontiers, stages and largest batches on screens of all widths, in files and in pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+
+import msgspec
+import pytest
+
+from profiler.analysis.rows import rows
+from profiler.errors import UserError
+from profiler.planning import chain as chains
+from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.plan import Plan, parse, render
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import Point, best, frontier
+from profiler.planning.ways import none, ways
+from profiler.views import capacity, plans, plot_plans, terminal
+from profiler.views.capacity import Line
+from profiler.views.plans import Shown
+from tests import golden_files, make
+from tests.planning_chains import FOLDER
+
+MIB = 2**20
+CHAIN = chains.read(FOLDER / "hetero12.stages.json")
+FRONTIER = frontier(CHAIN)
+NONE = none(CHAIN)
+BUDGET = 848 * MIB
+HOSTILE = "\x1b[31m[bold]evil\x07[/bold]\u202e"
+
+
+def shown() -> list[Shown]:
+    """The plan and its rivals: the last one ran out of memory, the others were measured in two rounds."""
+    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+    records = []
+    for number in (1, 2):
+        records.append(make.record(peak=1424 * MIB, round=number))
+        for at, way in enumerate(found[:-1]):
+            seconds = tuple((1.1 + 0.1 * at + 0.001 * number) * one for one in (0.1, 0.11, 0.12))
+            records.append(make.record(way.label, peak=way.cost.peak_bytes + 3 * MIB, seconds=seconds, round=number))
+            twin = make.case(way.label, device="fake:cpu")
+            records.append(make.record(way.label, case=twin, peak=way.cost.peak_bytes, round=number))
+    records.append(make.failed("all", "out_of_memory", "no room"))
+    measured = {row.case.strategy.name: row for row in rows(records) if not row.case.is_predicted}
+    predicted = {row.case.strategy.name: row for row in rows(records) if row.case.is_predicted}
+    return [Shown(way=way, measured=measured[way.label], predicted=predicted.get(way.label)) for way in found]
+
+
+LINES = [
+    Line(strategy="none", batch_size=10, predicted_bytes=19 * MIB, measured_bytes=19 * MIB, outcome="ok",
+         beyond_bytes=21 * MIB, beyond_outcome="ok", samples_per_second=1234.5),
+    Line(strategy="segments:k=4,split=balanced", batch_size=22, predicted_bytes=20 * MIB, measured_bytes=None,
+         outcome="out_of_memory", beyond_bytes=None, beyond_outcome="out_of_memory", samples_per_second=None),
+    Line(strategy="all", batch_size=0, predicted_bytes=None, measured_bytes=None, outcome=None, beyond_bytes=22 * MIB,
+         beyond_outcome="ok", samples_per_second=None),
+    Line(strategy="plan", batch_size=23, predicted_bytes=20 * MIB, measured_bytes=20 * MIB, outcome="ok",
+         beyond_bytes=20 * MIB, beyond_outcome="ok", samples_per_second=617.25),
+]  # fmt: skip
+BELOW = [plans.legend(CHAIN), "times are against the step without checkpointing"]
+TABLES = {
+    "plan": lambda **how: plans.table(shown(), title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW, **how),
+    "frontier": lambda **how: plans.frontier(list(FRONTIER), NONE, title="mine: 30 plans", **how),
+    "stages": lambda **how: plans.stages(CHAIN, title="mine, batch 8", **how),
+    "max-batch": lambda **how: capacity.table(LINES, title="mine: the largest batch", limit=20 * MIB, **how),
+}
+
+
+def printed(name: str, **how) -> str:
+    file = io.StringIO()
+    terminal.write(TABLES[name](**how), file=file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_look_as_they_did(name: str, width: int):
+    golden_files.compare(f"{name}-{width}.txt", printed(name, width=width))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
+    columns = []
+    fitted = terminal.fitted
+    monkeypatch.setattr(plans, "fitted", lambda found, **how: columns.append(found) or fitted(found, **how))
+    monkeypatch.setattr(capacity, "fitted", lambda found, **how: columns.append(found) or fitted(found, **how))
+
+    for width in (40, 60, 80, 100, 200):
+        text = printed(name, width=width)
+        numbers = Counter(cell for column in columns.pop() if column.is_number for cell in column.cells)
+
+        assert numbers
+        for number, times in numbers.items():
+            assert len(re.findall(rf"(?<!\S){re.escape(number)}(?!\S)", text)) >= times, f"{number} at {width}"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_line_is_wider_than_the_screen(name: str):
+    for width in range(40, 201):
+        assert max(map(len, printed(name, width=width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_where_only_ascii_can_be_printed_it_is_ascii(name: str):
+    assert printed(name, width=80, encoding="ascii").isascii()
+
+
+def hostile() -> Chain:
+    """Stages with names that would draw on a terminal, an option that a table of commas would break."""
+    option = Option(
+        name='a,"b"', saved_bytes=0, forward_extra_bytes=0, backward_extra_bytes=0, forward_seconds=1.0,
+        backward_seconds=1.1,
+    )  # fmt: skip
+    return Chain(
+        input_bytes=MIB,
+        stages=tuple(
+            Stage(
+                name=f"{HOSTILE}{number}", forward_seconds=1.0, backward_seconds=1.0, output_bytes=MIB,
+                saved_bytes=9 * MIB, forward_extra_bytes=0, backward_extra_bytes=0, options=(option,),
+            )
+            for number in range(3)
+        ),
+    )  # fmt: skip
+
+
+def test_hostile_names_are_harmless(tmp_path):
+    chain = hostile()
+    points = list(frontier(chain))
+    lines = [Shown(way=none(chain))]
+    title = f"{HOSTILE} $x^{{$ a_b"
+
+    texts = [
+        plans.table(lines, title=title, none=none(chain), below=[plans.legend(chain)], width=80),
+        plans.frontier(points, none(chain), title=title, width=80),
+        plans.stages(chain, title=title, width=80),
+        capacity.table([msgspec.structs.replace(LINES[0], strategy=HOSTILE)], title=title, limit=1, width=80),
+    ]
+
+    for text in texts:
+        assert not set(text.plain) & {"\x1b", "\x07", "\u202e"}
+        assert "[bold]evil[/bold]" in text.plain  # as it is, not as markup
+    assert plot_plans.plot(points, chain, title=title, path=tmp_path / "x.png").exists()
+
+
+def test_a_table_of_commas_is_read_as_what_was_written():
+    chain = hostile()
+    points = list(frontier(chain))
+
+    lines = list(csv.DictReader(io.StringIO(plans.csv(points).decode())))
+
+    assert any(',"' in line["plan"] for line in lines)
+    assert [
+        Point(
+            peak_bytes=int(line["peak_bytes"]),
+            step_seconds=float(line["step_seconds"]),
+            plan=parse(line["plan"], len(chain.stages)),
+        )
+        for line in lines
+    ] == points
+
+
+def test_costs_without_times_or_bytes_are_shown_without_percent(tmp_path):
+    stage = Stage(
+        name="a", forward_seconds=0, backward_seconds=0, output_bytes=0, saved_bytes=0, forward_extra_bytes=0,
+        backward_extra_bytes=0,
+    )  # fmt: skip
+    chain = Chain(input_bytes=0, stages=(stage,))
+    whole = none(chain)
+
+    table = plans.table([Shown(way=whole)], title="t", none=whole).plain
+    staircase = plans.frontier(list(frontier(chain)), whole, title="t").plain
+
+    assert "%" not in table + staircase
+    assert "0 B" in table
+    assert "0 B" in staircase
+    plot_plans.plot(list(frontier(chain)), chain, title="t", path=tmp_path / "x.png")
+
+
+def test_what_was_not_measured_has_no_columns():
+    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+
+    bare = plans.table([Shown(way=way) for way in found], title="t", none=NONE).plain
+    whole = plans.table(shown(), title="t", none=NONE).plain
+
+    assert "measured" not in bare
+    assert "gradients" not in bare
+    assert "measured" in whole
+    assert "gradients" in whole
+
+
+def test_the_table_says_how_far_the_prediction_is_off_and_what_found_no_room():
+    lines = printed("plan").splitlines()
+
+    plan = next(line for line in lines if line.startswith("plan"))
+    assert "851 MiB" in plan
+    assert f"{(848 / 851 - 1) * 100:+.2f} %" in plan
+    assert "bit-equal" in plan
+    assert "out of memory" in next(line for line in lines if line.startswith("all"))
+
+
+def test_stages_of_a_kind_are_one_word_of_the_legend_and_pins_stand_alone():
+    pins = tuple(msgspec.structs.replace(one, pinned=at in (0, 1, 11)) for at, one in enumerate(CHAIN.stages))
+    chain = msgspec.structs.replace(CHAIN, stages=pins)
+    names = [stage.name for stage in pins]
+
+    assert plans.legend(chain) == f"stages: 1 stem, 2 c1, 3-11 {names[2]} to {names[10]}, 12 head"
+    assert plans.legend(CHAIN) == "stages: 1-12 stem to head"
+    assert "always kept" in plans.stages(chain, title="t").plain
+
+
+def test_one_document_holds_plan_rivals_and_frontier():
+    points = list(FRONTIER)
+
+    text = plans.document(
+        model="mine", budget_bytes=BUDGET, none=NONE, points=points, lines=shown(), facts={"floor_bytes": 7}
+    )
+
+    found = json.loads(text)
+    assert list(found) == ["schema", "model", "budget_bytes", "uncheckpointed", "floor_bytes", "ways", "frontier"]
+    assert found["uncheckpointed"] == {"peak_bytes": 1424 * MIB, "step_seconds": NONE.cost.step_seconds}
+    assert [way["way"] for way in found["ways"]] == ["plan", "uniform(7)", "first(6)", "every(1)", "all"]
+    assert found["ways"][0]["measured_peak_bytes"] == 851 * MIB
+    assert found["ways"][-1]["outcome"] == "out_of_memory"
+    assert found["ways"][-1]["measured_peak_bytes"] is None
+    assert [
+        (one["peak_bytes"], one["step_seconds"], parse(one["plan"], 12)) for one in found["frontier"]
+    ] == [(one.peak_bytes, one.step_seconds, one.plan) for one in points]  # fmt: skip
+
+
+def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
+    def last(lines: list[Line]) -> str:
+        return capacity.table(lines, title="t", limit=20 * MIB).plain.splitlines()[-1]
+
+    assert last(LINES).endswith("-50 %")  # 617.25 of 1234.5
+    assert last([msgspec.structs.replace(LINES[0], samples_per_second=None), *LINES[1:]]).endswith("617.2        -")
+
+
+def test_one_sample_more_fits_or_does_not():
+    text = printed("max-batch")
+
+    assert "21.0 MiB: does not fit" in text
+    assert "20.0 MiB: fits too" in text
+
+
+def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plot_plans, "save", lambda figure, **how: drawn.append(figure))
+
+    plot_plans.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
+
+    (axes,) = drawn[0].axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    stairs = list(zip(*lines["plans"].get_data(), strict=True))
+    extra = [(one.step_seconds / NONE.cost.step_seconds - 1) * 100 for one in FRONTIER]
+    assert stairs[:-1] == [(peak / MIB, time) for peak, time in zip(FRONTIER.peak_bytes, extra, strict=True)]
+    assert len(lines["uniform splits"].get_xdata()) == len(lines["the first N"].get_xdata()) == 12
+    assert lines["floor: static bytes and the largest stage"].get_xdata()[0] <= FRONTIER.peak_bytes[0] / MIB
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_picture_is_the_same_every_time(tmp_path, suffix):
+    points = list(FRONTIER)
+
+    one = plot_plans.plot(points, CHAIN, title="t", path=tmp_path / f"a.{suffix}")
+    other = plot_plans.plot(points, CHAIN, title="t", path=tmp_path / f"b.{suffix}")
+
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_picture_of_another_kind_and_one_that_is_there_are_refused(tmp_path):
+    (tmp_path / "x.png").write_text("mine")
+
+    with pytest.raises(UserError, match="cannot draw"):
+        plot_plans.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.gif")
+    with pytest.raises(UserError, match="is there already"):
+        plot_plans.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
+
+    assert (tmp_path / "x.png").read_text() == "mine"
+    plot_plans.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png", force=True)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_smallest_plan_stands_first_in_the_frontier():
+    lines = printed("frontier").splitlines()
+
+    assert render(FRONTIER.point(0).plan) in lines[5]
+    assert simulate(CHAIN, Plan(items=tuple(range(12)))).peak_bytes == 1424 * MIB
+    assert lines[-1].split()[:6] == ["1.39", "GiB", "0.0", "%", "0.0", "%"]

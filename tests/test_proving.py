@@ -1,0 +1,297 @@
+"""Plans are settled by steps and judged by rounds: with an engine whose every answer is scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from profiler import proving, recipe
+from profiler.case import OPERATORS, Choice, Trial
+from profiler.planning import chain as chains
+from profiler.planning.chain import Block, Chain
+from profiler.planning.plan import Plan
+from profiler.planning.simulator import Cost, simulate
+from profiler.planning.solver import best, frontier
+from profiler.planning.ways import PLAN, Way, none, ways
+from profiler.record import Readings, Record
+from profiler.views.plans import Shown
+from tests import make
+from tests.planning_chains import FOLDER
+
+MIB = 2**20
+
+
+def named(chain: Chain) -> Chain:
+    """The chain as that of modules of these names."""
+    stages = (msgspec.structs.replace(one, blocks=(Block(name=one.name, parameters=()),)) for one in chain.stages)
+    return msgspec.structs.replace(chain, stages=tuple(stages))
+
+
+CHAIN = named(chains.read(FOLDER / "hetero12.stages.json"))
+FRONTIER = frontier(CHAIN)
+BUDGET = 848 * MIB
+
+
+class Scripted:
+    """An engine that answers with the peaks that it is told for each plan; it keeps what it was asked."""
+
+    def __init__(self, traced: Callable[[Plan], int | None], measured: Callable[[Plan], int | None]) -> None:
+        self.answers = {True: traced, False: measured}
+        self.asked: list[tuple[bool, str]] = []
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
+        from profiler.planning.plan import parse
+
+        for trial in trials:
+            text = recipe.read(Path(dict(trial.case.strategy.options)["file"])).plan
+            self.asked.append((trial.case.is_predicted, text))
+            peak = self.answers[trial.case.is_predicted](parse(text, len(CHAIN.stages)))
+            outcome = "out_of_memory" if peak is None else "ok"
+            yield make.record(case=trial.case, outcome=outcome, readings=Readings(peak_bytes=peak))
+
+
+def by_costs(plan: Plan) -> int:
+    return simulate(CHAIN, plan).peak_bytes
+
+
+def settle(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: bool = True):
+    told: list[str] = []
+    found = proving.settle(
+        engine, make.case(), CHAIN, FRONTIER, budget_bytes=budget, path=folder / "plan.json", calibration=None,
+        measure=measure, say=told.append,
+    )  # fmt: skip
+    return found, told
+
+
+def test_a_plan_that_fits_as_foreseen_is_the_one(tmp_path):
+    engine = Scripted(by_costs, by_costs)
+
+    found, told = settle(engine, tmp_path)
+
+    point = best(FRONTIER, BUDGET)
+    assert found == proving.Settled(point=point, traced_bytes=by_costs(point.plan))
+    assert told == []
+    assert [predicted for predicted, _ in engine.asked] == [True, False]
+    assert recipe.read(tmp_path / "plan.json").plan == engine.asked[0][1]
+
+
+@pytest.mark.parametrize("of", ["traced", "measured"])
+def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(tmp_path, of):
+    more = 40 * MIB
+    foreseen = by_costs if of == "measured" else lambda plan: by_costs(plan) + more
+
+    found, told = settle(Scripted(foreseen, lambda plan: by_costs(plan) + more), tmp_path)
+
+    assert found.reserve_bytes == more
+    assert found.point == best(FRONTIER, BUDGET - more)
+    assert found.point.peak_bytes + more <= BUDGET < best(FRONTIER, BUDGET).peak_bytes + more
+    assert len(told) == (2 if of == "measured" else 0)  # 40 of 848 MiB are more than one in a hundred
+
+
+def test_a_measured_miss_of_more_than_a_hundredth_is_told(tmp_path):
+    heavy = Scripted(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
+
+    _, told = settle(heavy, tmp_path)
+
+    assert told[0] == "the plan was measured at 888 MiB, predicted at 848 MiB: planning again"
+    assert told[-1].endswith("it fits all the same")
+
+
+@pytest.mark.parametrize(("share", "times"), [(0.009, 0), (0.011, 1), (-0.009, 0), (-0.011, 1)])
+def test_a_miss_is_told_from_one_in_a_hundred_on(tmp_path, share, times):
+    engine = Scripted(by_costs, lambda plan: int(by_costs(plan) / (1 + share)))
+    roomy = int(1.1 * BUDGET)
+
+    _, told = settle(engine, tmp_path, roomy)
+
+    assert len(told) == times
+
+
+def test_without_measuring_only_traced_steps_are_asked_for(tmp_path):
+    engine = Scripted(by_costs, lambda plan: 2**40)
+
+    found, _ = settle(engine, tmp_path, measure=False)
+
+    assert found is not None
+    assert {predicted for predicted, _ in engine.asked} == {True}
+
+
+def test_a_step_that_cannot_be_traced_is_taken_to_need_what_the_costs_say(tmp_path):
+    found, _ = settle(Scripted(lambda plan: None, by_costs), tmp_path)
+
+    assert found.traced_bytes is None
+    assert found.point == best(FRONTIER, BUDGET)
+
+
+def test_nothing_is_settled_where_no_plan_fits_by_its_costs(tmp_path):
+    engine = Scripted(by_costs, by_costs)
+
+    found, _ = settle(engine, tmp_path, FRONTIER.peak_bytes[0] - 1)
+
+    assert found is None
+    assert engine.asked == []
+
+
+def test_nothing_is_settled_where_even_the_smallest_plan_needs_more(tmp_path):
+    engine = Scripted(lambda plan: 2**40, by_costs)
+
+    found, _ = settle(engine, tmp_path)
+
+    assert found is None
+    assert engine.asked[-1] == (True, proving.render(FRONTIER.point(0).plan))
+
+
+def test_the_smallest_plan_is_tried_before_one_gives_up(tmp_path):
+    smallest = FRONTIER.point(0)
+    engine = Scripted(lambda plan: by_costs(plan) if plan == smallest.plan else 2**40, by_costs)
+
+    found, _ = settle(engine, tmp_path)
+
+    assert found.point == smallest
+
+
+def test_excess_that_grows_with_every_try_ends_at_the_smallest_plan(tmp_path):
+    smallest = FRONTIER.point(0)
+
+    def creeping(plan: Plan) -> int:
+        return by_costs(plan) if plan == smallest.plan else BUDGET + 1
+
+    engine = Scripted(creeping, by_costs)
+    found, _ = settle(engine, tmp_path)
+
+    assert found.point == smallest
+    assert len({text for predicted, text in engine.asked if predicted}) <= proving.TRIES
+
+
+def test_the_rivals_are_the_fastest_of_each_kind_that_fit_and_all_that_need_not():
+    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+
+    assert [way.label for way in found] == [PLAN, "uniform(7)", "first(6)", "every(1)", "all"]
+    assert all(way.cost == simulate(CHAIN, way.plan) for way in found)
+    assert all(way.cost.peak_bytes <= BUDGET for way in found[:-1])
+    assert all(way.cost.step_seconds >= found[0].cost.step_seconds for way in found[:-1])
+
+
+def test_a_kind_of_which_nothing_fits_is_left_out():
+    tight = FRONTIER.peak_bytes[0]
+
+    found = ways(CHAIN, FRONTIER.point(0), tight)
+
+    assert [way.label for way in found] == [PLAN, "all"]
+    assert found[-1].cost.peak_bytes > tight
+
+
+def test_ways_of_one_plan_are_measured_once(tmp_path):
+    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+
+    cases, trials, files = proving.comparison(make.case(), CHAIN, found, tmp_path, rounds=3)
+
+    assert cases["uniform(7)"] == cases["first(6)"] != cases["plan"]
+    assert cases["every(1)"] == cases["all"]
+    assert sorted(path.name for path in files) == ["every-1.json", "plan.json", "uniform-7.json"]
+    assert len(trials) == 4 * 3 + 4  # none and three plans, in three rounds, and each predicted
+    assert [trial.round for trial in trials if not trial.case.is_predicted] == [1] * 4 + [2] * 4 + [3] * 4
+    assert OPERATORS in trials[0].passes
+
+
+def test_on_a_device_that_is_not_there_each_is_predicted_once(tmp_path):
+    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+
+    _, trials, _ = proving.comparison(make.case(device="fake:t4"), CHAIN, found, tmp_path, rounds=3)
+
+    assert [(trial.round, trial.passes) for trial in trials] == [(1, ("memory",))] * 4
+
+
+def shown(label: str, ratios: tuple[float, float] | None, peak: int = 10, plan: str = "") -> Shown:
+    items = {"a": (0, 1), "b": ((0,), 1)}[plan or ("a" if label == "plan" else "b")]
+    way = Way(label=label, plan=Plan(items=items), cost=Cost(peak_bytes=peak, step_seconds=1.0))
+    row = SimpleNamespace(time_ratio_range=ratios)
+    return Shown(way=way, measured=row if ratios else None)
+
+
+def test_a_plan_that_is_slower_than_a_rival_in_every_round_has_lost_and_the_rival_is_offered():
+    lines = [shown("plan", (1.2, 1.3)), shown("uniform(4)", (1.1, 1.19)), shown("all", (1.3, 1.4))]
+
+    told = proving.lost(lines)
+
+    assert told == "the plan was measured slower than uniform(4), which needs no more: take that one: [1] 2"
+
+
+@pytest.mark.parametrize(
+    "rival",
+    [
+        shown("uniform(4)", (1.1, 1.2)),  # the ranges touch
+        shown("uniform(4)", (1.0, 1.1), peak=11),  # it needs more
+        shown("uniform(4)", None),  # it was not measured
+        shown("uniform(4)", (1.21, 1.25)),
+    ],
+)
+def test_a_plan_that_may_be_as_fast_has_not_lost(rival):
+    assert proving.lost([shown("plan", (1.2, 1.3)), rival]) is None
+
+
+@pytest.mark.parametrize("mine", [None, (1.3, 1.3)])  # not measured; in one round alone
+def test_without_several_rounds_nothing_is_lost(mine):
+    assert proving.lost([shown("plan", mine), shown("uniform(4)", (1.0, 1.0))]) is None
+
+
+def test_the_same_plan_by_another_name_is_as_fast():
+    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+    same = msgspec.structs.replace(found[1], plan=found[0].plan)
+
+    cases, _, _ = proving.comparison(make.case(), CHAIN, (found[0], same), Path("run"), rounds=2)
+
+    assert cases["plan"] == cases["uniform(7)"]
+
+
+def test_none_is_everything_kept():
+    assert none(CHAIN).cost == simulate(CHAIN, Plan(items=tuple(range(12))))
+
+
+class Hiding:
+    """An engine on which a step fits only under some strategies."""
+
+    def __init__(self, *fitting: str) -> None:
+        self.fitting = fitting
+        self.asked: list[str] = []
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
+        for trial in trials:
+            name = str(trial.case.strategy)
+            self.asked.append(name)
+            ok = name in self.fitting
+            readings = Readings(hidden_bytes={"aten.mm": 7}) if ok else Readings()
+            yield make.record(case=trial.case, outcome="ok" if ok else "out_of_memory", readings=readings)
+
+
+@pytest.mark.parametrize(
+    ("fitting", "asked", "is_known"),
+    [(("none",), ["none"], True), (("all",), ["none", "all"], True), ((), ["none", "all"], False)],
+)
+def test_what_operators_hide_is_read_of_the_first_step_that_fits(fitting, asked, is_known):
+    engine = Hiding(*fitting)
+
+    found = proving.calibrate(engine, make.case())
+
+    assert engine.asked == asked
+    assert (found is not None) == is_known
+
+
+def test_nothing_is_measured_of_a_device_that_is_not_there():
+    engine = Hiding("none")
+
+    assert proving.calibrate(engine, make.case(device="fake:t4")) is None
+    assert engine.asked == []
+
+
+def test_the_plan_of_a_file_is_a_strategy_of_the_case():
+    case = make.case()
+
+    found = proving.under(case, Path("a folder/plan.json"))
+
+    assert found.strategy == Choice.of("plan", {"file": Path("a folder/plan.json")})
+    assert found.baseline == case
