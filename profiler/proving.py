@@ -84,48 +84,64 @@ def settle(
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
     is told where it was measured. None where none fits, the smallest among them.
     """
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, say)
     reserve, smallest = 0, frontier.peak_bytes[0]
     for tries_left in reversed(range(TRIES)):
         point = best(frontier, budget_bytes - reserve) if tries_left else None
         point = point or best(frontier, min(smallest, budget_bytes))
         if point is None:
             return None
-        recipe.write(recipe_of(chain, point.plan), path)
-        traced = traced_peak(engine, case, path, calibration)
-        needed = point.peak_bytes if traced is None else traced
-        measured = measured_peak(engine, case, path) if measure and needed <= budget_bytes else None
-        if measured is not None and abs(needed / measured - 1) > MISS:
-            then = "planning again" if measured > budget_bytes else "it fits all the same"
-            say(f"the plan was measured at {bytes_text(measured)}, predicted at {bytes_text(needed)}: {then}")
-        needed = max(needed, measured or 0)
+        traced, needed = steps.needed(point, path)
         if needed <= budget_bytes:
             settled = Settled(point=point, traced_bytes=traced, reserve_bytes=reserve)
-            return _bolder(engine, case, chain, frontier, settled, budget_bytes, path, calibration) or settled
+            return _bolder(steps, frontier, settled, path) or settled
         if point.peak_bytes == smallest:
             return None
         reserve = max(reserve, needed - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
     return None
 
 
-def _bolder(
-    engine: Engine,
-    case: Case,
-    chain: Chain,
-    frontier: Frontier,
-    settled: Settled,
-    budget_bytes: int,
-    path: Path,
-    calibration: Calibration | None,
-) -> Settled | None:
-    """Where a trace needs less than the stages' costs say, as with skips: a faster plan that fits by its own trace."""
+class _Steps:
+    """Steps under plans, traced and measured against one budget."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        case: Case,
+        chain: Chain,
+        budget_bytes: int,
+        calibration: Calibration | None,
+        measure: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
+        self.budget_bytes = budget_bytes
+        self._measure, self._say = measure, say
+
+    def needed(self, point: Point, path: Path) -> tuple[int | None, int]:
+        """The traced peak, and the largest of all that are known; the plan's file is left at `path`."""
+        recipe.write(recipe_of(self._chain, point.plan), path)
+        traced = traced_peak(self._engine, self._case, path, self._calibration)
+        foreseen = point.peak_bytes if traced is None else traced
+        if not self._measure or foreseen > self.budget_bytes:
+            return traced, foreseen
+        measured = measured_peak(self._engine, self._case, path)
+        if measured is not None and abs(foreseen / measured - 1) > MISS:
+            then = "planning again" if measured > self.budget_bytes else "it fits all the same"
+            self._say(f"the plan was measured at {bytes_text(measured)}, predicted at {bytes_text(foreseen)}: {then}")
+        return traced, max(foreseen, measured or 0)
+
+
+def _bolder(steps: _Steps, frontier: Frontier, settled: Settled, path: Path) -> Settled | None:
+    """Where a trace needs less than the stages' costs say, as with skips: a faster plan that fits by its own steps."""
     spare = settled.point.peak_bytes - (settled.traced_bytes or settled.point.peak_bytes)
-    point = best(frontier, budget_bytes + spare) if spare > 0 else None
+    point = best(frontier, steps.budget_bytes + spare) if spare > 0 else None
     if point is None or point.plan == settled.point.plan:
         return None
     bold = path.with_name(f"bold-{path.name}")
-    recipe.write(recipe_of(chain, point.plan), bold)
-    traced = traced_peak(engine, case, bold, calibration)
-    if traced is None or traced > budget_bytes:
+    traced, needed = steps.needed(point, bold)
+    if needed > steps.budget_bytes:
+        bold.unlink()
         return None
     bold.replace(path)
     return Settled(point=point, traced_bytes=traced)

@@ -13,7 +13,7 @@ from profiler import proving, recipe
 from profiler.case import OPERATORS, Choice, Trial
 from profiler.planning import chain as chains
 from profiler.planning.chain import Block, Chain
-from profiler.planning.plan import Plan
+from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import best, frontier
 from profiler.planning.ways import PLAN, Way, none, ways
@@ -90,6 +90,31 @@ def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(tm
     assert found.point == best(FRONTIER, BUDGET - more)
     assert found.point.peak_bytes + more <= BUDGET < best(FRONTIER, BUDGET).peak_bytes + more
     assert len(told) == (2 if of == "measured" else 0)  # 40 of 848 MiB are more than one in a hundred
+
+
+def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried(tmp_path):
+    def less(plan: Plan) -> int:
+        return by_costs(plan) - 60 * MIB
+
+    found, _ = settle(Scripted(less, less), tmp_path)
+
+    before = best(FRONTIER, BUDGET)
+    assert found.point.step_seconds < before.step_seconds
+    assert found.traced_bytes == less(found.point.plan) <= BUDGET < found.point.peak_bytes
+    assert recipe.read(tmp_path / "plan.json").plan == render(found.point.plan)
+
+
+def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
+    before = best(FRONTIER, BUDGET)
+
+    def one_is_less(plan: Plan) -> int:
+        return by_costs(plan) - (60 * MIB if plan == before.plan else 0)
+
+    found, _ = settle(Scripted(one_is_less, one_is_less), tmp_path)
+
+    assert found.point == before
+    assert recipe.read(tmp_path / "plan.json").plan == render(before.plan)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_a_measured_miss_of_more_than_a_hundredth_is_told(tmp_path):
