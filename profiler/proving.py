@@ -23,11 +23,16 @@ from profiler.planning.recipes import recipe as recipe_of
 from profiler.planning.solver import Frontier, Point, best
 from profiler.planning.ways import Way
 from profiler.recipe import Recipe
+from profiler.record import Readings
 from profiler.units import bytes_text
 from profiler.views.plans import Shown
 
 TRIES = 5  # plans that are traced until one fits
 MISS = 0.01  # of the measured peak: a prediction that is further off is said, and planned again
+
+
+def peak(readings: Readings) -> int | None:
+    return readings.peak_bytes
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,11 +83,12 @@ def settle(
     calibration: Calibration | None,
     measure: bool,
     say: Callable[[str], None] = lambda text: None,
+    need: Callable[[Readings], int | None] = peak,
 ) -> Settled | None:
     """The fastest plan whose traced step fits, and whose measured step does; its file is left at `path`.
 
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
-    is told where it was measured. None where none fits, the smallest among them.
+    is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them.
     """
     reserve, smallest = 0, frontier.peak_bytes[0]
     for tries_left in reversed(range(TRIES)):
@@ -91,7 +97,7 @@ def settle(
         if point is None:
             return None
         recipe.write(recipe_of(chain, point.plan), path)
-        traced = traced_peak(engine, case, path, calibration)
+        traced = traced_need(engine, case, path, calibration, need)
         needed = point.peak_bytes if traced is None else traced
         measured = measured_peak(engine, case, path) if measure and needed <= budget_bytes else None
         if measured is not None and abs(needed / measured - 1) > MISS:
@@ -106,12 +112,18 @@ def settle(
     return None
 
 
-def traced_peak(engine: Engine, case: Case, path: Path, calibration: Calibration | None) -> int | None:
-    """Of a step under the plan in a file; None where it cannot be foreseen."""
+def traced_need(
+    engine: Engine,
+    case: Case,
+    path: Path,
+    calibration: Calibration | None,
+    need: Callable[[Readings], int | None] = peak,
+) -> int | None:
+    """Of a step under the plan in a file, its peak or another need; None where it cannot be foreseen."""
     device = case.device if case.is_predicted else FAKE + case.twin.device
     fake = msgspec.structs.replace(under(case, path), device=device)
     (record,) = engine.run([Trial(case=fake, passes=("memory",), calibration=calibration)])
-    return record.readings.peak_bytes if record.outcome == "ok" else None
+    return need(record.readings) if record.outcome == "ok" else None
 
 
 def measured_peak(engine: Engine, case: Case, path: Path) -> int | None:
