@@ -11,18 +11,19 @@ from statistics import median
 
 import msgspec
 
-from profiler import proving, rates
+from profiler import proving, rates, recipe
 from profiler.analysis.fit import CONTEXT
 from profiler.analysis.search import largest
 from profiler.case import FAKE, Case, Choice, Trial
 from profiler.engines import Engine
 from profiler.errors import UserError
+from profiler.planning.recipes import recipe as recipe_of
 from profiler.planning.solver import frontier
+from profiler.recipe import Recipe
 from profiler.record import Readings, Record
 from profiler.trials import in_rounds
 
 PLAN = Choice("plan")
-TRIES = 3  # batches below the predicted one, where its plan does not fit after all
 
 
 class Largest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,21 +67,31 @@ def predict(engine: Engine, case: Case, limit: int) -> Largest:
 
 
 def predict_planned(engine: Engine, case: Case, limit: int, path: Path) -> Largest:
-    """The largest batch for which some plan is predicted to fit, and the fastest such plan in the file `path`."""
-    room = limit - (0 if "cpu" in case.device else CONTEXT)
+    """The largest batch for which the smallest plan is predicted to fit, and the fastest that fits in the file `path`.
 
-    def smallest(batch_size: int) -> int:
+    That is the smallest one, where what is faster needs too much besides its stages.
+    """
+    found: dict[int, tuple[Recipe, int | None]] = {}
+
+    def smallest(batch_size: int) -> int | None:
         one = msgspec.structs.replace(_fake(case), batch_size=batch_size)
         chain = proving.stages(engine, one, None, passes=("memory",))
-        return frontier(chain).peak_bytes[0]
+        plan = recipe_of(chain, frontier(chain).point(0).plan)
+        recipe.write(plan, path)
+        traced = proving.traced_need(engine, one, path, None, lambda readings: needed(readings, one.device))
+        found[batch_size] = plan, traced
+        return traced
 
-    batch_size = largest(smallest, limit=room, start=case.batch_size or 1)
-    for size in range(batch_size, max(0, batch_size - TRIES), -1):
-        one = msgspec.structs.replace(case, batch_size=size)
-        traced = _plan(engine, one, room, path)
-        if traced is not None:
-            return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=size, predicted_bytes=traced)
-    return Largest(strategy=PLAN, batch_size=0)
+    batch_size = largest(smallest, limit=limit, start=case.batch_size or 1)
+    if not batch_size:
+        path.unlink(missing_ok=True)
+        return Largest(strategy=PLAN, batch_size=0)
+    plan, least = found[batch_size]
+    fastest = _plan(engine, msgspec.structs.replace(case, batch_size=batch_size), limit, path)
+    if fastest is None:
+        recipe.write(plan, path)
+    predicted = least if fastest is None else fastest
+    return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=batch_size, predicted_bytes=predicted)
 
 
 def trials(case: Case, found: Sequence[Largest], *, rounds: int) -> tuple[Trial, ...]:
@@ -119,12 +130,13 @@ def _has_times(case: Case) -> bool:
     return not case.is_predicted or case.device.removeprefix(FAKE) in rates.names()
 
 
-def _plan(engine: Engine, case: Case, room: int, path: Path) -> int | None:
-    """The traced peak of the fastest plan that fits, left in the file; None where none does."""
+def _plan(engine: Engine, case: Case, limit: int, path: Path) -> int | None:
+    """What the fastest plan that fits needs by a traced step; it is left in the file. None where none does."""
     calibration = proving.calibrate(engine, case)
     passes = ("memory", "time") if _has_times(case) else ("memory",)  # without times, the smallest plan is the fastest
     chain = proving.stages(engine, case, calibration, passes=passes)
     settled = proving.settle(
-        engine, case, chain, frontier(chain), budget_bytes=room, path=path, calibration=calibration, measure=False
-    )
+        engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,
+        need=lambda readings: needed(readings, case.device),
+    )  # fmt: skip
     return settled.traced_bytes if settled else None

@@ -23,11 +23,16 @@ from profiler.planning.recipes import recipe as recipe_of
 from profiler.planning.solver import Frontier, Point, best
 from profiler.planning.ways import Way
 from profiler.recipe import Recipe
+from profiler.record import Readings
 from profiler.units import bytes_text
 from profiler.views.plans import Shown
 
 TRIES = 5  # plans that are traced until one fits
 MISS = 0.01  # of the measured peak: a prediction that is further off is said, and planned again
+
+
+def peak(readings: Readings) -> int | None:
+    return readings.peak_bytes
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,13 +83,14 @@ def settle(
     calibration: Calibration | None,
     measure: bool,
     say: Callable[[str], None] = lambda text: None,
+    need: Callable[[Readings], int | None] = peak,
 ) -> Settled | None:
     """The fastest plan whose traced step fits, and whose measured step does; its file is left at `path`.
 
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
-    is told where it was measured. None where none fits, the smallest among them.
+    is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them.
     """
-    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, say)
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, need, say)
     reserve, smallest = 0, frontier.peak_bytes[0]
     for tries_left in reversed(range(TRIES)):
         point = best(frontier, budget_bytes - reserve) if tries_left else None
@@ -112,16 +118,17 @@ class _Steps:
         budget_bytes: int,
         calibration: Calibration | None,
         measure: bool,
+        need: Callable[[Readings], int | None],
         say: Callable[[str], None],
     ) -> None:
         self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
         self.budget_bytes = budget_bytes
-        self._measure, self._say = measure, say
+        self._measure, self._need, self._say = measure, need, say
 
     def needed(self, point: Point, path: Path) -> tuple[int | None, int]:
-        """The traced peak, and the largest of all that are known; the plan's file is left at `path`."""
+        """The traced need, and the largest of all that are known; the plan's file is left at `path`."""
         recipe.write(recipe_of(self._chain, point.plan), path)
-        traced = traced_peak(self._engine, self._case, path, self._calibration)
+        traced = traced_need(self._engine, self._case, path, self._calibration, self._need)
         foreseen = point.peak_bytes if traced is None else traced
         if not self._measure or foreseen > self.budget_bytes:
             return traced, foreseen
@@ -147,12 +154,18 @@ def _bolder(steps: _Steps, frontier: Frontier, settled: Settled, path: Path) -> 
     return Settled(point=point, traced_bytes=traced)
 
 
-def traced_peak(engine: Engine, case: Case, path: Path, calibration: Calibration | None) -> int | None:
-    """Of a step under the plan in a file; None where it cannot be foreseen."""
+def traced_need(
+    engine: Engine,
+    case: Case,
+    path: Path,
+    calibration: Calibration | None,
+    need: Callable[[Readings], int | None] = peak,
+) -> int | None:
+    """Of a step under the plan in a file, its peak or another need; None where it cannot be foreseen."""
     device = case.device if case.is_predicted else FAKE + case.twin.device
     fake = msgspec.structs.replace(under(case, path), device=device)
     (record,) = engine.run([Trial(case=fake, passes=("memory",), calibration=calibration)])
-    return record.readings.peak_bytes if record.outcome == "ok" else None
+    return need(record.readings) if record.outcome == "ok" else None
 
 
 def measured_peak(engine: Engine, case: Case, path: Path) -> int | None:

@@ -35,6 +35,7 @@ from profiler.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # what a place that takes no more says
 INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 70, 74, 130, 141
+TELLS_FAILURES = ("run", "predict", "plan", "stages", "max-batch")  # as one JSON document, where that is asked for
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
 app = typer.Typer(
@@ -126,7 +127,7 @@ def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]
     from profiler.cli.words import say_failure
     from profiler.views.plain import plain
 
-    if [*words[:1]] in (["run"], ["predict"]) and "--json" in words:
+    if words and words[0] in TELLS_FAILURES and "--json" in words:
         say_failure(code)
     print(f"gcprof: {plain(message)}", file=sys.stderr)
     if hint:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli.signals import Interrupted, heeded
-from profiler.cli.words import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, width
+from profiler.cli.words import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, say_failure, width
 from profiler.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def max_batch(
             found, folder = _predict(asked, [str(one) for one in chosen], limit)
             lines, code = _measured(asked, found, limit, folder, rounds or ROUNDS, measure=measure)
     except Interrupted as interrupted:
+        if json:
+            say_failure(interrupted.exit_code)
         raise typer.Exit(interrupted.exit_code) from None
     _print(asked, lines, limit, json=json)
     next_command("gcprof", "plan", *asked.words, "--batch-size", str(lines[-1].batch_size or 1), "--budget", memory)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli.signals import Interrupted, heeded
-from profiler.cli.words import one_of
+from profiler.cli.words import one_of, say_failure
 
 DEEPEST = 8
 CODE = ("python", "hf", "fsdp")
@@ -63,4 +63,6 @@ def plan(
             code = carry_out(words, wish)
     except Interrupted as interrupted:
         code = interrupted.exit_code
+        if json:
+            say_failure(code)
     raise typer.Exit(code)

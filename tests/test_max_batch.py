@@ -1,0 +1,194 @@
+"""`gcprof max-batch`: the largest batch that a memory holds, foreseen, measured there and one further."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler import capacity, catalogue, models, recipe, store
+from profiler.analysis.fit import CONTEXT
+from profiler.capacity import PLAN, Largest
+from profiler.case import Choice
+from profiler.cli import answer
+from profiler.record import Readings
+from tests import make
+from tests.conftest import run_folder
+from tests.program import next_words
+
+SMALL = "transformer:layers=4,width=32"
+FLAGS = ("--device", "cpu")
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def peaks(engine: Any) -> dict[int, int]:
+    """The predicted peaks of two batches without checkpointing."""
+    from profiler.case import Trial
+
+    found = {}
+    for size in (4, 5):
+        case = make.case(model=catalogue.resolve(Choice(SMALL), models.TABLE), batch_size=size)
+        fake = Trial(case=capacity._fake(case), passes=("memory",))
+        (record,) = engine.run([fake])
+        assert record.outcome == "ok"
+        found[size] = record.readings.peak_bytes
+    return found
+
+
+def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(here, peaks, capsys):
+    each = peaks[5] - peaks[4]
+    limit = peaks[4] + 2 * each + each // 2  # so that none has six samples, and not seven
+
+    code = answer(["max-batch", SMALL, "--memory", str(limit), *FLAGS, "--rounds", "1", "--json"])
+
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    none, every, planned = found["strategies"]
+    assert code == 0
+    assert (found["schema"], found["memory_bytes"]) == (1, limit)
+    assert [one["strategy"] for one in found["strategies"]] == ["none", "all", "plan"]
+    assert none["batch_size"] == 6
+    assert 6 < every["batch_size"] <= planned["batch_size"]
+    for one in found["strategies"]:
+        assert one["measured_bytes"] == one["predicted_bytes"] <= limit < one["beyond_bytes"]
+        assert one["samples_per_second"] > 0
+    run = store.load(run_folder(here / "results"))
+    sizes = [(record.case.strategy.name, record.case.batch_size) for record in run.records]
+    assert sizes == [
+        *((one["strategy"], one["batch_size"]) for one in found["strategies"]),
+        *((one["strategy"], one["batch_size"] + 1) for one in found["strategies"]),
+    ]
+    file = dict(run.records[2].case.strategy.options)["file"]
+    assert recipe.read(Path(file)).segments
+    words = next_words(said.err)
+    assert words[-4:] == ["--batch-size", str(planned["batch_size"]), "--budget", str(limit)]
+    assert words[:2] == ["plan", SMALL]
+
+
+def test_without_measuring_there_is_no_run(here, peaks, capsys):
+    limit = peaks[4]
+
+    code = answer(["max-batch", SMALL, "--memory", str(limit), *FLAGS, "--no-measure", "--strategies", "segments:k=2"])
+
+    said = capsys.readouterr()
+    lines = [line.split() for line in said.out.splitlines()]
+    assert code == 0
+    assert [line[0] for line in lines[5:]] == ["none", "segments:k=2", "plan"]
+    assert lines[5][1] == "4"  # what four samples need fits what four samples need
+    assert "measured" not in said.out
+    assert list((here / "results").glob("**/manifest.json")) == []
+
+
+def test_one_byte_less_holds_one_sample_less(here, peaks, capsys):
+    words = [SMALL, "--memory", str(peaks[4] - 1), *FLAGS, "--no-measure", "--strategies", "none", "--json"]
+
+    assert answer(["max-batch", *words]) == 0
+
+    assert json.loads(capsys.readouterr().out)["strategies"][0]["batch_size"] == 3
+
+
+def test_where_not_even_one_sample_fits_that_is_said(here, capsys):
+    code = answer(["max-batch", SMALL, "--memory", "100KiB", *FLAGS, "--rounds", "1"])
+
+    said = capsys.readouterr()
+    lines = [line.split() for line in said.out.splitlines()]
+    assert code == 0
+    assert [line[:2] for line in lines[5:]] == [["none", "none"], ["all", "none"], ["plan", "none"]]
+    assert "all: a batch of 0 is predicted to fit 100 KiB" in said.err
+    assert list((here / "results").glob("*.json")) == []
+    run = store.load(run_folder(here / "results"))
+    assert [(record.case.strategy.name, record.case.batch_size) for record in run.records] == [("none", 1), ("all", 1)]
+
+
+def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, capsys):
+    words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json", "--memory"]
+
+    assert answer(["max-batch", *words, str(CONTEXT - 1)]) == 0
+    without = json.loads(capsys.readouterr().out)["strategies"]
+    assert answer(["max-batch", *words, str(CONTEXT + 100 * 2**20)]) == 0
+    within = json.loads(capsys.readouterr().out)["strategies"]
+
+    assert [one["batch_size"] for one in without] == [0, 0]
+    assert all(one["batch_size"] > 0 for one in within)
+    assert all(one["measured_bytes"] is None for one in within)
+    assert all(CONTEXT < one["predicted_bytes"] <= CONTEXT + 100 * 2**20 for one in within)
+    assert within[1]["batch_size"] > within[0]["batch_size"]
+
+
+def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
+    readings = Readings(peak_bytes=5, reserved_bytes=7)
+
+    assert capacity.needed(readings, "cpu") == 5
+    assert capacity.needed(readings, "fake:cpu") == 5
+    assert capacity.needed(readings, "cuda:0") == 7 + CONTEXT
+    assert capacity.needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
+    assert capacity.needed(Readings(), "cuda:0") is None
+    assert capacity.needed(Readings(), "cpu") is None
+
+
+def test_a_plan_that_fits_nothing_is_in_no_file_and_is_not_run():
+    found = [Largest(strategy=Choice("none"), batch_size=4), Largest(strategy=PLAN, batch_size=0)]
+
+    trials = capacity.trials(make.case(), found, rounds=2)
+
+    assert [(str(one.case.strategy), one.case.batch_size, one.round) for one in trials] == [
+        ("none", 4, 1),
+        ("none", 4, 2),
+        ("none", 5, 1),
+    ]
+    assert [one.passes for one in trials] == [("memory", "time"), ("time",), ("memory",)]
+
+
+def test_samples_a_second_are_of_all_rounds_and_micro_batches():
+    case = make.case(batch_size=8, accumulate=3)
+    rounds = tuple(make.record(case=case, seconds=(second,), round=at) for at, second in enumerate((0.1, 0.2, 0.4)))
+
+    found = Largest(strategy=Choice("none"), batch_size=8, measured=rounds)
+
+    assert found.samples_per_second == pytest.approx(8 * 3 / 0.2)
+    assert Largest(strategy=Choice("none"), batch_size=8).samples_per_second is None
+
+
+def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, shared, capsys):
+    words = [SMALL, "--memory", "5MiB", "--device", "fake:cpu", "--strategies", "segments:k=2,segments:k=4"]
+
+    assert answer(["max-batch", *words, "--json"]) == 0
+
+    names = [one["strategy"] for one in json.loads(capsys.readouterr().out)["strategies"]]
+    assert names == ["none", "segments:k=2", "segments:k=4", "plan"]
+
+
+FIXED = Path(__file__).parent / "user_models" / "broken.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["mlp", "--memory", "60%"], "--memory cannot be '60%'"),
+        (["mlp", "--memory", "nan"], "--memory cannot be 'nan'"),
+        (["mlp", "--memory", "0"], "--memory cannot be '0'"),
+        (["mlp"], "missing option '--memory'"),
+        (["mlp", "--memory", "1GiB", "--strategies", "sgements"], "did you mean 'segments'?"),
+        (["mlp", "--memory", "1GiB", "--no-measure", "--rounds", "2"], "--rounds has no effect on a prediction"),
+        (["mlp", "--memory", "1GiB", "--device", "fake:t4", "--rounds", "2"], "--rounds has no effect on a prediction"),
+        (["mlp,mnist-cnn", "--memory", "1GiB"], "only one model can be planned at once"),
+        ([f"{FIXED}:no_loss", "--memory", "1GiB", "--device", "cpu"], "makes its own batch, of one size"),
+    ],
+)
+def test_what_has_no_largest_batch_is_refused(here, shared, capsys, words, complaint):
+    assert answer(["max-batch", *words]) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert complaint in said.err
+
+
+def test_a_model_that_takes_its_batch_size_from_a_file_is_not_refused(here, shared, capsys):
+    model = f"{FIXED.with_name('batchnorm.py')}:build"
+
+    assert answer(["max-batch", model, "--memory", "1MiB", "--device", "fake:cpu", "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["strategies"][0]["batch_size"] > 0

@@ -1,0 +1,103 @@
+"""`gcprof stages`: a table, a file that `gcprof plan` reads, and what to do next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profiler.cli import answer
+from profiler.planning import chain as chains
+from profiler.planning.simulator import simulate
+from profiler.planning.ways import none
+from tests.program import next_words
+
+SMALL = "transformer:layers=3,width=32,heads=2,sequence=32,vocabulary=64"
+WORDS = (SMALL, "--batch-size", "2", "--device")
+BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_a_table_has_a_line_for_every_stage(here, shared, capsys):
+    assert answer(["stages", *WORDS, "fake:t4"]) == 0
+
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0] == f"{SMALL}, batch 2, sgd, fp32, fake:t4"
+    assert [line.split("  ")[0] for line in lines[5:]] == [
+        "1 before blocks.0", "2 blocks.0", "3 blocks.1", "4 blocks.2", "5 after blocks.2",
+    ]  # fmt: skip
+    assert lines[5].endswith("always kept")
+    assert next_words(said.err) == ["plan", *WORDS[:3], "--device", "fake:t4", "--budget", "60%"]
+
+
+def test_what_was_written_is_read_and_planned_with(here, shared, capsys):
+    assert answer(["stages", *WORDS, "fake:t4", "--json", "-o", "costs.json"]) == 0
+
+    said = capsys.readouterr()
+    chain = chains.read(Path("costs.json"))
+    assert chains.encoded(chain) == Path("costs.json").read_bytes() == said.out.encode()
+    assert [block.name for stage in chain.stages for block in stage.blocks] == BLOCKS
+    words = next_words(said.err)
+    assert words == ["plan", "--stages", "costs.json", "--frontier"]
+    assert answer([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["uncheckpointed"]["peak_bytes"] == none(chain).cost.peak_bytes
+    assert found["frontier"][-1]["peak_bytes"] == none(chain).cost.peak_bytes
+
+
+def test_on_a_device_that_is_there_seconds_are_measured(here, shared, capsys):
+    assert answer(["stages", *WORDS, "cpu", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    blocks = [stage for stage in found["stages"] if stage.get("blocks")]
+    assert [stage["name"] for stage in blocks] == BLOCKS
+    assert all(stage["forward_seconds"] > 0 and stage["backward_seconds"] > 0 for stage in blocks)
+    assert len({(stage["saved_bytes"], stage["forward_seconds"]) for stage in blocks}) == 1  # three of a kind
+
+
+def test_the_static_bytes_are_those_of_the_optimizer_too(here, shared, capsys):
+    found = {}
+    for optimizer in ("sgd", "adamw"):
+        assert answer(["stages", *WORDS, "fake:t4", "--optimizer", optimizer, "--json", "-o", f"{optimizer}.json"]) == 0
+        found[optimizer] = chains.read(Path(f"{optimizer}.json"))
+
+    gradients = sum(stage.gradient_bytes for stage in found["sgd"].stages)
+    more = found["adamw"].static_bytes - found["sgd"].static_bytes
+    assert 2 * gradients <= more < 2.2 * gradients  # two averages of each parameter, and their steps
+    assert simulate(found["adamw"], none(found["adamw"]).plan).step_seconds > 0
+
+
+def test_a_file_that_is_there_is_kept_before_anything_is_measured(here, capsys):
+    Path("costs.json").write_text("mine")
+
+    assert answer(["stages", *WORDS, "fake:t4", "-o", "costs.json"]) == 2
+
+    said = capsys.readouterr()
+    assert "overwrite it with --force" in said.err
+    assert Path("costs.json").read_text() == "mine"
+
+
+def test_by_force_it_is_written_over(here, shared):
+    Path("costs.json").write_text("mine")
+
+    assert answer(["stages", *WORDS, "fake:t4", "-o", "costs.json", "--force"]) == 0
+
+    assert len(chains.read(Path("costs.json")).stages) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["transfromer"], "did you mean 'transformer'?"),
+        (["mlp,mnist-cnn"], "only one model can be planned at once"),
+        (["mlp", "--device", "fake:cuda"], "nothing is known of the time that 'fake:cuda' takes"),
+        (["mlp", "--batch-size", "0"], "'0' is not a batch size"),
+    ],
+)
+def test_what_has_no_stages_is_refused(here, shared, capsys, words, complaint):
+    assert answer(["stages", *words]) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert complaint in said.err
