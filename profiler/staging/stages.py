@@ -11,6 +11,7 @@ from profiler.case import FAKE, Case, Choice, Trial
 from profiler.errors import UserError
 from profiler.planning.chain import Block, Chain, Option, Stage
 from profiler.predicting import known_rates, observe_case, trace_case
+from profiler.rates import Rates
 from profiler.staging import estimated, timed
 from profiler.staging.holding import Held, floor_bytes, held, static_bytes
 from profiler.staging.seconds import NOTHING, Seconds
@@ -30,36 +31,20 @@ def stages(trial: Trial) -> Chain:
     """
     case = trial.case.baseline
     fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
-    known = known_rates(case.device, trial.calibration) if case.is_predicted else None
-    is_timed = "time" in trial.passes
-    if is_timed and case.is_predicted and known is None:
-        raise UserError(
-            f"nothing is known of the time that '{case.device}' takes", hint="name a GPU: --device fake:h100"
-        )
+    known = _rates(trial)
     built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
-    names = built.workload.blocks
-    found = spans(trace, names)
-    inside = [one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last]]
-    saves = offered(inside) if is_timed else []
-    selective = {save: _selective(trial, fake, save) for save in saves}
-    clocked = {save: (other, spans) for save, (other, spans, _) in selective.items()}
-    seconds = (
-        [NOTHING for _ in found]
-        if not is_timed
-        else estimated.seconds(trace, found, clocked, known, case.precision)
-        if known
-        else timed.seconds(case, [span.blocks for span in found], saves)
-    )
-    prints = fingerprint(built.workload.module, names)
+    found = spans(trace, built.workload.blocks)
+    selective = {save: _selective(trial, fake, save) for save in _saves(trial, trace, found)}
+    seconds = _seconds(trial, trace, found, selective, known)
+    prints = fingerprint(built.workload.module, built.workload.blocks)
+    blocks = [Block(name=name, parameters=parameters) for name, parameters in prints.items()]
     made = [
         _stage(
             span,
             bytes_,
             time,
-            blocks=tuple(Block(name=names[index], parameters=prints[names[index]]) for index in span.blocks),
-            options={
-                save: bytes_of[span.name] for save, (_, _, bytes_of) in selective.items() if span.name in bytes_of
-            },
+            blocks=tuple(blocks[index] for index in span.blocks),
+            options={save: of[span.name] for save, (_, _, of) in selective.items() if span.name in of},
         )
         for span, bytes_, time in zip(found, held(trace, found), seconds, strict=True)
     ]
@@ -69,6 +54,35 @@ def stages(trial: Trial) -> Chain:
         floor_bytes=floor_bytes(trace),
         stages=tuple(_apart(made, found, observe_case(fake).linked)),
     )
+
+
+def _rates(trial: Trial) -> Rates | None:
+    """Those of a device that need not be there; None where time is measured, or not asked for."""
+    if not trial.case.is_predicted or "time" not in trial.passes:
+        return None
+    known = known_rates(trial.case.device, trial.calibration)
+    if known is None:
+        message = f"nothing is known of the time that '{trial.case.device}' takes"
+        raise UserError(message, hint="name a GPU: --device fake:h100")
+    return known
+
+
+def _saves(trial: Trial, trace: Trace, found: Sequence[Span]) -> list[str]:
+    """The save options that the blocks have operators for."""
+    inside = [one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last]]
+    return offered(inside) if "time" in trial.passes else []
+
+
+def _seconds(
+    trial: Trial, trace: Trace, found: Sequence[Span], selective: dict[str, _Selective], known: Rates | None
+) -> list[Seconds]:
+    case = trial.case.baseline
+    if known is not None:
+        clocked = {save: (other, of) for save, (other, of, _) in selective.items()}
+        return estimated.seconds(trace, found, clocked, known, case.precision)
+    if "time" not in trial.passes:
+        return [NOTHING for _ in found]
+    return timed.seconds(case, [span.blocks for span in found], list(selective))
 
 
 _Selective = tuple[Trace, dict[str, Span], dict[str, Held]]  # the last two by name of the block
