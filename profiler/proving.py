@@ -180,11 +180,12 @@ def under(case: Case, path: Path) -> Case:
 
 
 def comparison(
-    case: Case, chain: Chain, ways: Sequence[Way], folder: Path, *, rounds: int
+    case: Case, chain: Chain, ways: Sequence[Way], folder: Path, *, rounds: int, calibrate: bool = False
 ) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, Recipe]]:
     """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read.
 
-    Ways of one plan share a file and a case: what is measured once is not noise.
+    With `calibrate`, what is predicted is so with what `none` is measured to hide first. Ways of one plan share a file
+    and a case: what is measured once is not noise.
     """
     first = {render(way.plan): way.label for way in reversed(ways)}
     names = {way.label: re.sub("[^a-z0-9]+", "-", first[render(way.plan)]).strip("-") for way in ways}
@@ -193,7 +194,7 @@ def comparison(
     files = {paths[way.label]: recipe_of(chain, way.plan) for way in ways}
     each = dict.fromkeys(cases.values())
     if case.is_predicted:
-        return cases, trials.predicted(each), files
+        return cases, trials.predicted(each, calibrate=calibrate), files
     return cases, trials.measured(each, rounds, predict=True), files
 
 

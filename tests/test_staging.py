@@ -17,6 +17,8 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan
 from profiler.planning.recipes import recipe as recipe_of
 from profiler.planning.simulator import simulate
+from profiler.planning.solver import frontier
+from profiler.planning.ways import largest_stage
 from profiler.predicting import observe_case, trace_case
 from profiler.staging import timed
 from profiler.staging.spans import spans
@@ -193,3 +195,15 @@ def test_every_operator_of_forward_and_backward_is_in_one_stage():
     wanted = {phase: list(range(first, last + 1)) for phase, first, last in trace.spans()}
     assert forward == wanted["forward"]
     assert backward == wanted["backward"]
+
+
+@pytest.mark.parametrize(
+    "model", [*MODELS, "tests/user_models/lstm.py:char_rnn", "tests/user_models/unet.py:segmentation"]
+)
+def test_no_plan_is_below_the_floor(model):
+    chain = stages(Trial(case=case(model, device="fake:t4", **({"batch_size": None} if "user" in model else {}))))
+
+    name, floor = largest_stage(chain)
+
+    assert floor <= frontier(chain, levels=4).peak_bytes[0]
+    assert name in [stage.name for stage in chain.stages]

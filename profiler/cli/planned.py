@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DEPTHS = (1, 2, 4, 8)  # tried in turn where the user does not say how deep
 POINTS = 1000  # of a long chain's staircases
 LONG = 200  # stages
+ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
 GATE = 5  # what a command ends with where what was asked for cannot be had
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -52,14 +53,20 @@ def carry_out(words: Request, wish: Wish) -> int:
         for remark in model.remarks if model else ():
             aside(f"note: {remark}")
         chain = chains.read(wish.stages) if wish.stages else _chain(model)
+        if model and chain.made_for != model.title:
+            message = f"'{wish.stages}' has the costs of {chain.made_for or 'no known model'}, not of {model.title}"
+            raise UserError(message, hint="leave out --stages, or write them anew with `gcprof stages`")
         return _Planning(chain, model, wish).go()
 
 
 def _refuse(words: Request, wish: Wish) -> None:
+    from profiler.planning.budget import parse_budget
     from profiler.views.files import refuse_existing_file
 
     if words.model is None and wish.stages is None:
         raise UserError("plan needs a model, or costs", hint="gcprof plan transformer --budget 60%")
+    if wish.budget is not None:
+        parse_budget(wish.budget, whole_bytes=ANY)  # before anything is measured
     if wish.budget is None and not wish.frontier:
         raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
     if wish.budget is None and wish.emit:
@@ -229,15 +236,18 @@ class _Planning:
         from profiler.planning.ways import largest_stage
         from profiler.units import bytes_text
 
-        name, _ = largest_stage(self.chain)
-        static = self.chain.static_bytes
+        name, working = largest_stage(self.chain)
+        static, gradients = self.chain.static_bytes, sum(stage.gradient_bytes for stage in self.chain.stages)
         if self.wish.json:
             say_bytes(self._document(list(frontier), budget, []))
         smallest = frontier.peak_bytes[0]
         more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
         aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
-        aside(f"'{name}' sets it, beside {bytes_text(static)} that are there in every step")
-        aside("a smaller batch lowers the first; SGD, half precision or sharding the second")
+        aside(
+            f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(static)} of it are there in every step, "
+            f"and up to {bytes_text(gradients)} are gradients of parameters"
+        )
+        aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
         return GATE
 
     @property

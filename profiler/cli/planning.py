@@ -76,9 +76,12 @@ class Model:
 
     def chain(self) -> Chain:
         """The stages and their costs, measured or estimated."""
+        import msgspec
+
         from profiler import proving
 
-        return proving.stages(self.engine, self.case, self.calibration())
+        chain = proving.stages(self.engine, self.case, self.calibration())
+        return msgspec.structs.replace(chain, made_for=self.title)
 
     def _checked(self, choose: object) -> Case:
         from profiler import spec

@@ -43,11 +43,12 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     from profiler.case import FAKE
     from profiler.cli.carry import follow
 
-    case = model.case
-    if not wish.measure and not case.is_predicted:
+    case, calibrate = model.case, not wish.measure and not model.case.is_predicted
+    if calibrate:
         case = msgspec.structs.replace(case, device=FAKE + case.twin.device)
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
-    cases, planned, files = proving.comparison(case, chain, ways, folder, rounds=wish.rounds or ROUNDS)
+    rounds = wish.rounds or ROUNDS
+    cases, planned, files = proving.comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
     environment = device_choice.environment(case.device, model.devices)
     store.create(folder, plan=planned, command=command_line(), environment=environment)
     (folder / "plans").mkdir()
@@ -60,8 +61,14 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     lines = proving.beside(ways, cases, found)
     lost = proving.lost(lines)
     has_lost = lost is not None or not _went_well(lines[0])
-    told = [*_reasons(lines), *([lost] if lost else [])]
+    told = [*_reasons(lines), *_notes(lines), *([lost] if lost else [])]
     return Proof(lines, told, code or progress.exit_code(run.records) or (SLOWER if has_lost else 0))
+
+
+def _notes(lines: Sequence[Shown]) -> list[str]:
+    """What recomputes do to buffers, once."""
+    found = {note.code: note.text for line in lines if line.measured for note in line.measured.notes}
+    return [f"note: {found['GCP004']}"] if "GCP004" in found else []
 
 
 def _went_well(line: Shown) -> bool:

@@ -63,6 +63,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     input_bytes: Bytes
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1)]
     static_bytes: Bytes = 0  # held throughout the step
+    made_for: str = ""  # the model with its settings, in words
     floor_bytes: Bytes = 0  # a peak that no plan changes, the optimizer's
 
 

@@ -61,5 +61,6 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
 def _at_work(stage: Stage, costs: Stage | Option, behind: int) -> int:
     """What a stage needs beside its input, forward or backward; `behind` are the gradients of the stages behind it."""
     own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
-    backward = costs.backward_extra_bytes + stage.gradient_bytes
-    return stage.output_bytes + own + max(costs.forward_extra_bytes, backward) + behind
+    forward = costs.saved_bytes + costs.forward_extra_bytes
+    backward = stage.output_bytes + own + costs.backward_extra_bytes + stage.gradient_bytes
+    return max(forward, backward) + behind

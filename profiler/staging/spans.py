@@ -30,12 +30,13 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     stop: int  # after it, a forward that is computed again has all that it saves
 
 
-def spans(trace: Trace, blocks: Sequence[str], *, merged: bool = True) -> list[Span]:
+def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[Span]:
     """The stages in the order of the forward, so that every operator of forward and backward is in one.
 
     `trace` was followed with its saves. In the backward a stage begins with the first operator of its modules, or where
-    the first of what it saved is asked for. With `merged`, a block that does not keep its input is one stage with the
-    one before, since a cut between them saves nothing. Raises Unsupported where blocks do not run once each, in order.
+    the first of what it saved is asked for. Where `linked` tells which blocks feed the next alone, one that does not
+    keep its input is one stage with the one before, since a cut between them saves nothing. Raises Unsupported where
+    blocks do not run once each, in order.
     """
     pieces = list(_pieces(trace, blocks))
     starts = _starts(trace, blocks, pieces)
@@ -53,18 +54,23 @@ def spans(trace: Trace, blocks: Sequence[str], *, merged: bool = True) -> list[S
         )
         for piece, start, end in zip(pieces, starts, ends, strict=True)
     ]
-    return list(_merged(trace, found)) if merged else found
+    return list(_merged(trace, found, linked)) if linked else found
 
 
-def _merged(trace: Trace, found: list[Span]) -> Iterator[Span]:
+def _merged(trace: Trace, found: list[Span], linked: Sequence[bool]) -> Iterator[Span]:
     """A block that does not keep its input, or writes over it, is one stage with the block that gave it."""
     before = found[0]
     for one in found[1:]:
-        together = before.blocks and one.blocks and before.last + 1 == one.first and _passes(trace, before, one)
+        together = _is_one(before, one, linked) and _passes(trace, before, one)
         if not together:
             yield before
         before = _both(before, one) if together else one
     yield before
+
+
+def _is_one(before: Span, one: Span, linked: Sequence[bool]) -> bool:
+    """Whether both are blocks, the one feeds the other alone, and nothing is between."""
+    return bool(before.blocks and one.blocks) and before.last + 1 == one.first and linked[before.blocks[-1]]
 
 
 def _passes(trace: Trace, before: Span, one: Span) -> bool:

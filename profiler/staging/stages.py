@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import msgspec
 
+from profiler.blocks import refuse_none
 from profiler.case import FAKE, Case, Choice, Trial
 from profiler.errors import UserError
 from profiler.planning.chain import Block, Chain, Option, Stage
@@ -33,7 +34,9 @@ def stages(trial: Trial) -> Chain:
     fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
     known = _rates(trial)
     built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
-    found = spans(trace, built.workload.blocks)
+    refuse_none(built.workload.blocks)
+    linked = observe_case(fake).linked
+    found = spans(trace, built.workload.blocks, linked=linked)
     selective = {save: _selective(trial, fake, save) for save in _saves(trial, trace, found)}
     seconds = _seconds(trial, trace, found, selective, known)
     prints = fingerprint(built.workload.module, built.workload.blocks)
@@ -52,7 +55,7 @@ def stages(trial: Trial) -> Chain:
         input_bytes=0,  # the batch is there before the step
         static_bytes=static_bytes(trace, found),
         floor_bytes=floor_bytes(trace),
-        stages=tuple(_apart(made, found, observe_case(fake).linked)),
+        stages=tuple(_apart(made, found, linked)),
     )
 
 
@@ -92,7 +95,7 @@ def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
     """A step with every block under a save option."""
     case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
     built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True)
-    found = spans(trace, built.workload.blocks, merged=False)
+    found = spans(trace, built.workload.blocks)
     bytes_of = dict(zip((span.name for span in found), held(trace, found), strict=True))
     return trace, {span.name: span for span in found if span.blocks}, bytes_of
 

@@ -42,18 +42,18 @@ def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> 
     with _restored(workload.module), torch.no_grad(), watch.hooked():
         workload.loss(workload.module, workload.batch)
     found = [watch.seconds(index) for index in range(len(watch.runs))]
+    checkpointed = sum(watch.checkpointed(index) for index in range(len(watch.runs)))
     del workload, watch
     blocks = iter(found)
     every = [next(blocks) if run else NOTHING for run in runs]
-    return [*every[:-1], _rest(case, device, found) if not runs[-1] else every[-1]]
+    return [*every[:-1], _rest(case, device, checkpointed) if not runs[-1] else every[-1]]
 
 
-def _rest(case: Case, device: Device, found: Sequence[Seconds]) -> Seconds:
-    """Of embeddings, head, loss and optimizer, as one number."""
+def _rest(case: Case, device: Device, inside: float) -> Seconds:
+    """Of embeddings, head, loss and optimizer, as one number: what a step takes beside its checkpointed blocks."""
     every = msgspec.structs.replace(case, strategy=Choice("all"))
     _, step = assemble(every).trainer()
     samples = step_timing.read(device, step, warmup=1, samples=SAMPLES)["step_seconds"]
-    inside = sum(one.forward + one.early_stop + one.backward for one in found)
     return msgspec.structs.replace(NOTHING, forward=max(0.0, median(samples) - inside))
 
 
@@ -91,6 +91,10 @@ class _Watch:
             early_stop=min(max(recompute, 0.5 * forward), forward),
             options={save: _medians(samples[save]) for save in self._saves if save in samples},
         )
+
+    def checkpointed(self, index: int) -> float:
+        """Forward and backward of one run under a checkpoint, with all that this costs."""
+        return sum(_medians(self._samples[self._kinds[index]][RECOMPUTED]))
 
     def _enter(self, index: int, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if self._is_timing:
