@@ -180,3 +180,20 @@ def test_gradients_that_backward_leaves_are_counted():
     found = frontier(chain)
 
     assert found.peak_bytes[-1] == 1 + 1 + 1 + 10 + 100  # input, output's gradient, what it saved, more, left
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_save_options_never_raise_the_frontier(levels):
+    gained = 0
+    for seed in range(40):
+        chain = random_chain(seed, 2 + seed % 8, options=True, pins=seed % 3 == 0)
+        bare = replace(chain, stages=tuple(replace(stage, options=()) for stage in chain.stages))
+        found = frontier(chain, levels=levels)
+
+        for point in frontier(bare, levels=levels):
+            cheapest = best(found, point.peak_bytes)
+            assert cheapest is not None
+            assert cheapest.step_seconds <= point.step_seconds + 1e-12
+            gained += cheapest.step_seconds < point.step_seconds - 1e-12
+
+    assert gained  # and it would be seen where they did nothing
