@@ -5,7 +5,6 @@ Knows nothing of command lines or screens.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,8 @@ import msgspec
 
 from profiler import recipe, trials
 from profiler.analysis.rows import Row
-from profiler.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial, decode, encode
-from profiler.engines import Engine
-from profiler.errors import UserError
+from profiler.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial, encode
+from profiler.engines import Engine, answers
 from profiler.planning.chain import Chain
 from profiler.planning.plan import render
 from profiler.planning.recipes import recipe as recipe_of
@@ -65,11 +63,8 @@ def stages(
     trial = Trial(case=case, calibration=calibration, passes=passes)
     failing = f"the stages of '{case.model}' ended without an answer"
     answer = engine.ask("profiler.worker:stage", encode(trial).decode(), failing=failing)
-    if "chain" in answer:
-        chain: Chain = decode(json.dumps(answer["chain"]), Chain)
-        return chain
-    exit_code = 2 if "refused" in answer else 1
-    raise UserError(f"{case.model}: {answer.get('refused') or answer['failed']}", exit_code=exit_code)
+    chain: Chain = answers.read(answer, "chain", Chain, of=str(case.model))
+    return chain
 
 
 def settle(

@@ -69,13 +69,8 @@ def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
 
 def _outline(answer: dict[str, Any]) -> Any:
     """The worker's answer as an Outline. Raises UserError with its reason where it is none."""
-    import json
-
-    from profiler.case import decode
-    from profiler.errors import UserError
+    from profiler.engines import answers
     from profiler.outline import Outline
 
-    if "outline" in answer:
-        return decode(json.dumps(answer["outline"]), Outline)
-    hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name" if "refused" in answer else None
-    raise UserError(answer.get("refused") or answer["failed"], hint=hint, exit_code=2 if "refused" in answer else 1)
+    hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
+    return answers.read(answer, "outline", Outline, hint=hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,16 +123,14 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
 
 
 def _followed(engine: Engine, trial: Trial) -> Followed:
-    from profiler.case import decode, encode
+    from profiler.case import encode
+    from profiler.engines import answers
     from profiler.timeline import Followed
 
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
     answer = engine.ask("profiler.worker:follow", encode(trial).decode(), failing=failing)
-    if "followed" in answer:
-        found: Followed = decode(json.dumps(answer["followed"]), Followed)
-        return found
-    exit_code = 2 if "refused" in answer else 1
-    raise UserError(f"{trial.case.strategy}: {answer.get('refused') or answer['failed']}", exit_code=exit_code)
+    found: Followed = answers.read(answer, "followed", Followed, of=str(trial.case.strategy))
+    return found
 
 
 def _measured(records: Sequence[Record] | None, case: Case) -> Record | None:

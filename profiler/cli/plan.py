@@ -45,7 +45,8 @@ def plan(
 
     Example: gcprof plan transformer --budget 60% -o plan.json
     """
-    from profiler.cli.planned import Wish, carry_out
+    from profiler.cli.planned import carry_out
+    from profiler.cli.wish import Wish
     from profiler.spec import Request
 
     words = Request(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from profiler.cli.proof import prove, unproved
+from profiler.cli.wish import Wish, refuse
 from profiler.cli.words import aside, encoding, next_command, say, say_bytes, width
 from profiler.errors import UserError
 
@@ -22,29 +23,12 @@ if TYPE_CHECKING:
 DEPTHS = (1, 2, 4, 8)  # tried in turn where the user does not say how deep
 POINTS = 1000  # of a long chain's staircases
 LONG = 200  # stages
-ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
 GATE = 5  # what a command ends with where what was asked for cannot be had
-PICTURES = (".png", ".svg", ".pdf")
-
-
-class Wish(NamedTuple):
-    """The words of the command that are not of the model."""
-
-    budget: str | None
-    stages: Path | None
-    levels: int | None
-    frontier: bool
-    measure: bool
-    emit: str | None
-    rounds: int | None
-    output: Path | None
-    force: bool
-    json: bool
 
 
 def carry_out(words: Request, wish: Wish) -> int:
     """Plan, prove and print; the exit code. Raises UserError."""
-    _refuse(words, wish)
+    refuse(words, wish)
     with ExitStack() as stack:
         from profiler.cli.planning import Model
         from profiler.planning import chain as chains
@@ -57,45 +41,6 @@ def carry_out(words: Request, wish: Wish) -> int:
             message = f"'{wish.stages}' has the costs of {chain.made_for or 'no known model'}, not of {model.title}"
             raise UserError(message, hint="leave out --stages, or write them anew with `gcprof stages`")
         return _Planning(chain, model, wish).go()
-
-
-def _refuse(words: Request, wish: Wish) -> None:
-    from profiler.planning.budget import parse_budget
-    from profiler.views.files import refuse_existing_file
-
-    if words.model is None and wish.stages is None:
-        raise UserError("plan needs a model, or costs", hint="gcprof plan transformer --budget 60%")
-    if wish.budget is not None:
-        parse_budget(wish.budget, whole_bytes=ANY)  # before anything is measured
-    if wish.budget is None and not wish.frontier:
-        raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
-    if wish.budget is None and wish.emit:
-        raise UserError("--emit needs a budget", hint="--budget 60% --emit python")
-    if wish.output is not None:
-        refuse_existing_file(wish.output, force=wish.force)
-        suffix = wish.output.suffix.lower()
-        if suffix not in (".json", ".csv", *PICTURES):
-            raise UserError(f"cannot write '{wish.output.name}'", hint="plan.json, or frontier.csv, .png, .svg, .pdf")
-        if suffix == ".json" and wish.budget is None:
-            raise UserError("a plan needs a budget", hint="--budget 60% -o plan.json")
-    _refuse_without_effect(words, wish)
-
-
-def _refuse_without_effect(words: Request, wish: Wish) -> None:
-    from profiler.cli.planning import FLAGS, flag
-
-    asked = [flag(name) for name in FLAGS if getattr(words, name) is not None]
-    if words.model is None and asked:
-        raise UserError(f"{asked[0]} has no effect on costs from a file", hint="name the model, or leave it out")
-    others = {"--json": wish.json, "--frontier": wish.frontier, "-o": wish.output is not None}
-    idle = [name for name, is_there in others.items() if is_there and wish.emit]
-    if idle:
-        raise UserError(f"{idle[0]} has no effect with --emit", hint="it prints the code alone; leave one of them out")
-    proof = ["--no-measure"] if not wish.measure else ["--rounds"] if wish.rounds is not None else []
-    if proof and (words.model is None or wish.budget is None):
-        raise UserError(f"{proof[0]} has no effect where nothing is measured", hint="a model and --budget are measured")
-    if wish.rounds is not None and (not wish.measure or (words.device or "").startswith("fake:")):
-        raise UserError("--rounds has no effect on a prediction", hint="leave it out")
 
 
 def _chain(model: Model | None) -> Chain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from profiler.errors import UserError
@@ -39,17 +40,15 @@ class Model:
         from profiler.case import Choice
 
         connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-        self.engine: Engine = connect().__enter__()
-        try:
+        with ExitStack() as stack:  # which ends the engine where the device is refused
+            self.engine: Engine = stack.enter_context(connect())
             self.devices: dict[str, Environment] = self.engine.survey()
             self.case: Case = self._checked(lambda word: device_choice.choose_device(word, list(self.devices)))
-        except BaseException:
-            self.engine.__exit__()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.engine.__exit__(*error)
+        self._stack.close()
 
     @property
     def title(self) -> str:

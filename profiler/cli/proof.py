@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from profiler.cli.words import RESULTS, aside, command_line
 
 if TYPE_CHECKING:
-    from profiler.cli.planned import Wish
     from profiler.cli.planning import Model
+    from profiler.cli.wish import Wish
     from profiler.planning.chain import Chain
     from profiler.planning.ways import Way
     from profiler.views.plans import Shown
