@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -38,13 +38,24 @@ INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 70, 74, 130, 141
 TELLS_FAILURES = ("run", "predict", "plan", "stages", "max-batch")  # as one JSON document, where that is asked for
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
-app = typer.Typer(
-    name="gcprof",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "run": run,
+    "predict": predict,
+    "explain": explain,
+    "timeline": timeline,
+    "plan": plan,
+    "stages": stages,
+    "max-batch": max_batch,
+    "show": show,
+    "plot": plot,
+    "export": export,
+    "list": list_runs,
+    "models": models,
+    "strategies": strategies,
+    "blocks": blocks,
+    "reproduce": reproduce,
+    "doctor": doctor,
+}
 
 
 def _print_version(asked: bool) -> None:
@@ -55,7 +66,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def gcprof(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and stop.", is_eager=True, callback=_print_version)
@@ -67,22 +77,20 @@ def gcprof(
     """
 
 
-app.command("run")(run)
-app.command("predict")(predict)
-app.command("explain")(explain)
-app.command("timeline")(timeline)
-app.command("plan")(plan)
-app.command("stages")(stages)
-app.command("max-batch")(max_batch)
-app.command("show")(show)
-app.command("plot")(plot)
-app.command("export")(export)
-app.command("list")(list_runs)
-app.command("models")(models)
-app.command("strategies")(strategies)
-app.command("blocks")(blocks)
-app.command("reproduce")(reproduce)
-app.command("doctor")(doctor)
+def application(words: Sequence[str]) -> typer.Typer:
+    """All commands by name and text; with its options only the one that is asked for, since they take time to read."""
+    app = typer.Typer(
+        name="gcprof",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(gcprof)
+    asked = next((word for word in words if word in COMMANDS), None)
+    for name, command in COMMANDS.items():
+        app.command(name, help=command.__doc__)(command if name == asked else lambda: None)
+    return app
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -114,7 +122,7 @@ def answer(words: Sequence[str]) -> int:
 
 
 def _invoke(words: list[str]) -> int:
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(application(words))
     try:
         with command.make_context("gcprof", words) as context:
             result: Any = command.invoke(context)
