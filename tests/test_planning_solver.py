@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from profiler.planning import chain as chains
+from profiler.planning import lattice
 from profiler.planning.costs import Costs
 from profiler.planning.plan import Plan
 from profiler.planning.simulator import simulate
@@ -88,6 +89,37 @@ def test_so_it_is_with_options_pins_and_limited_depth(levels):
 
         assert same(found, best_of_all(chain, levels=levels)), seed
         assert all(point.plan for point in found)
+
+
+def equal_random_stages(seed: int, number: int) -> chains.Chain:
+    chain = random_chain(seed, 1, options=True)
+    stage = replace(chain.stages[0], gradient_bytes=0)
+    return replace(chain, input_bytes=stage.output_bytes, stages=(stage,) * number)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_equal_stages_on_a_lattice_are_those_of_brute_force(part):
+    small = 0
+    for seed in range(part, 90, 3):
+        chain = equal_random_stages(seed, 1 + seed % 6)
+        small += lattice.units(Costs(chain)) is not None
+
+        found = frontier(chain, levels=None)
+
+        assert same(found, best_of_all(chain)), seed
+        assert all(point.plan for point in found)
+
+    assert small > 10
+
+
+def test_equal_stages_on_a_lattice_are_those_of_the_staircases(monkeypatch):
+    found = [frontier(equal_random_stages(seed, 20 + seed), levels=None) for seed in range(1, 30, 2)]
+    monkeypatch.setattr(lattice, "units", lambda _: None)
+
+    for seed, one in zip(range(1, 30, 2), found, strict=True):
+        other = frontier(equal_random_stages(seed, 20 + seed), levels=None)
+        assert (one.peak_bytes, one.step_seconds) == (other.peak_bytes, other.step_seconds), seed
+        assert all(point.plan for point in one)
 
 
 def test_checkpoints_of_single_stages_are_those_of_brute_force():
