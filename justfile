@@ -22,8 +22,8 @@ gpu output="results/gpu":
     {{python}} -m benchmarks.accuracy --device cuda:0 -o {{output}}/accuracy.md
 
 # start-up of a trial, against a new interpreter
-bench-startup:
-    {{python}} -m benchmarks.startup
+bench-startup *words:
+    {{python}} -m benchmarks.startup {{words}}
 
 # recorded step time, against a bare loop
 bench-overhead:
