@@ -60,3 +60,8 @@ bench-accuracy:
 # every model family traced at full size, without a device
 bench-full-size *words:
     {{python}} -m benchmarks.full_size {{words}}
+
+# the documentation: pages made from the code, then the site, strictly
+docs:
+    {{python}} -m tests.pages
+    NO_MKDOCS_2_WARNING=1 {{python}} -m mkdocs build --strict --quiet --site-dir build/site
