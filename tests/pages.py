@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from the code: `python -m tests.pages` writes them. Knows nothing of how they look."""
+"""The pages of docs/ that are made from the code: `python -m tests.pages` writes them. Knows nothing of looks."""
 
 from __future__ import annotations
 
