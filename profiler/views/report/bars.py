@@ -18,7 +18,7 @@ from profiler.views.plain import plain
 from profiler.views.report.scale import Scale, around
 
 NAME_LINE, BAR, GAP = 20, 16, 10  # pixels
-FULL = 78.0  # percents that the longest bar takes: the rest is for its number
+FULL = 68.0  # percents that the longest bar takes: the rest is for its number
 NAME = 40  # letters of a name
 NAMES = {
     "optimizer": "optimizer state",

@@ -20,13 +20,14 @@ from profiler.views.report.scale import Scale, Tick, around
 HEIGHT = 300
 TOP, BOTTOM = 34, 262  # pixels
 LEFT, RIGHT = 6.0, 94.0  # percents
-LINE, LETTER, OFF = 16, 7.4, 11  # pixels: of a line of a name, of a letter, and from the point to its name
-NARROW, WIDE = 320, 720  # pixels across, at which names must not meet
+LINE, LETTER = 16, 7.4  # pixels: the height of a name, and the width of a letter
+SIDES = {"right": (4, -10), "left": (-4, -10), "below-right": (4, 22), "below-left": (-4, 22)}  # pixels from the point
+NARROW, WIDE = 320, 440  # pixels across, at which names must not meet
 NAME = 24  # letters of a name
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. `side` is where its name stands, "start" (to the right) or "end"; None where it has no room."""
+    """One strategy. `side` is where its name stands, one of SIDES; None where it has no room."""
 
     x: float
     y: float
@@ -38,6 +39,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     side: str | None = None
     is_for_wide: bool = False  # the name has room on a wide screen only
+
+    @property
+    def offset(self) -> tuple[int, int]:
+        """Pixels from the point to the foot of its name."""
+        return SIDES[self.side] if self.side else (0, 0)
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +77,7 @@ def frontier(rows: Sequence[Row]) -> Frontier | None:
     second, time_unit = second_unit(row.step_seconds for row in shown)
     time = around((one / second for row in shown for one in _range(row)), start=LEFT, end=RIGHT)
     memory = _memory([(row.readings.peak_bytes or 0) / size for row in shown])
+    shown.sort(key=lambda row: (row.step_seconds or 0.0, row.case.strategy == "none"))  # the baseline on top
     points = [_point(row, time, memory, second, size) for row in shown]
     floors = [row.static_bytes / size for row in shown if row.static_bytes is not None]
     return Frontier(
@@ -165,7 +172,7 @@ Box = tuple[float, float, float, float]
 
 def _side(point: Point, taken: Sequence[Box], points: Sequence[Point], width: int) -> str | None:
     marks = [_mark(one, width) for one in points if one is not point and (one.x, one.y) != (point.x, point.y)]
-    for side in ("start", "end"):
+    for side in SIDES:
         box = _box(point, side, width)
         if box[0] >= 0 and box[2] <= width and not any(_meets(box, other) for other in (*taken, *marks)):
             return side
@@ -173,9 +180,10 @@ def _side(point: Point, taken: Sequence[Box], points: Sequence[Point], width: in
 
 
 def _box(point: Point, side: str, width: int) -> Box:
-    x, long = point.x * width / 100, OFF + LETTER * len(point.name)
-    left, right = (x + OFF, x + long) if side == "start" else (x - long, x - OFF)
-    return left, point.y - LINE / 2, right, point.y + LINE / 2
+    across, down = SIDES[side]
+    x, y, long = point.x * width / 100 + across, point.y + down, LETTER * len(point.name)
+    left, right = (x, x + long) if across > 0 else (x - long, x)
+    return left, y - LINE + 4, right, y + 4
 
 
 def _mark(point: Point, width: int) -> Box:

@@ -20,9 +20,8 @@ function followBudget(section) {
     const budget = Number(slider.value);
     const best = choices.filter((one) => Number(one.dataset.from) <= budget).pop();
     for (const one of choices) one.classList.toggle("best", one === best);
-    const said = best.querySelector("span");
     section.querySelector(".amount").textContent = bytes(budget);
-    section.querySelector("output").textContent = said ? `take ${said.textContent}` : best.textContent.replace(/^less: /, "");
+    section.querySelector("output").textContent = best.querySelector("span").textContent;
     slider.setAttribute("aria-valuetext", bytes(budget));
     if (chart) drawBudget(chart, budget);
   };

@@ -47,6 +47,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     least: int
     most: int
     step: int
+    start: int  # the first that holds what is advised
+    below: str  # the first budget
     nothing: str
     choices: tuple[Choice, ...]
 
@@ -86,7 +88,7 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         sentence=sentence.sentence(advice, rows),
         brief=_brief(advice),
         frontier=frontier(shown),
-        budgets=_budgets(rows),
+        budgets=_budgets(rows, advice),
         table=grids.main(shown),
         num_left_out=len(rows) - len(shown),
         reasons=tuple(plain(shortened(one, LONGEST_REASON)) for one in reasons(shown)),
@@ -125,7 +127,7 @@ def _brief(advice: Advice) -> tuple[str, ...]:
     return none_peak, sentence.name(row), bytes_text(row.readings.peak_bytes), change
 
 
-def _budgets(rows: Sequence[Row]) -> Budgets | None:
+def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
     """From a little below the lowest peak to the highest one."""
     found = stairs(rows)
     if not found:
@@ -138,13 +140,24 @@ def _budgets(rows: Sequence[Row]) -> Budgets | None:
         Choice(budget_bytes=stair.budget_bytes, budget=bytes_text(stair.budget_bytes), said=sentence.budget(stair))
         for stair in found
     ]
-    nothing = sentence.no_budget(found[0])
-    return Budgets(least=least, most=most + step, step=step, nothing=nothing, choices=tuple(choices))
+    advised = (advice.chosen.readings.peak_bytes if advice.chosen else None) or lowest
+    return Budgets(
+        least=least,
+        most=least + -(-(most - least) // step) * step,
+        step=step,
+        start=least + -(-(advised - least) // step) * step,
+        below=bytes_text(lowest),
+        nothing=sentence.no_budget(found[0]),
+        choices=tuple(choices),
+    )
 
 
 def _explanation(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What the rows themselves tell of each peak."""
-    return tuple(text for row in rows if (text := _explained(row)))
+    """What the rows themselves tell of each peak, and the floor that is common to all."""
+    told = [text for row in rows if (text := _explained(row))]
+    floors = [row.static_bytes for row in rows if row.outcome == "ok" and row.static_bytes is not None]
+    floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []
+    return (*told, *floor)
 
 
 def _explained(row: Row) -> str | None:
@@ -153,10 +166,9 @@ def _explained(row: Row) -> str | None:
         return None
     kind = "predicted peak" if row.case.is_predicted else "peak"
     held = [
-        f"{bytes_text(parts.static)} static, the gradients that were there included",
+        f"{bytes_text(parts.static)} static",
         f"{bytes_text(parts.saved)} kept by the forward",
         f"{bytes_text(parts.transient)} in transit",
     ]
     where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
-    floor = f" No checkpointing gets below {bytes_text(row.static_bytes)}." if row.static_bytes is not None else ""
-    return f"{sentence.name(row)}: {kind} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}.{floor}"
+    return f"{sentence.name(row)}: {kind} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"

@@ -18,7 +18,7 @@ HALF = (0.475, 0.525)
 REASONS = {
     "optimizer": "the peak is then in the optimizer's step, which holds no activations",
     "static": "{size} of that peak is static, which no checkpointing lowers",
-    "transient": "{size} of that peak is in transit in the {phase}, computed again or on its way",
+    "transient": "{size} of that peak is in transit in the {phase}",
     "saved": "{size} of that peak is what the forward still keeps for the backward",
 }
 
@@ -108,15 +108,14 @@ def _below(advice: Advice, rows: Sequence[Row]) -> str:
 def _because(limit: Limit) -> str:
     text = REASONS[limit.kind].format(size=bytes_text(limit.nbytes), phase=limit.phase or "step")
     is_same = limit.kind == "transient" and limit.num_alike > 2
-    alike = f", and {limit.num_alike} strategies peak alike"
+    alike = f" and {limit.num_alike} strategies peak alike"
     return f", because {text}{alike if is_same else ''}"
 
 
 def _rivals(rivals: Sequence[Row]) -> str:
     if not rivals:
         return ""
-    verb, time = ("does", "a time") if len(rivals) == 1 else ("do", "times")
-    return f"; {_named(rivals)} {verb} as much in {time} that cannot be told from it"
+    return f", and {_named(rivals)} cannot be told from it"
 
 
 def _or(rivals: Sequence[Row]) -> str:
