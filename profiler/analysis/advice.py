@@ -39,13 +39,16 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(rows: Sequence[Row]) -> Advice:
-    """The fastest of those that save most; where `none` did not run, the fastest of what did; else `none`."""
+    """The fastest of those that save most; where `none` did not run, the fastest of what did; else `none`.
+
+    Of those whose times cannot be told from the fastest, it is the one with the lowest peak.
+    """
     known = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
     if not known:
         return Advice()
     baseline = next((row for row in known if row.case.strategy == "none"), None)
     good = _good(known, baseline) if baseline else known
-    chosen = _fastest(good) if good else baseline
+    chosen = _fastest(good, baseline) if good else baseline
     assert chosen, "where nothing is good, there is a baseline that it was compared with"
     lowest = min(known, key=_peak)
     return Advice(
@@ -66,10 +69,13 @@ def _good(known: Sequence[Row], baseline: Row) -> list[Row]:
     return [row for row in known if _peak(baseline) - _peak(row) >= MOST * (_peak(baseline) - least)]
 
 
-def _fastest(rows: Sequence[Row]) -> Row:
-    """By time where times are known, else by peak; the first of equals."""
-    timed = [row for row in rows if row.step_seconds is not None]
-    return min(timed, key=lambda row: row.step_seconds or 0.0) if timed else min(rows, key=_peak)
+def _fastest(rows: Sequence[Row], baseline: Row | None) -> Row:
+    """By time as far as it can be told, then by peak; the first of equals."""
+    timed = sorted((row for row in rows if row.step_seconds is not None), key=lambda row: row.step_seconds or 0.0)
+    if not timed:
+        return min(rows, key=_peak)
+    first = timed[0]
+    return min((row for row in timed if row is first or _is_rival(row, first, baseline)), key=_peak)
 
 
 def _is_rival(row: Row, chosen: Row, baseline: Row | None) -> bool:

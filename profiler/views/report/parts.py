@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
 from profiler.analysis.rows import Row
 from profiler.store import Run
-from profiler.units import count_text
+from profiler.units import MISSING, count_text
 from profiler.views.cells import batch, device
 from profiler.views.explanation import shortened
 from profiler.views.plain import plain
@@ -17,6 +18,7 @@ from profiler.views.report.section import Limits, Section, section
 
 LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
 LONGEST_MODEL = 60
+NUM_NAMED = 3  # strategies that all runs together are said to take
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +66,14 @@ def compared(shown: Sequence[Part], runs: Sequence[Found]) -> Grid | None:
 
 def agreement(shown: Sequence[Part]) -> str:
     """Whether the sections advise the same strategy."""
-    taken = [its.brief[1] for part in shown for its in part.sections]
-    if len(set(taken)) == 1:
-        return f"All {len(taken)} say the same: {taken[0]}."
-    return f"The {len(taken)} do not say the same: each has its own strategy to take."
+    taken = Counter(its.brief[1] for part in shown for its in part.sections if its.brief[1] != MISSING)
+    if not taken:
+        return "Nothing here has a peak, so there is nothing to take."
+    if len(taken) == 1:
+        return f"All that can be compared say the same: {next(iter(taken))}."
+    named = [f"{name} ({number} of {taken.total()})" for name, number in taken.most_common(NUM_NAMED)]
+    more = f" and {len(taken) - NUM_NAMED} more" if len(taken) > NUM_NAMED else ""
+    return f"They do not all say the same: {', '.join(named)}{more}."
 
 
 def _part(one: Found, shown: Sequence[tuple[Row, ...]], anchor: str, limits: Limits) -> Part:

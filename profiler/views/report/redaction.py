@@ -122,9 +122,11 @@ class _Redaction:
 
     def _known(self, text: str) -> str:
         """Notes are our own words; what they quote of the case is changed as there."""
-        for word, instead in {**self._models, **self._devices}.items() if self._is_all else ():
+        if not self._is_all:
+            return hidden(text)
+        for word, instead in {**self._models, **self._devices}.items():
             text = text.replace(word, instead) if word != instead else text
-        return hidden(text)
+        return SECRET.sub(HIDDEN, text)
 
     def _model(self, text: str) -> str:
         if not self._is_all:

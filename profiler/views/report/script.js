@@ -16,8 +16,9 @@ function followBudget(section) {
   const slider = section.querySelector("input[type=range]");
   const choices = all("li[data-from]", section);
   const chart = section.closest(".group").querySelector("svg.frontier");
+  const stops = slider.dataset.stops.split(" ").map(Number);
   const show = () => {
-    const budget = Number(slider.value);
+    const budget = stops[Number(slider.value)];
     const best = choices.filter((one) => Number(one.dataset.from) <= budget).pop();
     for (const one of choices) one.classList.toggle("best", one === best);
     section.querySelector(".amount").textContent = bytes(budget);

@@ -22,6 +22,7 @@ from profiler.views.report.strips import Strips, strips
 from profiler.views.report.surroundings import Remark
 
 LONGEST_REASON, LONGEST_TITLE = 300, 160  # letters
+NUM_STOPS = 40  # of the slider, besides those at the choices
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +43,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """The slider: its range in bytes, what is said below the first choice, and the choices in ascending order."""
+    """The slider: the budgets that it stops at, in bytes, and the choices in ascending order."""
 
-    least: int
-    most: int
-    step: int
-    start: int  # the first that holds what is advised
-    below: str  # the first budget
+    stops: tuple[int, ...]
+    start: int  # the place of the stop at what is advised
+    below: str  # the first choice
     nothing: str
     choices: tuple[Choice, ...]
 
@@ -128,24 +127,21 @@ def _brief(advice: Advice) -> tuple[str, ...]:
 
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
-    """From a little below the lowest peak to the highest one."""
+    """The slider stops at every choice, at what is advised, and evenly from below the lowest peak to the highest."""
     found = stairs(rows)
-    if not found:
+    if not found or advice.chosen is None:
         return None
-    lowest = found[0].budget_bytes
-    most = max(row.readings.peak_bytes or 0 for row in rows if row.outcome == "ok")
-    step = max(1, (most - int(0.9 * lowest)) // 200)
-    least = lowest - step * -(-(lowest - int(0.9 * lowest)) // step)  # so that the lowest peak itself is on the way
+    lowest, advised = found[0].budget_bytes, advice.chosen.readings.peak_bytes or 0
+    least, most = int(0.9 * lowest), max(row.readings.peak_bytes or 0 for row in rows if row.outcome == "ok")
+    even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
+    stops = sorted(even | {advised} | {stair.budget_bytes for stair in found})
     choices = [
         Choice(budget_bytes=stair.budget_bytes, budget=bytes_text(stair.budget_bytes), said=sentence.budget(stair))
         for stair in found
     ]
-    advised = (advice.chosen.readings.peak_bytes if advice.chosen else None) or lowest
     return Budgets(
-        least=least,
-        most=least + -(-(most - least) // step) * step,
-        step=step,
-        start=least + -(-(advised - least) // step) * step,
+        stops=tuple(stops),
+        start=stops.index(advised),
         below=bytes_text(lowest),
         nothing=sentence.no_budget(found[0]),
         choices=tuple(choices),
