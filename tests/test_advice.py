@@ -155,7 +155,7 @@ def test_strategies_whose_times_overlap_are_named_as_equals():
     found = advise(rows(records))
 
     assert [row.case.strategy for row in found.rivals] == ["sqrt"]
-    assert "and sqrt cannot be told from it" in said(records)
+    assert "and sqrt is as fast as far as can be told" in said(records)
 
 
 def test_of_equals_in_time_the_one_with_the_lowest_peak_is_advised():

@@ -279,23 +279,17 @@ def test_a_picture_of_nothing_is_none():
     assert strips(rows([make.failed("none", "crashed", "signal 11")]), most=10) is None
 
 
-def test_the_names_of_points_do_not_meet():
+def test_the_names_of_points_meet_neither_each_other_nor_another_point():
     found = frontier(rows(examples.sweep(tuple(range(1, 33)))))
 
     assert found is not None
-    boxes = [
-        (point.x * NARROW / 100 + point.offset[0], point.y + point.offset[1], len(point.name) * 7)
-        for point in found.points
-        if point.side and point.side.endswith("right") and not point.is_for_wide
-    ]
-    assert len(boxes) > 2
-    meeting = [
-        (one, other)
-        for at, one in enumerate(boxes)
-        for other in boxes[at + 1 :]
-        if abs(one[1] - other[1]) < 12 and one[0] < other[0] + other[2] and other[0] < one[0] + one[2]
-    ]
-    assert meeting == []
+    named = [point for point in found.points if point.side and not point.is_for_wide]
+    assert len(named) > 2
+    for point in named:
+        x, long = point.x * NARROW / 100, 7 * len(point.name) + 10
+        left, right = (x, x + long) if point.side == "right" else (x - long, x)
+        others = [one for one in found.points if abs(one.y - point.y) < 8 and abs(one.x - point.x) > 0.5]
+        assert [one.name for one in others if left < one.x * NARROW / 100 < right] == []
 
 
 def test_dots_that_are_left_out_are_counted_and_the_extremes_are_drawn():

@@ -262,22 +262,37 @@ def test_the_slider_begins_at_what_the_sentence_advises(visit: Visitor):
     assert found.page.locator(".slider output").inner_text().startswith("take segments:k=2 ")
 
 
-def test_points_are_read_by_pointer_and_by_keyboard(visit: Visitor):
+def test_the_best_within_the_budget_is_marked_among_the_points_and_what_is_beyond_is_pale(visit: Visitor):
+    found = visit("sweep")
+
+    found.page.get_by_role("slider").press("End")
+    marked = found.page.locator(".point.best").evaluate_all("points => points.map((one) => one.ariaLabel)")
+    found.page.get_by_role("slider").press("Home")
+
+    assert [words.split(":")[0] for words in marked] == ["none"]
+    assert found.page.locator(".point.best").count() == 0
+    assert found.page.locator(".point.beyond").count() == found.page.locator(".point").count() == 7
+
+
+def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_times(visit: Visitor):
     found = visit("sweep")
     shown = found.page.locator(".shown")
-    points = found.page.locator(".point")
 
-    points.nth(3).locator(".mark").hover()
-    hovered = shown.inner_text()
-    points.first.focus()
-    first = shown.inner_text()
-    found.page.keyboard.press("ArrowRight")
-    second = shown.inner_text()
+    found.page.get_by_role("button", name="segments:k=8: ").locator(".mark").hover()
+    told = [shown.inner_text()]
+    found.page.locator(".point[tabindex='0']").focus()
+    for _ in range(4):
+        found.page.keyboard.press("ArrowRight")
+        told.append(shown.inner_text())
 
-    assert hovered == points.nth(3).get_attribute("aria-label")
-    assert first == points.first.get_attribute("aria-label")
-    assert second == points.nth(1).get_attribute("aria-label")
-    assert "spread" in second
+    assert [words.split(": peak")[0] for words in told] == [
+        "segments:k=8",
+        "none",
+        "segments:k=2",
+        "segments:k=4",
+        "segments:k=8",
+    ]
+    assert told[0] == "segments:k=8: peak 225 MiB (-66 %), step 130 ms (+29 %), spread ±1.0 %"
 
 
 def test_a_tap_shows_a_point(visit: Visitor):

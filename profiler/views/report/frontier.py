@@ -21,19 +21,22 @@ HEIGHT = 300
 TOP, BOTTOM = 34, 262  # pixels
 LEFT, RIGHT = 6.0, 94.0  # percents
 LINE, LETTER = 16, 7.4  # pixels: the height of a name, and the width of a letter
-SIDES = {"right": (4, -10), "left": (-4, -10), "below-right": (4, 22), "below-left": (-4, 22)}  # pixels from the point
+SIDES = {"right": (10, 4), "left": (-10, 4)}  # pixels from the point to the foot of its name
 NARROW, WIDE = 320, 440  # pixels across, at which names must not meet
 NAME = 24  # letters of a name
+SAME = 0.5  # percents across, within which two points are at one place
+KINDS = ("beaten", "frontier", "baseline")  # the later on top
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. `side` is where its name stands, one of SIDES; None where it has no room."""
+    """One strategy, by the id of its case. `side` is where its name stands, one of SIDES; None where it has no room."""
 
+    case: str
     x: float
     y: float
     least_x: float  # by its spread
     most_x: float
-    kind: str  # baseline, frontier, beaten
+    kind: str  # one of KINDS
     name: str
     said: str  # all of it in words
     peak_bytes: int
@@ -42,7 +45,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offset(self) -> tuple[int, int]:
-        """Pixels from the point to the foot of its name."""
+        """Of its name, in pixels."""
         return SIDES[self.side] if self.side else (0, 0)
 
 
@@ -77,7 +80,6 @@ def frontier(rows: Sequence[Row]) -> Frontier | None:
     second, time_unit = second_unit(row.step_seconds for row in shown)
     time = around((one / second for row in shown for one in _range(row)), start=LEFT, end=RIGHT)
     memory = _memory([(row.readings.peak_bytes or 0) / size for row in shown])
-    shown.sort(key=lambda row: (row.step_seconds or 0.0, row.case.strategy == "none"))  # the baseline on top
     points = [_point(row, time, memory, second, size) for row in shown]
     floors = [row.static_bytes / size for row in shown if row.static_bytes is not None]
     return Frontier(
@@ -130,6 +132,7 @@ def _point(row: Row, time: Scale, memory: Scale, second: float, size: int) -> Po
     least, most = _range(row)
     kind = "baseline" if row.case.strategy == "none" else "frontier" if row.on_frontier else "beaten"
     return Point(
+        case=row.case.id,
         x=time.at((row.step_seconds or 0.0) / second),
         y=memory.at((row.readings.peak_bytes or 0) / size),
         least_x=time.at(least / second),
@@ -154,24 +157,24 @@ def _stairs(points: Sequence[Point]) -> tuple[Segment, ...]:
 
 
 def _named(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points in their order, each with its name where that meets no other: the baseline and the frontier first."""
-    order = sorted(range(len(points)), key=lambda at: (("baseline", "frontier", "beaten").index(points[at].kind), at))
-    found = dict(enumerate(points))
+    """The points, the most wanted last and so on top, each with its name where that meets nothing."""
+    found = sorted(points, key=lambda point: KINDS.index(point.kind))
     for width, is_for_wide in ((NARROW, False), (WIDE, True)):
-        taken = [_box(one, one.side, width) for one in found.values() if one.side]
-        for at in order:
+        taken = [_box(one, one.side, width) for one in found if one.side]
+        for at in reversed(range(len(found))):
             side = None if found[at].side else _side(found[at], taken, points, width)
             if side:
                 found[at] = msgspec.structs.replace(found[at], side=side, is_for_wide=is_for_wide)
                 taken.append(_box(found[at], side, width))
-    return tuple(found[at] for at in range(len(points)))
+    return tuple(found)
 
 
 Box = tuple[float, float, float, float]
 
 
 def _side(point: Point, taken: Sequence[Box], points: Sequence[Point], width: int) -> str | None:
-    marks = [_mark(one, width) for one in points if one is not point and (one.x, one.y) != (point.x, point.y)]
+    """Where the name meets no other name and no other point."""
+    marks = [_mark(one, width) for one in points if abs(one.x - point.x) > SAME or one.y != point.y]
     for side in SIDES:
         box = _box(point, side, width)
         if box[0] >= 0 and box[2] <= width and not any(_meets(box, other) for other in (*taken, *marks)):

@@ -24,24 +24,28 @@ function followBudget(section) {
     section.querySelector(".amount").textContent = bytes(budget);
     section.querySelector("output").textContent = best.querySelector("span").textContent;
     slider.setAttribute("aria-valuetext", bytes(budget));
-    if (chart) drawBudget(chart, budget);
+    if (chart) drawBudget(chart, budget, best.dataset.case);
   };
   slider.addEventListener("input", show);
   section.querySelector(".slider").hidden = false;
   show();
 }
 
-function drawBudget(chart, budget) {
+function drawBudget(chart, budget, best) {
   const [low, high, start, end] = ["low", "high", "start", "end"].map((name) => Number(chart.dataset[name]));
   const y = start + ((budget - low) / (high - low)) * (end - start);
   for (const name of ["y1", "y2"]) chart.querySelector(".budget").setAttribute(name, Math.max(y, 16));
-  for (const point of all(".point", chart)) point.classList.toggle("beyond", Number(point.dataset.peak) > budget);
+  for (const point of all(".point", chart)) {
+    point.classList.toggle("beyond", Number(point.dataset.peak) > budget);
+    point.classList.toggle("best", point.dataset.case === best);
+  }
 }
 
 // --- the points of the frontier: one stop of the tab key, arrow keys within
 
 function followPoints(chart) {
-  const points = all(".point", chart);
+  const time = (point) => Number.parseFloat(point.querySelector(".mark").getAttribute("cx"));
+  const points = all(".point", chart).sort((one, other) => time(one) - time(other));
   const shown = chart.parentElement.querySelector(".shown");
   const show = (point) => { shown.textContent = point.getAttribute("aria-label"); };
   const enter = (point) => {

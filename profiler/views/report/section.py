@@ -35,8 +35,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is best from a budget on, in words."""
+    """What is best from a budget on, in words, and the id of its case."""
 
+    case: str
     budget_bytes: int
     budget: str
     said: str
@@ -136,7 +137,12 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
     even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
     stops = sorted(even | {advised} | {stair.budget_bytes for stair in found})
     choices = [
-        Choice(budget_bytes=stair.budget_bytes, budget=bytes_text(stair.budget_bytes), said=sentence.budget(stair))
+        Choice(
+            case=stair.best.case.id,
+            budget_bytes=stair.budget_bytes,
+            budget=bytes_text(stair.budget_bytes),
+            said=sentence.budget(stair),
+        )
         for stair in found
     ]
     return Budgets(

@@ -115,7 +115,8 @@ def _because(limit: Limit) -> str:
 def _rivals(rivals: Sequence[Row]) -> str:
     if not rivals:
         return ""
-    return f", and {_named(rivals)} cannot be told from it"
+    verb = "is" if len(rivals) == 1 else "are"
+    return f", and {_named(rivals)} {verb} as fast as far as can be told"
 
 
 def _or(rivals: Sequence[Row]) -> str:
