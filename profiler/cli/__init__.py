@@ -24,6 +24,7 @@ from profiler.cli.models import models
 from profiler.cli.plan import plan
 from profiler.cli.plot import plot
 from profiler.cli.predict import predict
+from profiler.cli.report import report
 from profiler.cli.reproduce import reproduce
 from profiler.cli.run import run
 from profiler.cli.show import show
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "show": show,
     "plot": plot,
     "export": export,
+    "report": report,
     "list": list_runs,
     "models": models,
     "strategies": strategies,
