@@ -15,6 +15,7 @@ import typer
 import typer.main
 
 from profiler.cli.blocks import blocks
+from profiler.cli.compare import compare
 from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
 from profiler.cli.export import export
@@ -47,6 +48,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "stages": stages,
     "max-batch": max_batch,
     "show": show,
+    "compare": compare,
     "plot": plot,
     "export": export,
     "list": list_runs,
