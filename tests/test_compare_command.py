@@ -41,10 +41,10 @@ def test_the_first_lines_are_what_differs(here: Path, capsys: pytest.CaptureFixt
     assert answer(["compare", *REFERENCES]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["differs", "A", "B", "C"]
-    assert lines[2].split() == ["run", *REFERENCES]
-    assert lines[3].startswith("device")
-    assert "NVIDIA H100 80GB HBM3" in lines[3]
+    assert lines[0] == f"A: {REFERENCES[0]}, the baseline"
+    assert lines[4].split() == ["differs", "A", "t4", "B", "a100-40", "C", "h100"]
+    assert lines[6].startswith("device")
+    assert "NVIDIA H100 80GB HBM3" in lines[6]
 
 
 def test_each_device_is_told_the_fastest_that_fits_it(here: Path, capsys: pytest.CaptureFixture[str]):
@@ -61,7 +61,7 @@ def test_each_device_is_told_the_fastest_that_fits_it(here: Path, capsys: pytest
     answer(["compare", *REFERENCES])
 
     told = capsys.readouterr().out.partition("the fastest that fits")[2].splitlines()
-    named = [line.split()[2] for line in told if line.startswith(("A t4", "B a100-40", "C h100"))]
+    named = [line.split()[3] for line in told if line.startswith(("A t4", "B a100-40", "C h100"))]
     assert named == expected
     assert len(set(named)) == 2  # the small device must checkpoint
 

@@ -12,6 +12,7 @@ from profiler.analysis.mixing import Difference, circumstances, refuse_mixed
 from profiler.analysis.points import Point, peaks, times
 from profiler.analysis.ranking import Order, orders
 from profiler.analysis.sides import ALIGN, Key, Side, sides
+from profiler.case import FAKE
 from profiler.errors import UserError
 from profiler.record import Record
 
@@ -42,6 +43,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     run: str
     device: str
+    predicted: bool
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +73,7 @@ def compare(
     told = circumstances(found)
     keys = dict.fromkeys(key for side in found for key in side.points)
     return Comparison(
-        sides=tuple(Column(label=side.label, name=side.name, run=side.run, device=side.device) for side in found),
+        sides=tuple(_column(side) for side in found),
         differences=tuple(one for one in told if not one.is_one),
         same=tuple(one for one in told if one.is_one),
         matches=tuple(_match(key, found, align) for key in keys),
@@ -79,6 +81,11 @@ def compare(
         advice=advise(found, align=align),
         remarks=_remarks(found),
     )
+
+
+def _column(side: Side) -> Column:
+    predicted = side.device.startswith(FAKE)
+    return Column(label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted)
 
 
 def _match(key: Key, found: Sequence[Side], align: Sequence[str]) -> Match:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -26,12 +26,17 @@ MAX_SWAPPED = 3  # pairs that one line names before it only counts them
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One table with its heading, and lines below it; any of them may be missing."""
+    """Lines above, one table, and lines below it; any of them may be missing."""
 
     heading: str = ""
-    columns: tuple[Column, ...] = ()
-    cut: int | None = None  # a narrow screen may cut the table before this column
+    above: tuple[str, ...] = ()
+    pieces: tuple[tuple[Column, ...], ...] = ()  # names, values, changes: the table may be cut between them
     lines: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The whole table."""
+        return tuple(column for piece in self.pieces for column in piece)
 
 
 def parts(found: Comparison) -> list[Part]:
@@ -47,13 +52,19 @@ def parts(found: Comparison) -> list[Part]:
 
 
 def _differences(found: Comparison) -> Part:
-    rows = [("run", *(side.run for side in found.sides)), *((one.what, *one.values) for one in found.differences)]
+    runs = [f"{side.label}: {side.run}" for side in found.sides]
+    name = Column(head=("differs", ""), cells=tuple(one.what for one in found.differences))
     columns = tuple(
-        Column(head=(head, ""), cells=tuple(row[place] for row in rows))
-        for place, head in enumerate(["differs", *(side.label for side in found.sides)])
+        Column(head=(side.name, ""), cells=tuple(one.values[place] for one in found.differences))
+        for place, side in enumerate(found.sides)
     )
     same = ", ".join(f"{one.what} {one.values[0]}" for one in found.same if one.values[0] != MISSING)
-    return Part(columns=columns, lines=(f"the same in all: {same}",) if same else ())
+    lines = (f"{'' if found.differences else 'nothing differs; '}the same in all: {same}",) if same else ()
+    return Part(
+        above=(f"{runs[0]}, the baseline", *runs[1:]),
+        pieces=((name,), columns) if found.differences else (),
+        lines=lines,
+    )
 
 
 def _group(match: Match) -> str:
@@ -98,18 +109,20 @@ def _table(
     value: Callable[[Cell], str], contrast: Callable[[Cell], Contrast | None],
 ) -> Part:  # fmt: skip
     """A column of values for each side, then the changes against the first."""
-    columns = [Column(head=("strategy", ""), cells=tuple(_name(match) for match in matches))]
+    values = []
     for place, side in enumerate(found.sides):
         cells = tuple(_value(match.cells[place], value) for match in matches)
-        columns.append(Column(head=(side.name, unit), cells=cells, is_number=True))
+        shown = f"predicted {unit}" if side.predicted else unit
+        values.append(Column(head=(side.name, shown), cells=cells, is_number=True))
+    pieces = [(Column(head=("strategy", ""), cells=tuple(_name(match) for match in matches)),), tuple(values)]
     for place, side in list(enumerate(found.sides))[1:]:
         beside = [match.cells[place] for match in matches]
         held = [contrast(cell) if cell else None for cell in beside]
         changes = tuple(_change(one) for one in held)
         verdicts = tuple(one.verdict if one else MISSING for one in held)
-        columns.append(Column(head=(side.label, f"against {found.sides[0].label}"), cells=changes, is_number=True))
-        columns.append(Column(head=(side.label, "is"), cells=verdicts))
-    return Part(heading=heading, columns=tuple(columns), cut=1 + len(found.sides))
+        change = Column(head=(side.label, f"against {found.sides[0].label}"), cells=changes, is_number=True)
+        pieces.append((change, Column(head=(side.label, "is"), cells=verdicts)))
+    return Part(heading=heading, pieces=tuple(pieces))
 
 
 def _name(match: Match) -> str:
@@ -172,20 +185,26 @@ def _agreement(order: Order) -> str:
     if not told:
         return f"no pair of strategies can be told apart on both{close}"
     if not order.swapped:
-        return f"{'all' if told > 1 else 'the'} {count_text(told, 'pair')} in the same order{close}"
-    named = "; ".join(f"{first} before {second} is the reverse" for first, second in order.swapped[:MAX_SWAPPED])
+        return f"{f'all {told} pairs' if told > 1 else 'the one pair'} in the same order{close}"
+    named = "; ".join(f"{first} and {second}" for first, second in order.swapped[:MAX_SWAPPED])
     more = f"; and {len(order.swapped) - MAX_SWAPPED} more" if len(order.swapped) > MAX_SWAPPED else ""
     share = f"{order.num_same} of {count_text(told, 'pair')} in the same order (tau {order.tau:.2f})"
-    return f"{share}: {named}{more}{close}"
+    return f"{share}; swapped: {named}{more}{close}"
 
 
 def _advice(found: Comparison) -> list[Part]:
-    names = {side.label: side.name for side in found.sides}
+    names = {side.label: f"{side.name}{' (predicted)' if side.predicted else ''}" for side in found.sides}
     groups: dict[tuple[str, ...], list[Advice]] = {}
     for one in found.advice:
         groups.setdefault(one.group, []).append(one)
     return [
-        Part(heading=_fastest(group if len(groups) > 1 else ()), columns=_advised(advice, names))
+        Part(
+            heading=_fastest(group if len(groups) > 1 else ()),
+            pieces=(
+                (Column(head=("on", ""), cells=tuple(names[one.label] for one in advice)),),
+                _advised(advice),
+            ),
+        )
         for group, advice in groups.items()
     ]
 
@@ -194,10 +213,9 @@ def _fastest(group: tuple[str, ...]) -> str:
     return f"the fastest that fits each memory{': ' + ', '.join(group) if group else ''}"
 
 
-def _advised(rows: Sequence[Advice], names: Mapping[str, str]) -> tuple[Column, ...]:
+def _advised(rows: Sequence[Advice]) -> tuple[Column, ...]:
     size, unit = second_unit([one.step_seconds for one in rows])
     return (
-        Column(head=("on", ""), cells=tuple(names[one.label] for one in rows)),
         Column(head=("use", ""), cells=tuple(one.strategy or one.reason or MISSING for one in rows)),
         Column(head=("memory", "MiB"), cells=tuple(scaled(one.memory_bytes, MIB) for one in rows), is_number=True),
         Column(head=("needs", "MiB"), cells=tuple(scaled(one.needed_bytes, MIB) for one in rows), is_number=True),
