@@ -13,7 +13,7 @@ test:
 
 # write the golden files anew; look at the difference before committing it
 golden:
-    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py
+    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_comparison_views.py
 
 # on a CUDA machine: the tests that need one, then the sweep that is committed under results/reference/
 gpu output="results/gpu":
@@ -44,6 +44,10 @@ bench-planner:
 # kill -9 of the parent at random moments
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}
+
+# how often comparisons are right: intervals, verdicts; and how long three devices take
+bench-compare:
+    {{python}} -m benchmarks.comparing
 
 # every published system at CPU size, two minutes each
 bench-published *names:
