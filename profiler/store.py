@@ -125,9 +125,8 @@ def load(folder: Path) -> Run:
     manifest = _decode(_read(folder / "manifest.json"), Manifest, folder / "manifest.json")
     lines = _read(folder / "trials.jsonl").split(b"\n") if (folder / "trials.jsonl").exists() else [b""]
     warnings = ("the last line of trials.jsonl is torn and was ignored",) if lines[-1] else ()
-    records = tuple(
-        _decode(line, Record, f"{folder / 'trials.jsonl'}:{number}") for number, line in enumerate(lines[:-1], start=1)
-    )
+    path = str(folder / "trials.jsonl")
+    records = tuple(_decode(line, Record, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1))
     return Run(folder=folder, manifest=manifest, records=records, warnings=warnings)
 
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "units"},
-    {"case", "workload", "devices", "blocks"},
+    {"case", "workload", "devices", "blocks", "extras"},
     {"catalogue", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "trials"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from statistics import median, quantiles
 
 import msgspec
@@ -14,7 +15,7 @@ NOISY = 0.1  # half the interquartile range over the median; and half the range 
 UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that is known of one case, its rounds pooled. None where a number was not measured."""
 
     case: Case
@@ -42,8 +43,10 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
     pooled = {case: _pool(found) for case, found in rounds.items()}
-    built = [_row(case, found, pooled, rounds.get(case.baseline, [])) for case, found in rounds.items()]
-    return tuple(msgspec.structs.replace(row, on_frontier=_is_on_frontier(row, built)) for row in built)
+    peaks = _twin_peaks(pooled)
+    built = [_row(case, found, pooled, rounds.get(case.baseline, []), peaks) for case, found in rounds.items()]
+    frontier = _frontier(built)
+    return tuple(msgspec.structs.replace(row, on_frontier=True) if row.case in frontier else row for row in built)
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -77,7 +80,22 @@ def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None
     return tuple(second for one in measured for second in one) or None
 
 
-def _row(case: Case, found: list[Record], pooled: dict[Case, Record], baseline: list[Record]) -> Row:
+def _twin_peaks(pooled: dict[Case, Record]) -> dict[Case, dict[bool, int | None]]:
+    """By what a measurement and its prediction share: the peak that was predicted (True), and the measured one."""
+    peaks: dict[Case, dict[bool, int | None]] = {}
+    for case, record in pooled.items():
+        if record.outcome == "ok":
+            peaks.setdefault(case.twin, {})[case.is_predicted] = record.readings.peak_bytes
+    return peaks
+
+
+def _row(
+    case: Case,
+    found: list[Record],
+    pooled: dict[Case, Record],
+    baseline: list[Record],
+    peaks: dict[Case, dict[bool, int | None]],
+) -> Row:
     record = pooled[case]
     none = pooled.get(case.baseline)
     ratios = _time_ratios(found, baseline) if record.outcome == "ok" else []
@@ -99,16 +117,14 @@ def _row(case: Case, found: list[Record], pooled: dict[Case, Record], baseline: 
         step_spread=spread(seconds) if seconds else None,
         time_ratio=median(ratios) if ratios else None,
         time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
-        prediction_error=_prediction_error(record, pooled),
+        prediction_error=_prediction_error(peaks.get(case.twin, {})),
         notes=tuple(notes.values()),
         on_frontier=False,
     )
 
 
-def _prediction_error(record: Record, pooled: dict[Case, Record]) -> float | None:
+def _prediction_error(peaks: dict[bool, int | None]) -> float | None:
     """Of the peak, against the same case measured on the same kind of device, or predicted for it."""
-    twins = (other for other in pooled.values() if other.case.twin == record.case.twin)
-    peaks = {other.case.is_predicted: other.readings.peak_bytes for other in twins if other.outcome == "ok"}
     ratio = _ratio(peaks.get(True), peaks.get(False))
     return None if ratio is None else ratio - 1
 
@@ -157,12 +173,20 @@ def _ratio(value: int | None, baseline: int | None) -> float | None:
     return None if value is None or not baseline else value / baseline
 
 
-def _is_on_frontier(row: Row, others: list[Row]) -> bool:
-    point = _point(row)
-    if point is None:
-        return False
-    peers = [_point(other) for other in others if group(other) == group(row) and other is not row]
-    return not any(peer and peer != point and peer[0] <= point[0] and peer[1] <= point[1] for peer in peers)
+def _frontier(rows: list[Row]) -> set[Case]:
+    """The cases that no other of their group beats in one of peak and time without losing in the other."""
+    points: dict[Case, dict[tuple[int, float], list[Case]]] = {}
+    for row in rows:
+        if (point := _point(row)) is not None:
+            points.setdefault(group(row), {}).setdefault(point, []).append(row.case)
+    found: set[Case] = set()
+    for of_group in points.values():
+        least = inf  # seconds of all points with a lower peak, or with the same and less time
+        for point in sorted(of_group):
+            if point[1] < least:
+                least = point[1]
+                found.update(of_group[point])
+    return found
 
 
 def _point(row: Row) -> tuple[int, float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,11 @@ from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder
 
 def export(
     run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
-    to: Annotated[str, typer.Option("--to", help="csv, json, md or latex.")] = "csv",
+    to: Annotated[str, typer.Option("--to", help="csv, parquet, json, md or latex.")] = "csv",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write; else stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
-    """Export a run as csv, json, md or latex.
+    """Export a run as csv, parquet, json, md or latex.
 
     Example: gcprof export last --to csv -o table.csv
     """
@@ -28,6 +29,8 @@ def export(
     kind = one_of(to, views.EXPORTS, flag="--to")
     if force and output is None:
         raise UserError("--force has no effect on stdout", hint="name a file with -o")
+    if kind == "parquet" and output is None and sys.stdout.isatty():
+        raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
     found = load(run_folder(run))
     for warning in found.warnings:
         aside(f"warning: {warning}")
