@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "units"},
     {"case", "workload", "devices", "blocks", "extras"},
-    {"catalogue", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
+    {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "trials"},
-    {"spec", "assemble", "views", "trackers"},
+    {"spec", "assemble", "views", "trackers", "upkeep"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging"},
     {"worker", "engines", "published"},

@@ -20,6 +20,8 @@ from profiler.cli.explain import explain
 from profiler.cli.export import export
 from profiler.cli.list import list_runs
 from profiler.cli.max_batch import max_batch
+from profiler.cli.merge import merge
+from profiler.cli.migrate import migrate
 from profiler.cli.models import models
 from profiler.cli.plan import plan
 from profiler.cli.plot import plot
@@ -30,6 +32,7 @@ from profiler.cli.show import show
 from profiler.cli.stages import stages
 from profiler.cli.strategies import strategies
 from profiler.cli.timeline import timeline
+from profiler.cli.validate import validate
 from profiler.cli.words import COMMAND
 from profiler.errors import UserError
 
@@ -50,6 +53,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "plot": plot,
     "export": export,
     "list": list_runs,
+    "merge": merge,
+    "validate": validate,
+    "migrate": migrate,
     "models": models,
     "strategies": strategies,
     "blocks": blocks,
