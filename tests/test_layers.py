@@ -24,6 +24,7 @@ LAYERS = (
     {"proving"},
     {"capacity"},
     {"cli"},
+    {"notebook"},
 )
 ROOM_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 HOMES = {
@@ -50,7 +51,7 @@ HOMES = {
     "torchvision": {"models"},
     "timm": {"models"},
     "transformers": {"models", "callbacks"},
-    "pandas": {"views", "analysis"},
+    "pandas": {"views", "analysis", "notebook"},
     "matplotlib": {"views"},
     "jinja2": {"views"},
     "scipy": {"analysis"},
