@@ -15,6 +15,7 @@ import typer
 import typer.main
 
 from profiler.cli.blocks import blocks
+from profiler.cli.completion import VARIABLE
 from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
 from profiler.cli.export import export
@@ -83,11 +84,13 @@ def gcprof(
     """
 
 
-def application(words: Sequence[str]) -> typer.Typer:
-    """All commands by name and text; with its options only the one that is asked for, since they take time to read."""
+def application(words: Sequence[str], *, whole: bool = False) -> typer.Typer:
+    """All commands by name and text; with its options only the one that is asked for, since they take time to read.
+
+    Where it is asked for as a whole, every command has its options.
+    """
     app = typer.Typer(
         name="gcprof",
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -95,12 +98,14 @@ def application(words: Sequence[str]) -> typer.Typer:
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
     for name, command in COMMANDS.items():
-        app.command(name, help=command.__doc__)(command if name == asked else lambda: None)
+        app.command(name, help=command.__doc__)(command if whole or name == asked else lambda: None)
     return app
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
+    if VARIABLE in os.environ:  # a shell asks what could come next; this answers and ends
+        typer.main.get_command(application((), whole=True)).main(args=[], prog_name="gcprof")
     sys.exit(answer(sys.argv[1:] if words is None else words))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder, say_bytes
 
 if TYPE_CHECKING:
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
+    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
     to: Annotated[
-        str, typer.Option("--to", help="csv, parquet, json, md, latex; or tensorboard, wandb, mlflow.")
+        str,
+        typer.Option(
+            "--to",
+            help="csv, parquet, json, md, latex; or tensorboard, wandb, mlflow.",
+            autocompletion=completion.exports,
+        ),
     ] = "csv",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file to write, else stdout; of trackers, the folder.")

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import RESULTS, RUN_HELP, aside, next_command, run_folder
 
 
 def merge(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help=RUN_HELP)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help=RUN_HELP, autocompletion=completion.runs)],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The new run folder.")] = None,
 ) -> None:
     """Make one run of several: all plans, and every record once. The order of the runs makes no difference.

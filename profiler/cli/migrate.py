@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, aside, next_command, run_folder
 
 
 def migrate(
-    run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
+    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
     in_place: Annotated[bool, typer.Option("--in-place", help="Rewrite the run folder itself.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A new run folder to write instead.")] = None,
 ) -> None:

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
 
 
 def show(
-    run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
+    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
     samples: Annotated[bool, typer.Option("--samples", help="Every raw time sample instead of the table.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The whole run as one JSON document.")] = False,
     form: Annotated[str, typer.Option("--format", help="table; or md, a block to paste into an issue.")] = "table",

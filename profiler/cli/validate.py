@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, encoding, next_command, run_folder, say, say_bytes, width
 
 if TYPE_CHECKING:
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def validate(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help=RUN_HELP)] = None,
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help=RUN_HELP, autocompletion=completion.runs)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check every line of run folders: what cannot be read, impossible numbers, repeats, and what does not belong.
