@@ -35,10 +35,11 @@ def main() -> int:
     late = 0
     with tempfile.TemporaryDirectory() as name:
         for shape, records in (("strategies", strategies()), ("models", models())):
-            write(Path(name) / shape, list(records))
+            write(Path(name) / shape / "run", list(records))
+            folder = Path(name) / shape / "run"
             for first, *rest in COMMANDS:
-                late += _told(f"{' '.join([first, *rest])}, {shape}", [first, str(Path(name) / shape), *rest])
-        late += _told("list, both", ["list", "--folder", name])
+                late += _told(f"{' '.join([first, *rest])}, {shape}", [first, str(folder), *rest])
+            late += _told(f"list, {shape}", ["list", "--folder", str(folder.parent)])
     return int(late > 0)
 
 

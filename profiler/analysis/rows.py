@@ -68,6 +68,8 @@ def _pool(records: list[Record]) -> Record:
     """The first record with the time samples of all; the worst outcome speaks for the case."""
     records = sorted(records, key=lambda record: record.round)
     first = records[0]
+    if len(records) == 1:
+        return first
     worst = next((record for record in records if record.outcome != "ok"), first)
     names = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
     samples = {name: _joined([getattr(record.readings, name) for record in records]) for name in names}
@@ -101,7 +103,8 @@ def _row(
     ratios = _time_ratios(found, baseline) if record.outcome == "ok" else []
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
-    notes = {note.code: note for one in found for note in one.notes} | _noise(seconds, ratios)
+    width = spread(seconds) if seconds else None
+    notes = {note.code: note for one in found for note in one.notes} | _noise(width, ratios)
     return Row(
         case=case,
         outcome=record.outcome,
@@ -114,7 +117,7 @@ def _row(
         static_bytes=static(record.readings),
         peak_ratio=_ratio(record.readings.peak_bytes, baseline_peak),
         step_seconds=median(seconds) if seconds else None,
-        step_spread=spread(seconds) if seconds else None,
+        step_spread=width,
         time_ratio=median(ratios) if ratios else None,
         time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
         prediction_error=_prediction_error(peaks.get(case.twin, {})),
@@ -129,9 +132,8 @@ def _prediction_error(peaks: dict[bool, int | None]) -> float | None:
     return None if ratio is None else ratio - 1
 
 
-def _noise(seconds: tuple[float, ...] | None, ratios: list[float]) -> dict[str, Note]:
+def _noise(width: float | None, ratios: list[float]) -> dict[str, Note]:
     """What makes the times of a row less than sure."""
-    width = spread(seconds) if seconds else None
     if width is None or (width <= NOISY and (not ratios or max(ratios) - min(ratios) <= 2 * NOISY)):
         return {}
     text = "the times are noisy; a quiet machine, or more --rounds and --samples, would make them surer"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from profiler.analysis.line import COLUMNS, line
+from profiler.analysis.line import COLUMNS, Line, Samples, line
 from profiler.analysis.rows import Row, rows
 from profiler.store import Run
 from profiler.views.plain import plain
@@ -27,20 +28,32 @@ def table(rows: Iterable[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([_cell(value) for value in msgspec.structs.astuple(line(row))] for row in rows)
+    writer.writerows(_cells(line(row)) for row in rows)
     return text.getvalue()
 
 
-def _cell(value: Any) -> Any:
-    kind = type(value)
-    if kind is str:
-        return _safe(value)
-    if kind is tuple:
-        return ";".join(map(repr, value))
-    return str(value).lower() if kind is bool else value
+def _cells(found: Line) -> list[Any]:
+    cells = list(msgspec.structs.astuple(found))
+    for place, written in WRITTEN:
+        if cells[place] is not None:
+            cells[place] = written(cells[place])
+    return cells
 
 
+def _joined(samples: Samples) -> str:
+    return ";".join(map(repr, samples))
+
+
+def _lower(flag: bool) -> str:
+    return str(flag).lower()
+
+
+@lru_cache(maxsize=4096)  # most columns repeat their words
 def _safe(text: str) -> str:
     """The text on one line, behind an apostrophe where it could be taken for a formula."""
     harmless = plain(text)
     return f"'{harmless}" if harmless.startswith(FORMULA) else harmless
+
+
+KINDS: dict[type, Callable[[Any], str]] = {str: _safe, tuple: _joined, bool: _lower}  # numbers are as they are
+WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(COLUMNS.values()) if kind in KINDS]

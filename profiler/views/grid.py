@@ -53,6 +53,8 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
 
 def broken(text: str, width: int) -> list[str]:
     """The text in lines of at most `width` where its pieces allow it; no piece is ever cut."""
+    if _length(text) <= width:
+        return [text.rstrip()]
     lines = [""]
     for piece in PIECE.findall(text):
         if lines[-1] and _length(lines[-1] + piece.rstrip()) > width:
