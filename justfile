@@ -41,6 +41,10 @@ bench-predict:
 bench-planner:
     {{python}} -m benchmarks.planner
 
+# a run of 10,000 records, shown and exported; fails above 2 s
+bench-readers:
+    {{python}} -m benchmarks.readers
+
 # kill -9 of the parent at random moments
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}

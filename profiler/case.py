@@ -54,7 +54,7 @@ class Choice(str):
         return (name, rest) if colon and "=" in rest else (str(self), "")
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """One point to measure. Its `id` is the same on every machine."""
 
     model: Choice
@@ -106,7 +106,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float | None = None  # the median
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One case in one round: what a worker is asked to do."""
 
     case: Case

@@ -17,7 +17,7 @@ Point = tuple[int, float]  # peak in bytes, step in seconds
 TwinPeaks = dict[Case, dict[bool, int | None]]  # peaks by twin, and by whether they are predicted
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that is known of one case, its rounds pooled. None where a number was not measured."""
 
     case: Case
@@ -74,6 +74,8 @@ def _pool(records: list[Record]) -> Record:
         return records[0]
     records = sorted(records, key=lambda record: record.round)
     first = records[0]
+    if len(records) == 1:
+        return first
     worst = next((record for record in records if record.outcome != "ok"), first)
     names = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
     samples = {name: _joined([getattr(record.readings, name) for record in records]) for name in names}

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder
 
 
 def plot(
-    run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
-    kind: Annotated[str, typer.Option("--kind", help="frontier, memory, time or samples.")] = "frontier",
+    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
+    kind: Annotated[
+        str, typer.Option("--kind", help="frontier, memory, time or samples.", autocompletion=completion.plots)
+    ] = "frontier",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A png, svg or pdf; else KIND.png.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:

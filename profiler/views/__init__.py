@@ -4,11 +4,13 @@ An export is one file with `render(run)`, which gives the whole file as bytes; a
 `draw(axes, rows)`, `has(row)` and `height(rows)`. Each is one line here.
 """
 
-import importlib
 from typing import Any
+
+from profiler import extras
 
 EXPORTS = {
     "csv": "profiler.views.csv:render",
+    "parquet": "profiler.views.parquet:render",
     "json": "profiler.views.json:render",
     "md": "profiler.views.markdown:render",
     "latex": "profiler.views.latex:render",
@@ -22,6 +24,6 @@ PLOTS = {
 
 
 def load(target: str) -> Any:
-    """The function that a line of EXPORTS names, imported only now."""
+    """The function that a line of EXPORTS names, imported only now. Raises UserError where its library is missing."""
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(extras.load(module), attribute)

@@ -6,7 +6,7 @@ from typing import Any
 
 from profiler.views.plain import plain
 
-FORMULA = ("=", "+", "-", "@")  # a spreadsheet would run a text that begins so
+FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet would run a text that begins so; the wide ones too  # noqa: RUF001
 
 
 def safe(value: Any) -> Any:

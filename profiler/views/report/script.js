@@ -139,7 +139,7 @@ function csv(table) {
   const isNumber = /^[-+±]?[\d,.]+( %)?( \([-+\d., ]+\))?$/;
   const cell = (words) => {
     if (words === "-") return "";
-    const safe = /^[=+\-@]/.test(words) && !isNumber.test(words) ? `'${words}` : words; // a spreadsheet would run it
+    const safe = /^[=+\-@＝＋－＠]/.test(words) && !isNumber.test(words) ? `'${words}` : words; // a spreadsheet would run it
     return /[",\n]/.test(safe) ? `"${safe.replace(/"/g, '""')}"` : safe;
   };
   return lines(table).map((cells) => cells.map(cell).join(",")).join("\n") + "\n";
