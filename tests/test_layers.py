@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
-    {"blame", "errors", "units"},
+    {"blame", "errors", "series", "units"},
     {"case", "workload", "devices", "blocks"},
     {"catalogue", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "trials"},
+    | {"device_choice", "sampling", "trials"},
     {"spec", "assemble", "views", "trackers"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging"},
@@ -61,6 +61,7 @@ HOMES = {
     "rich": {"views"},
     "typer": {"cli"},
     "psutil": {"devices"},
+    "pynvml": {"devices"},
 }
 
 

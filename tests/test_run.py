@@ -96,7 +96,7 @@ def test_more_segments_than_modules_are_skipped_with_the_reason(whole: Whole):
 
 
 def test_one_segment_is_said_to_checkpoint_nothing(whole: Whole):
-    assert "note: segments:k=1: checkpoints nothing" in whole.done.stdout
+    assert "note: GCP001 segments:k=1: checkpoints nothing" in whole.done.stdout
 
 
 def test_the_real_split_stands_beside_the_number_of_segments(whole: Whole):

@@ -157,7 +157,7 @@ def test_a_note_is_told_once_for_all_its_strategies():
     told = remarks(examples.table(records))
 
     names = "segments:k=2, segments:k=3, segments:k=4, segments:k=5 and 2 more"
-    assert told == [f"{names}: {examples.NOISY.text}"]
+    assert told == [f"GCP012 {names}: {examples.NOISY.text}"]
 
 
 def test_control_characters_and_markup_of_others_do_nothing():
