@@ -34,7 +34,9 @@ def sampled(row: Row) -> str:
     """How sure the median is, and of each round how many steps were warm-up and samples, and why there are no more."""
     reached = uncertainty(of(row, "step"))
     sure = (
-        f"the median is sure to {spread_text(reached)}" if reached is not None else "too few samples to be sure of it"
+        f"the median is sure to {spread_text(reached)}"
+        if reached is not None
+        else "too few samples to be sure of the median"
     )
     return f"{sure}; " + "; ".join(_round(record) for record in row.rounds if record.readings.step_seconds)
 
