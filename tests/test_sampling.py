@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
+from profiler import sweep
 from profiler.case import Case, Choice, decode, encode
+from profiler.cli import answer
 from profiler.devices import Conditions
 from profiler.errors import UserError
 from profiler.meters import time as timing
@@ -17,6 +19,7 @@ from profiler.record import Record
 from profiler.sampling import sampling
 from profiler.series.stopping import Sampling
 from profiler.spec import Request, override, plan
+from profiler.store import load
 from tests import make
 from tests.conftest import measured
 
@@ -191,6 +194,25 @@ def test_a_limit_without_effect_is_refused(words):
     with pytest.raises(UserError, match=f"{flag} with 'fake:cpu'"):
         planned(device="fake:cpu", **words)
     assert planned(device="cpu", **words)
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_run_samples_until_it_is_told_to_stop(here):
+    words = "--model mlp --segments 2 --device cpu --rounds 1 --precision-target 0.1% --max-samples 7 --verify off"
+
+    assert answer(["run", *words.split(), "-o", "run"]) == 0
+
+    found = [record.readings for record in load(here / "run").records]
+    assert [len(one.step_seconds) + len(one.warmup_seconds) for one in found] == [2 + 7, 2 + 7]
+    assert {one.stopped for one in found} <= {"samples", "target"}
+
+
+def test_a_sweep_file_may_say_how_sure_the_median_shall_be(tmp_path):
+    (tmp_path / "sweep.toml").write_text('precision_target = "5%"\nmax_samples = 40\nmax_seconds = 10\n')
+
+    request = sweep.read(tmp_path / "sweep.toml")
+
+    assert request == Request(precision_target="5%", max_samples=40, max_seconds=10.0)
 
 
 def test_the_command_line_wins_over_the_other_way_of_a_sweep_file():

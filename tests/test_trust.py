@@ -73,7 +73,7 @@ def test_all_rounds_together_are_surer_than_each():
 def test_too_few_samples_for_an_interval_are_not_sure():
     found = notes(record(seconds=(1.0,) * 5, sampling=Sampling(), stopped="seconds"))
 
-    assert found["GCP021"].startswith("the median is not sure with 5 samples")
+    assert found["GCP021"].startswith("5 samples cannot tell how sure the median is; more --rounds")
 
 
 def test_a_prediction_has_no_doubts_of_a_measurement():

@@ -72,9 +72,11 @@ def _unsure(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
     if not sampling or (reached is not None and reached <= sampling.precision_target):
         return None
     hit = sorted({LIMITS[stopped] for one in rounds if (stopped := one.readings.stopped) in LIMITS})
-    how = f"sure to {spread_text(reached)}" if reached else f"not sure with {count_text(len(seconds), 'sample')}"
     more = " or ".join(["more --rounds", *(f"a larger {flag}" for flag in hit)])
-    return f"the median is {how}, not to {spread_text(sampling.precision_target)}; {more} would make it surer"
+    if reached is None:
+        return f"{count_text(len(seconds), 'sample')} cannot tell how sure the median is; {more} would"
+    asked = spread_text(sampling.precision_target)
+    return f"the median is sure to {spread_text(reached)}, not to {asked}; {more} would make it surer"
 
 
 def _within_rounds(change: float | None) -> dict[str, str]:

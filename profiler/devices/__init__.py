@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None = None
 
 
-class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What it was like at the device at one moment; None for what it does not tell."""
 
     at_seconds: float  # since the device was opened

@@ -11,7 +11,7 @@ from profiler.series.interval import LEVEL, uncertainty
 from profiler.series.warmup import num_warmup
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Until when a round samples the time, where no fixed number was asked for."""
 
     precision_target: float = 0.02  # how far the interval of the median may reach from it, as a fraction of it
