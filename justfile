@@ -13,7 +13,7 @@ test:
 
 # write the golden files anew; look at the difference before committing it
 golden:
-    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py
+    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_comparison_views.py
 
 # on a CUDA machine: the tests that need one, then the sweep that is committed under results/reference/
 gpu output="results/gpu":
@@ -22,8 +22,8 @@ gpu output="results/gpu":
     {{python}} -m benchmarks.accuracy --device cuda:0 -o {{output}}/accuracy.md
 
 # start-up of a trial, against a new interpreter
-bench-startup:
-    {{python}} -m benchmarks.startup
+bench-startup *words:
+    {{python}} -m benchmarks.startup {{words}}
 
 # recorded step time, against a bare loop
 bench-overhead:
@@ -45,6 +45,10 @@ bench-planner:
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}
 
+# how often comparisons are right: intervals, verdicts; and how long three devices take
+bench-compare:
+    {{python}} -m benchmarks.comparing
+
 # every published system at CPU size, two minutes each
 bench-published *names:
     {{python}} -m benchmarks.published --within 120 {{names}}
@@ -64,3 +68,8 @@ bench-accuracy:
 # every model family traced at full size, without a device
 bench-full-size *words:
     {{python}} -m benchmarks.full_size {{words}}
+
+# the documentation: pages made from the code, then the site, strictly
+docs:
+    {{python}} -m tests.pages
+    NO_MKDOCS_2_WARNING=1 {{python}} -m mkdocs build --strict --quiet --site-dir build/site

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -55,7 +56,7 @@ class Choice(str):
         return (name, rest) if colon and "=" in rest else (str(self), "")
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One point to measure. Its `id` is the same on every machine."""
 
     model: Choice
@@ -126,7 +127,12 @@ def encode(value: Any, *, order: Any = None) -> bytes:
 
 def decode(text: bytes | str, kind: type[Any]) -> Any:
     """JSON as `kind`. Raises msgspec.DecodeError or msgspec.ValidationError."""
-    return msgspec.json.decode(text, type=kind, dec_hook=_from_text)
+    return _decoder(kind).decode(text)  # type: ignore[arg-type]  # classes can be hashed
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_from_text)
 
 
 def split_choices(text: str) -> list[Choice]:

@@ -148,7 +148,7 @@ def _read(path: Path) -> bytes:
 
 def _decode(text: bytes, kind: type[Any], where: object) -> Any:
     try:
-        schema = msgspec.json.decode(text, type=_Schema).schema
+        schema = SCHEMA_OF.decode(text).schema
         if schema > SCHEMA:
             raise UserError(
                 f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
@@ -162,6 +162,9 @@ def _decode(text: bytes, kind: type[Any], where: object) -> Any:
 
 class _Schema(msgspec.Struct):
     schema: int
+
+
+SCHEMA_OF = msgspec.json.Decoder(_Schema)
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "series", "units"},
-    {"case", "workload", "devices", "blocks"},
+    {"references", "case", "workload", "devices", "blocks"},
     {"catalogue", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "sampling", "trials"},

@@ -1,3 +1,5 @@
+import random
+
 import msgspec
 
 from profiler.analysis import progress
@@ -177,3 +179,18 @@ def test_a_step_of_no_time_is_no_division_by_zero():
     none, other = rows([make.record(seconds=(0.0, 0.0)), make.record("segments:k=2")])
 
     assert (none.step_spread, other.time_ratio) == (None, None)
+
+
+def test_the_frontier_of_many_points_is_what_comparing_each_with_each_finds():
+    source = random.Random(0)
+    points = [(source.randrange(1, 20), source.randrange(1, 20)) for _ in range(200)]
+    records = [
+        make.record(f"segments:k={number + 2}", peak=peak * MIB, seconds=(float(seconds),))
+        for number, (peak, seconds) in enumerate(points)
+    ]
+
+    found = [row.on_frontier for row in rows(records)]
+
+    beaten = [any(p != q and q[0] <= p[0] and q[1] <= p[1] for q in points) for p in points]
+    assert found == [not one for one in beaten]
+    assert 0 < sum(found) < len(points)

@@ -6,6 +6,7 @@ Only typer is imported here; every command imports what it needs when it runs, s
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import typer
 import typer.main
 
 from profiler.cli.blocks import blocks
+from profiler.cli.compare import compare
 from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
 from profiler.cli.export import export
@@ -24,6 +26,7 @@ from profiler.cli.models import models
 from profiler.cli.plan import plan
 from profiler.cli.plot import plot
 from profiler.cli.predict import predict
+from profiler.cli.report import report
 from profiler.cli.reproduce import reproduce
 from profiler.cli.run import run
 from profiler.cli.show import show
@@ -34,6 +37,7 @@ from profiler.cli.words import COMMAND
 from profiler.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # what a place that takes no more says
+GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
 INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 70, 74, 130, 141
 TELLS_FAILURES = ("run", "predict", "plan", "stages", "max-batch")  # as one JSON document, where that is asked for
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
@@ -47,8 +51,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "stages": stages,
     "max-batch": max_batch,
     "show": show,
+    "compare": compare,
     "plot": plot,
     "export": export,
+    "report": report,
     "list": list_runs,
     "models": models,
     "strategies": strategies,
@@ -95,6 +101,7 @@ def application(words: Sequence[str]) -> typer.Typer:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
+    gc.set_threshold(GARBAGE)
     sys.exit(answer(sys.argv[1:] if words is None else words))
 
 

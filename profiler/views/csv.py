@@ -13,10 +13,9 @@ from profiler.record import PHASES, Readings
 from profiler.store import Run
 from profiler.units import MISSING
 from profiler.views.cells import is_predicted
-from profiler.views.plain import plain
 from profiler.views.samples import TIMES, of
+from profiler.views.spreadsheet import safe
 
-FORMULA = ("=", "+", "-", "@")  # a spreadsheet would run a text that begins so
 STATIC = ("parameters", "buffers", "gradients", "optimizer", "inputs")
 
 
@@ -27,7 +26,7 @@ def render(run: Run) -> bytes:
 
 def table(rows: Iterable[Row]) -> str:
     """Bytes as whole numbers, seconds as medians with the raw samples beside them; empty where not measured."""
-    lines = [{name: _safe(value) for name, value in _line(row).items()} for row in rows]
+    lines = [{name: safe(value) for name, value in _line(row).items()} for row in rows]
     text: str = pd.DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n")
     return text
 
@@ -114,12 +113,3 @@ def _where(row: Row) -> dict[str, Any]:
         "gcprof": environment.gcprof if environment else None,
         "started": environment.started if environment else None,
     }
-
-
-def _safe(value: Any) -> Any:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, str):
-        return value
-    text = plain(value)
-    return f"'{text}" if text.startswith(FORMULA) else text

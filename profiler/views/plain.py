@@ -13,6 +13,8 @@ ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
 
 def plain(text: str, *, encoding: str = "utf-8") -> str:
     """The text on one line, without control characters, in characters that the encoding has."""
+    if text.isascii() and text.isprintable() and " ".join(text.split()) == text:
+        return text  # as nearly all is
     spaced = " ".join(ESCAPE.sub("", text).split())
     harmless = "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
     try:
