@@ -61,6 +61,10 @@ bench-published *names:
 bench-families *words:
     {{python}} -m benchmarks.families {{words}}
 
+# when sampling stops, on simulated steps of which the median is known
+bench-sampling:
+    {{python}} -m benchmarks.sampling
+
 # predicted against measured bytes, every strategy: writes docs/accuracy.md
 bench-accuracy:
     {{python}} -m benchmarks.accuracy -o docs/accuracy.md
