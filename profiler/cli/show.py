@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.cli.words import RUN_HELP, aside, encoding, next_command, run_folder, say, say_bytes, width
 
+if TYPE_CHECKING:
+    from profiler.views.terminal import Printed
+
 
 def show(
     run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
     samples: Annotated[bool, typer.Option("--samples", help="Every raw time sample instead of the table.")] = False,
+    over: Annotated[
+        str | None, typer.Option(help="Two axes instead of the table: batch_size, or batch_size,precision.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole run as one JSON document.")] = False,
     columns: Annotated[
         int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")
@@ -26,8 +34,10 @@ def show(
     from profiler.errors import UserError
     from profiler.store import load
 
-    if json and (samples or columns):
-        flag = "--samples" if samples else "--width"
+    if samples and over:
+        raise UserError("--over has no effect with --samples", hint="leave one of them out")
+    if json and (samples or columns or over):
+        flag = "--samples" if samples else "--over" if over else "--width"
         raise UserError(
             f"{flag} has no effect with --json", hint="the document holds every sample; leave one of them out"
         )
@@ -41,13 +51,21 @@ def show(
         say_bytes(render(found))
         return
     table = rows(found.records)
-    if samples:
-        from profiler.views.samples import samples as drawn
-    else:
-        from profiler.views.terminal import table as drawn
     if table:
-        say(drawn(table, width=width(columns), encoding=encoding()))
+        say(_view(samples, over)(table, width=width(columns), encoding=encoding()))
     if owed:
         aside(f"partial: {owed} of {len(found.manifest.plan)} trials are not there yet")
-    if any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
+    if over:
+        next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
+    elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
         next_command("gcprof", "plot", run, "--kind", "memory", "-o", "memory.png")
+
+
+def _view(samples: bool, over: str | None) -> Callable[..., Printed]:
+    """What draws the rows as they are asked for."""
+    from profiler.views import pivot, terminal
+    from profiler.views.samples import samples as all_samples
+
+    if over:
+        return partial(pivot.table, over=over.split(","))
+    return all_samples if samples else terminal.table
