@@ -89,7 +89,7 @@ def troubled() -> list[Record]:
     ]
 
 
-def batches(*, device: str = "cuda:0", **fields: Any) -> list[Record]:
+def batches(*, device: str = "cuda:0", limit: int = 300 * MIB, **fields: Any) -> list[Record]:
     """`none`, sqrt and all over batches of 8 to 64: out of memory, invalid, and one that was never run.
 
     Saved memory is 4 MiB a sample, and its square root under sqrt; the peak is that and 100 MiB of static memory; a
@@ -105,7 +105,7 @@ def batches(*, device: str = "cuda:0", **fields: Any) -> list[Record]:
             found.append(
                 make.record(
                     name, case=case, peak=100 * MIB + kept, static=100 * MIB, saved=kept, seconds=(seconds,),
-                    environment=msgspec.structs.replace(ENVIRONMENT, device_bytes=300 * MIB),
+                    environment=msgspec.structs.replace(ENVIRONMENT, device_bytes=limit),
                 )
             )  # fmt: skip
     spoiled = {("none", 64): "out_of_memory", ("sqrt", 8): "invalid"}

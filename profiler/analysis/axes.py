@@ -47,6 +47,8 @@ def space(cases: Iterable[Case], defaults: Mapping[str, Mapping[str, str]]) -> S
     found = list(dict.fromkeys(cases))
     several = len({case.model.name for case in found}) > 1
     settings = {case: _settings(case, defaults, several=several) for case in found}
+    if several and len({(case.model, case.batch_size) for case in found}) == len({case.model for case in found}):
+        settings = {case: {**one, "batch_size": None} for case, one in settings.items()}  # each has a batch of its own
     names = dict.fromkeys(name for one in settings.values() for name in one)
     values = {name: list(dict.fromkeys(one.get(name) for one in settings.values())) for name in names}
     axes = tuple(Axis(name=name, values=_ordered(found)) for name, found in values.items() if len(found) > 1)

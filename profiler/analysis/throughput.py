@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from profiler.analysis.fit import needed
 from profiler.analysis.rows import Row
@@ -39,12 +39,6 @@ def stairs(rows: Iterable[Row]) -> list[Row]:
         if not best or (samples_per_second(row) or 0.0) > (samples_per_second(best[-1]) or 0.0):
             best.append(row)
     return best
-
-
-def within(steps: Sequence[Row], budget_bytes: int) -> Row | None:
-    """The row of the stairs with the most samples a second in a memory; None where the smallest takes more."""
-    fitting = [row for row in steps if (row.readings.peak_bytes or 0) <= budget_bytes]
-    return fitting[-1] if fitting else None
 
 
 def _point(row: Row) -> tuple[int, float] | None:

@@ -79,7 +79,7 @@ def heading(rows: Sequence[Row]) -> str:
     size = [count_text(one.num_parameters, "parameter"), count_text(one.num_blocks, "module")] if one else []
     software = [f"torch {environment.torch}"] if environment and environment.torch else []
     data = f"{built.data if built else case.data} data"
-    return ", ".join([model(rows), *size, *setting(rows), data, device(rows), *software])
+    return ", ".join([model(rows), *size, *one_strategy(rows), *setting(rows), data, device(rows), *software])
 
 
 def model(rows: Sequence[Row]) -> str:
@@ -90,6 +90,12 @@ def model(rows: Sequence[Row]) -> str:
     of_others = [other.options for other in others]
     shared = {key: value for key, value in first.options.items() if all(one.get(key) == value for one in of_others)}
     return Choice.of(first.name, shared)
+
+
+def one_strategy(rows: Sequence[Row]) -> list[str]:
+    """The strategy of several rows that have the same."""
+    found = {row.case.strategy for row in rows}
+    return [str(one) for one in found] if len(found) == 1 < len(rows) else []
 
 
 def device(rows: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from profiler.views.style import sized
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 MARKERS = "o^vDPX<>ph"
-COUNTED = "CUDA's own and what is reserved counted in"  # where a prediction is asked whether it fits
+COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 Pair = tuple[float, float]
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.analysis.rows import Row
-from profiler.views.cells import batch, device, is_predicted, model, outcome, setting
+from profiler.views.cells import batch, device, is_predicted, model, one_strategy, outcome, setting
 from profiler.views.grid import broken
 from profiler.views.plain import plain
 from profiler.views.style import USUAL, sized
@@ -22,6 +22,7 @@ INK, GREY, FAINT = "#222222", "#767676", "#E4E4E4"
 FONT = USUAL
 BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar and its gap; from so many bars on, a smaller one
 LONGEST_NAME = 44
+BOLD = 1.1  # times as wide
 
 
 def name(row: Row) -> str:
@@ -128,13 +129,14 @@ def is_shown(row: Row) -> bool:
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
     """Model and batch; below it, what they ran on. What is not the same in all rows is an axis, and is left out."""
     environment = next((row.environment for row in rows if row.environment), None)
-    strategies = {row.case.strategy for row in rows}
-    strategy = list(strategies) if len(rows) > 1 and len(strategies) == 1 else []
     batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     with_what = [word for word in setting(rows) if word not in batches]
-    above, below = ", ".join([model(rows), *batches, *strategy]), ", ".join([*with_what, _where(rows), *torch])
-    lines = [_wrapped(above, inches, FONT + 2), _wrapped(below, inches, FONT - 1)]
+    above, below = (
+        ", ".join([model(rows), *batches, *one_strategy(rows)]),
+        ", ".join([*with_what, _where(rows), *torch]),
+    )
+    lines = [_wrapped(above, inches, (FONT + 2) * BOLD), _wrapped(below, inches, FONT - 1)]
     axes.set_title(
         lines[0],
         loc="left",

@@ -29,12 +29,11 @@ def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     """
     space = space_of(rows)
     chosen = axes.two(space, over)
-    for across in (chosen[0], *space.axes):  # models have batches of their own: these two do not vary apart
-        names = {axis.name for axis in (chosen if over else axes.two(space, [across.name]))}
-        planes = [one for one in axes.apart(rows, space, names) if len(space_of(one).axes) > 1]
-        if planes:
-            return planes
-    raise UserError("nothing to lay out over two axes: no two settings vary together", hint=axes.HINT)
+    found = [one for one in axes.apart(rows, space, [axis.name for axis in chosen]) if len(space_of(one).axes) > 1]
+    if not found:
+        names = " and ".join(axis.label for axis in chosen)
+        raise UserError(f"nothing to lay out over two axes: {names} do not vary together", hint=axes.HINT)
+    return found
 
 
 def has_plane(rows: Sequence[Row]) -> bool:

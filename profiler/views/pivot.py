@@ -12,7 +12,7 @@ from profiler.analysis.growth import exponent
 from profiler.analysis.rows import Row
 from profiler.analysis.throughput import holds, samples_per_second, stairs
 from profiler.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
-from profiler.views.cells import Column, heading, outcome
+from profiler.views.cells import Column, heading
 from profiler.views.lines import COUNTED, device_memory
 from profiler.views.panels import planes, space_of
 from profiler.views.terminal import fitted, paragraph
@@ -100,7 +100,7 @@ def _cell(row: Row | None, quantity: Quantity) -> str:
     if row is None:
         return MISSING
     if row.outcome != "ok":
-        return OUT if row.outcome == "out_of_memory" else outcome(row)
+        return OUT if row.outcome == "out_of_memory" else row.outcome.replace("_", " ")
     value = _value(row, quantity)
     mark = BEYOND if quantity.is_peak and holds(row) is False else ""
     return MISSING if value is None else f"{mark}{quantity.text(value)}"

@@ -13,16 +13,16 @@ from profiler.analysis.axes import Axis, Value, grid, two
 from profiler.analysis.rows import Row
 from profiler.analysis.throughput import holds
 from profiler.units import byte_unit, bytes_text, scaled
-from profiler.views.cells import is_predicted, outcome
+from profiler.views.cells import is_predicted
 from profiler.views.lines import COUNTED, device_memory
 from profiler.views.paint import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
 from profiler.views.panels import planes, space_of
-from profiler.views.style import sized
+from profiler.views.style import luminance, sized
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
 CELL = 0.5  # inches of height
-DARK = 0.55  # of the colours: from here on numbers are white
+DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)
 LIMIT = "#111111"
 Plane = Mapping[tuple[Value, Value], Row]
 
@@ -75,7 +75,7 @@ def _cell(
             axes.plot([x - 0.3, x + 0.3], ends, color=VERMILLION, linewidth=sized(1.6), label="out of memory")
         return
     is_number = row is not None and shade is not None
-    text = scaled(row.readings.peak_bytes, size) if row and is_number else outcome(row) if row else "·"
+    text = scaled(row.readings.peak_bytes, size) if row and is_number else row.outcome.replace("_", " ") if row else "·"
     axes.text(
         x,
         y,
@@ -83,7 +83,7 @@ def _cell(
         ha="center",
         va="center",
         fontsize=sized(FONT - (1 if is_number else 2.5)),
-        color="white" if shade is not None and shade > DARK else INK if is_number else GREY,
+        color=GREY if not is_number else "white" if luminance(colour) < DARK else INK,
         parse_math=False,
     )
 

@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from profiler.case import Case
+from profiler.case import Case, Choice
 from profiler.record import Record
 from profiler.units import bytes_text, seconds_text
 from profiler.views.plain import plain
@@ -47,9 +47,13 @@ class Follow:
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     """The fields, besides model and strategy, that are not the same in all cases; `predicted` tells twins apart."""
     several = len({case.device for case in cases if case.is_predicted}) > 1
-    compared = [case if several else case.twin for case in cases]
+    of_model: dict[Choice, list[Case]] = {}  # models have batches of their own, which tell nothing besides
+    for case in cases:
+        of_model.setdefault(case.model, []).append(case if several else case.twin)
     fields = [field for field in Case.__struct_fields__ if field not in ("model", "strategy")]
-    return tuple(field for field in fields if len({getattr(case, field) for case in compared}) > 1)
+    return tuple(
+        field for field in fields if any(len({getattr(case, field) for case in some}) > 1 for some in of_model.values())
+    )
 
 
 def describe(record: Record, *, varying: Sequence[str] = ()) -> str:

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 import msgspec
 from cycler import cycler
 from matplotlib import rc_context, rcParams
+from matplotlib.colors import to_rgb
+from matplotlib.typing import ColorType
 
 USUAL = 11.0  # points of type that all lengths in the plots are made for
 
 # Okabe and Ito (2008), told apart by all kinds of colour vision
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7")
-# of rising lightness, so that they are told apart in grey as well: 14 to 88 of 100 in steps of 12 or more
-IN_GREY = ("#0B3C6F", "#F2A93B", "#2E8B62", "#A9D3F2", "#8C2D04", "#C994C7")
+# each of another lightness, so that they are told apart in grey as well: from 20 to 84 of 100, 11 or more between two
+IN_GREY = ("#0A2F5C", "#E8A33A", "#2A8059", "#B4D7F1", "#92330A", "#B07FB5")
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,3 +56,9 @@ def at_work(style: Style) -> Iterator[None]:
 def sized(usual: float) -> float:
     """A length that is made for the usual type, as long as it is in the style at work."""
     return float(usual * rcParams["font.size"] / USUAL)
+
+
+def luminance(colour: ColorType) -> float:
+    """Relative to white, as of WCAG 2: 0 is black."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+    return float(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
