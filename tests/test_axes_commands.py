@@ -1,5 +1,8 @@
 """The commands over axes, as words in and text out."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ from profiler.case import Case, Choice
 from profiler.cli import answer
 from profiler.views.progress import describe, varying
 from tests import examples, make
-from tests.test_cli_readers import gcprof
+from tests.test_cli_readers import ROOT, gcprof
 
 RUN = "results/batches"
 
@@ -74,6 +77,20 @@ def test_a_style_of_any_other_name_is_drawn_as_it_is_named(here: Path):
     assert answer(["plot", RUN, "--kind", "growth", "--style", "slides", "-o", "mine.svg"]) == 0
 
     assert (here / "mine.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_numbers_over_an_axis_need_no_matplotlib(here: Path):
+    code = gcprof("--version").args[2].replace("main(sys.argv[1:])", "from profiler.cli import answer")
+    script = f"{code}\nanswer(sys.argv[1:])\nsys.exit('matplotlib' in sys.modules)"
+
+    def imports_it(*words: str) -> int:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            [sys.executable, "-c", script, *words], env=environment, capture_output=True, check=False
+        ).returncode
+
+    assert imports_it("show", RUN, "--over", "batch_size") == 0
+    assert imports_it("plot", RUN, "--kind", "heat") == 1
 
 
 @pytest.mark.parametrize("words", [["show", RUN, "--over", "batch_size"], ["plot", RUN, "--kind", "heat"]])

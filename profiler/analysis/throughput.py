@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from profiler.analysis.fit import needed
 from profiler.analysis.rows import Row
@@ -26,6 +26,12 @@ def holds(row: Row) -> bool | None:
     if limit is None or row.readings.peak_bytes is None:
         return None
     return (row.readings.peak_bytes if row.case.twin.device == "cpu" else needed(row)) <= limit
+
+
+def device_memory(rows: Sequence[Row]) -> int | None:
+    """That of the one device of these rows, where it is known."""
+    sizes = {row.environment.device_bytes for row in rows if row.environment}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def stairs(rows: Iterable[Row]) -> list[Row]:

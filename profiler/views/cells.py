@@ -21,6 +21,7 @@ from profiler.units import (
 )
 
 PREDICTED = "predicted, not measured"
+COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from profiler.analysis.rows import Row
+from profiler.analysis.throughput import device_memory
 from profiler.case import Choice
 from profiler.units import bytes_text
 from profiler.views.paint import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
@@ -15,7 +16,6 @@ from profiler.views.style import sized
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 MARKERS = "o^vDPX<>ph"
-COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 Pair = tuple[float, float]
 
 
@@ -61,12 +61,6 @@ def draw(axes: Axes, line: Line, points: Sequence[Pair], *, hollow: Sequence[Pai
             linestyle="none",
             zorder=5,
         )
-
-
-def device_memory(rows: Sequence[Row]) -> int | None:
-    """That of the one device of these rows, where it is known."""
-    sizes = {row.environment.device_bytes for row in rows if row.environment}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def limit(axes: Axes, rows: Sequence[Row], size: int, *, upright: bool) -> list[Pair]:

@@ -10,10 +10,9 @@ from rich.text import Text
 from profiler.analysis.axes import Axis, Value, grid, two
 from profiler.analysis.growth import exponent
 from profiler.analysis.rows import Row
-from profiler.analysis.throughput import holds, samples_per_second, stairs
+from profiler.analysis.throughput import device_memory, holds, samples_per_second, stairs
 from profiler.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
-from profiler.views.cells import Column, heading
-from profiler.views.lines import COUNTED, device_memory
+from profiler.views.cells import COUNTED, Column, heading
 from profiler.views.panels import planes, space_of
 from profiler.views.terminal import fitted, paragraph
 

@@ -11,10 +11,9 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm
 
 from profiler.analysis.axes import Axis, Value, grid, two
 from profiler.analysis.rows import Row
-from profiler.analysis.throughput import holds
+from profiler.analysis.throughput import device_memory, holds
 from profiler.units import byte_unit, bytes_text, scaled
-from profiler.views.cells import is_predicted
-from profiler.views.lines import COUNTED, device_memory
+from profiler.views.cells import COUNTED, is_predicted
 from profiler.views.paint import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
 from profiler.views.panels import planes, space_of
 from profiler.views.style import luminance, sized

@@ -11,6 +11,7 @@ from profiler.analysis.rows import Row
 from profiler.analysis.throughput import holds, samples_per_second, stairs
 from profiler.units import byte_unit
 from profiler.views import ends, lines
+from profiler.views.cells import COUNTED
 from profiler.views.labels import Label, place
 from profiler.views.lines import Line, Pair
 from profiler.views.paint import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
@@ -46,7 +47,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
         too_large = [at(row) for row in line.rows if holds(row) is False]
         lines.draw(axes, line, [at(row) for row in line.rows], hollow=too_large)
     if any(holds(row) is False for row in shown):
-        axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {lines.COUNTED}")
+        axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
     _limits(axes, [at(row) for row in shown], [_name(line.rows[-1]) for line in found])
     steps = stairs(shown)
     drawn = [[at(row) for row in line.rows] for line in found]
