@@ -13,7 +13,11 @@ test:
 
 # write the golden files anew; look at the difference before committing it
 golden:
-    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_comparison_views.py
+    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_comparison_views.py tests/test_axes_views.py
+
+# every kind of picture from committed runs: writes docs/gallery.md and docs/gallery/
+gallery *words:
+    {{python}} -m benchmarks.gallery {{words}}
 
 # on a CUDA machine: the tests that need one, then the sweep that is committed under results/reference/
 gpu output="results/gpu":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,6 +24,18 @@ VERIFY = ("auto", "off", "strict")
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
+class Numbers(NamedTuple):
+    """What the numbers of an axis are, for those who write something else."""
+
+    noun: str
+    example: str
+    most: int
+
+
+SIZES = Numbers("a batch size", "64 or 8,16,32", 10**9)
+MICRO_BATCHES = Numbers("a number of micro-batches", "4 or 1,2,4, up to 10,000", 10_000)
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user asks for, as words; None where they said nothing. The keys of a sweep file are these names."""
 
@@ -33,7 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     optimizer: str | None = None
     batch_size: str | None = None
     precision: str | None = None
-    accumulate: int | None = None
+    accumulate: str | None = None
     blocks: str | None = None
     repair_batchnorm: bool | None = None
     device: str | None = None
@@ -69,8 +81,8 @@ def override(base: Request, words: Request) -> Request:
 def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     """All cases of a request, checked, and their trials in rounds.
 
-    `choose_device` turns the device's word into its name; it is asked last, since it may have to look. Raises
-    UserError.
+    Any list is an axis: there is a case for every combination. `choose_device` turns a device's word into its name; it
+    is asked last, since it may have to look. Raises UserError.
     """
     remarks: list[str] = []
     asked = split_choices("mnist-cnn" if request.model is None else request.model)
@@ -78,15 +90,16 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     chosen = strategies_of(request, remarks)
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
-    sizes = _batch_sizes(request.batch_size, remarks)
+    sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES, remarks)] or [None]
+    micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
     precisions = _precisions(request.precision, remarks)
     _check_batch_size(request.batch_size, wanted)
     fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     _check_data(request.data, wanted)
-    device = choose_device("auto" if request.device is None else request.device)
-    until = _sampling(request, device)
-    if device == "cpu":
+    devices = _devices(request.device, choose_device, remarks)
+    until = _sampling(request, devices[0])
+    if devices == ["cpu"]:
         wanted = list(dict.fromkeys(_smaller(model, remarks) for model in asked))
     cases = [
         Case(
@@ -95,13 +108,16 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
             optimizer=optimizer,
             batch_size=size or _batch_size(model),
             precision=precision,
+            accumulate=accumulate,
             device=device,
             sampling=until,
             **fields,
         )
+        for device in devices
         for model in wanted
         for optimizer in optimized
         for size in sizes
+        for accumulate in micro_batches
         for precision in precisions
         for strategy in chosen
     ]
@@ -126,7 +142,6 @@ def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ..
 def _fields(request: Request) -> dict[str, Any]:
     """What all cases of a request share."""
     return {
-        "accumulate": _within(1, 10_000, "--accumulate", request.accumulate, 1),
         "blocks": request.blocks,
         "repair_batchnorm": bool(request.repair_batchnorm),
         "keep_gradients": bool(request.keep_grads),
@@ -199,16 +214,13 @@ def _resolved(asked: list[Choice], table: dict[str, str], what: str, remarks: li
     return _without_duplicates(choices, f"--{what}", remarks)
 
 
-def _batch_sizes(text: str | None, remarks: list[str]) -> list[int | None]:
-    if text is None:
-        return [None]
-    words = [word.strip() for word in text.split(",")]
+def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
+    """An axis of whole numbers; nothing where the user said nothing."""
+    words = [] if text is None else [word.strip() for word in text.split(",")]
     for word in words:
-        if not re.fullmatch(r"\d{1,9}", word, flags=re.ASCII) or int(word) < 1:
-            raise UserError(
-                f"--batch-size: '{word}' is not a batch size", hint="whole numbers from 1, like 64 or 8,16,32"
-            )
-    return list(_without_duplicates([int(word) for word in words], "--batch-size", remarks))
+        if not re.fullmatch(r"\d{1,9}", word, flags=re.ASCII) or not 1 <= int(word) <= kind.most:
+            raise UserError(f"{option}: '{word}' is not {kind.noun}", hint=f"whole numbers from 1, like {kind.example}")
+    return list(_without_duplicates([int(word) for word in words], option, remarks))
 
 
 def _batch_size(model: Choice) -> int | None:
@@ -228,6 +240,15 @@ def _precisions(text: str | None, remarks: list[str]) -> list[str]:
     words = ["fp32"] if text is None else [word.strip() for word in text.split(",")]
     known = [_one_of("--precision", word, PRECISIONS) for word in words]
     return list(_without_duplicates(known, "--precision", remarks))
+
+
+def _devices(text: str | None, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
+    """One device to measure on, or those to predict for."""
+    words = ["auto"] if text is None else [word.strip() for word in text.split(",")]
+    if len(words) > 1 and not all(word.startswith(FAKE) for word in words):
+        hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"
+        raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)
+    return _without_duplicates([choose_device(word) for word in words], "--device", remarks)
 
 
 def _smaller(model: Choice, remarks: list[str]) -> Choice:

@@ -53,7 +53,7 @@ def _as_words(key: str, value: object) -> object:
     """As on the command line: the list [1, 2] is `1,2`, and the number 64 is `64` where words are expected."""
     if isinstance(value, list) and value and all(isinstance(item, (str, int)) for item in value):
         return ",".join(str(item) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool) and key in ("batch_size", "segments"):
+    if isinstance(value, int) and not isinstance(value, bool) and key in ("accumulate", "batch_size", "segments"):
         return str(value)
     return value
 

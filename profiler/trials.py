@@ -23,7 +23,7 @@ def measured(cases: Iterable[Case], rounds: int, *, predict: bool = False) -> tu
 def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial, ...]:
     """Each case once; with `calibrate`, the baselines are measured before, on a device of that kind."""
     cases = list(cases)
-    real = [_measurable(case) for case in cases if case == case.baseline] if calibrate else []
+    real = dict.fromkeys(_measurable(case) for case in cases if case == case.baseline) if calibrate else ()
     passes = ("memory", OPERATORS, "time")
     return (
         *(Trial(case=case, passes=passes) for case in real),

@@ -11,6 +11,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from profiler.analysis.rows import Row
+from profiler.case import Choice
 from profiler.errors import UserError
 from profiler.record import Record
 from profiler.views import PLOTS, paint
@@ -26,6 +27,8 @@ CASES = {
     "single": [examples.point("none", segments=1, seconds=0.1)],
     "alike": [make.record(f"segments:k={number}") for number in range(2, 16)],  # fourteen points on one spot
 }
+ALIKE = ("frontier", "memory", "time", "samples")  # a panel for rows that differ in the strategy alone
+AXES = ("heat", "growth", "throughput")
 HEADS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
@@ -126,12 +129,18 @@ def test_a_label_that_need_not_be_there_is_left_out_where_there_is_no_room():
 @pytest.mark.parametrize("kind", PLOTS)
 @pytest.mark.parametrize("suffix", HEADS)
 def test_every_plot_is_written_as_what_its_name_ends_in(kind: str, suffix: str, tmp_path: Path):
-    path = plot(examples.table(CASES["troubled"]), kind=kind, path=tmp_path / f"figure.{suffix}")
+    records = CASES["troubled"] if kind in ALIKE else examples.batches()
+
+    path = plot(examples.table(records), kind=kind, path=tmp_path / f"figure.{suffix}")
 
     assert path.read_bytes().startswith(HEADS[suffix])
 
 
-@pytest.mark.parametrize("kind", PLOTS)
+def test_every_plot_is_known_to_these_tests():
+    assert set(PLOTS) == {*ALIKE, *AXES}
+
+
+@pytest.mark.parametrize("kind", [*ALIKE, "throughput"])
 def test_every_model_has_its_panel(kind: str):
     figure = draw(examples.table(CASES["models"]), kind=kind)
 
@@ -141,8 +150,14 @@ def test_every_model_has_its_panel(kind: str):
 
 @pytest.mark.parametrize("kind", PLOTS)
 def test_a_name_is_never_read_as_mathematics(kind: str):
-    name = "$\\frac$"
-    records = [make.record(name, case=make.case(name, model=name)), make.failed(f"{name}2", "out_of_memory", "why")]
+    name, model = "$\\frac$", Choice("$\\frac$")
+    records = [
+        *(make.record(name, case=make.case(name, model=model, batch_size=size)) for size in (8, 16)),
+        *(
+            make.failed(f"{name}2", "out_of_memory", "why", case=make.case(name * 2, model=model, batch_size=size))
+            for size in (8, 16)
+        ),
+    ]
 
     draw(examples.table(records), kind=kind)
 
@@ -158,11 +173,11 @@ def test_that_name_would_be_refused_as_mathematics():
 
 @pytest.mark.parametrize("kind", PLOTS)
 def test_axes_name_their_units(kind: str):
-    axes = draw(examples.table(CASES["usual"]), kind=kind).axes[0]
+    axes = draw(examples.table(CASES["usual"] if kind in ALIKE else examples.batches()), kind=kind).axes[0]
 
     labels = axes.get_xlabel() + axes.get_ylabel()
-    assert ("(MiB)" in labels) == (kind in ("frontier", "memory"))
-    assert ("(ms)" in labels) == (kind != "memory")
+    assert ("(MiB)" in labels) == (kind not in ("time", "samples"))
+    assert ("(ms)" in labels) == (kind in ("frontier", "time", "samples"))
 
 
 def test_the_bars_of_a_peak_sum_to_it_and_carry_it():
@@ -182,7 +197,7 @@ def test_an_invalid_row_is_named_and_has_no_bar():
     assert {round(patch.get_y() + patch.get_height() / 2) for patch in axes.patches} == {0}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", ["frontier", "time", "samples"])
+@pytest.mark.parametrize("kind", ["frontier", "time", "samples", "throughput"])
 def test_without_times_there_is_nothing_to_plot(kind: str):
     with pytest.raises(UserError, match="nothing to plot"):
         draw(examples.table(untimed()), kind=kind)

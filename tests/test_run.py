@@ -236,6 +236,19 @@ def test_a_dry_run_prints_the_trials_and_leaves_nothing_behind(here: Path, share
     assert list(here.iterdir()) == []
 
 
+def test_a_dry_run_tells_what_varies(here: Path, shared: None, capsys: Any):
+    words = ["--model", "mlp", "--strategies", "none", "--device", "cpu", "--rounds", "1", "--accumulate", "1,2"]
+
+    assert answer(["run", *words, "--precision", "fp32,bf16", "--dry-run"]) == 0
+
+    printed = capsys.readouterr().out
+    assert [re.findall(r"(?:precision|accumulate) \S+", line) for line in printed.splitlines()] == [
+        [f"precision {precision}", f"accumulate {accumulate}"]
+        for accumulate in (1, 2)
+        for precision in ("fp32", "bf16")
+    ]
+
+
 def test_a_run_without_a_folder_named_is_below_results(here: Path, shared: None, capsys: Any):
     assert answer(["run", "--model", "mlp", "--strategies", "none", *QUICK]) == 0
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.case import Choice
-from profiler.device_choice import choose_device
+from profiler.device_choice import any_device, choose_device
 from profiler.errors import UserError
 from profiler.spec import Plan, Request, override, parse_segments, plan
 from profiler.trials import in_rounds
@@ -249,3 +249,35 @@ def test_any_optimizer_of_torch_is_there_by_name():
     assert {trial.case.optimizer for trial in planned(optimizer="torch:RAdam:lr=0.01").trials} == {
         "torch:RAdam:lr=0.01"
     }
+
+
+def test_every_list_is_an_axis():
+    words = {"accumulate": "1,2", "batch_size": "8,16", "precision": "fp32,bf16", "optimizer": "sgd,adam"}
+
+    found = [trial.case for trial in planned("fake:h100", model="mlp:depth=2|4", strategies="all", **words).trials]
+
+    assert len(found) == len(set(found)) == 2**6
+    assert {(case.accumulate, case.batch_size, case.precision) for case in found} == {
+        (accumulate, size, precision) for accumulate in (1, 2) for size in (8, 16) for precision in ("fp32", "bf16")
+    }
+
+
+def test_predictions_are_for_several_devices():
+    request = Request(model="mlp", strategies="all", device="fake:t4, fake:h100,fake:t4")
+
+    found = plan(request, any_device)
+
+    assert [trial.case.device for trial in found.trials] == ["fake:t4"] * 2 + ["fake:h100"] * 2
+    assert found.remarks == ("--device: fake:t4 was given more than once and is measured once",)
+
+
+@pytest.mark.parametrize("device", ["cpu,cuda", "cuda:0,cuda:1", "fake:t4,cpu"])
+def test_a_run_measures_on_one_device(device):
+    with pytest.raises(UserError, match="a run measures on one"):
+        plan(Request(model="mlp", device=device), any_device)
+
+
+@pytest.mark.parametrize("text", ["0", "1,two", "", "10001", "1.5", "-1"])
+def test_what_is_no_number_of_micro_batches_is_refused(text):
+    with pytest.raises(UserError, match="is not a number of micro-batches"):
+        plan(Request(model="mlp", accumulate=text), any_device)

@@ -21,6 +21,8 @@ from profiler.cli.words import (
 )
 from profiler.errors import UserError
 
+TOLD = ("batch_size", "optimizer", "device")  # in every line of a dry run
+
 if TYPE_CHECKING:
     from profiler.engines import Engine
     from profiler.record import Environment
@@ -107,11 +109,12 @@ def _go_on(
 
 def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
     """Run what a run folder owes, and show each record as it comes; 0, or what an interrupt ends with."""
-    from profiler import runner
+    from profiler import runner, store
     from profiler.views.progress import Follow
 
+    cases = [trial.case for trial in store.load(folder).manifest.plan]
     try:
-        with Follow(sys.stderr) as shown:
+        with Follow(sys.stderr, cases) as shown:
             for record, left in runner.carry_out(engine, folder, data_directory=data):
                 shown.show(record, left=left)
     except Interrupted as interrupted:
@@ -128,7 +131,8 @@ def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
 
 def _finish(run: Run, *, code: int, json: bool, fit: bool = False) -> int:
     """Show and write what there is, and name what to do next; the exit code."""
-    from profiler.analysis import progress
+    from profiler.analysis import progress, rows
+    from profiler.views.panels import has_plane
 
     folder = run.folder
     code = code or progress.exit_code(run.records)
@@ -140,15 +144,20 @@ def _finish(run: Run, *, code: int, json: bool, fit: bool = False) -> int:
     elif all(record.readings.peak_bytes is None for record in run.records):
         next_command("gcprof", "show", str(folder))
     else:
-        next_command("gcprof", "plot", str(folder), "--kind", "memory", "-o", "memory.png")
+        kind = "heat" if has_plane(rows.rows(run.records)) else "memory"
+        next_command("gcprof", "plot", str(folder), "--kind", kind, "-o", f"{kind}.png")
     return code
 
 
 def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
+    from profiler.views.progress import varying
+
     say_first(plan.trials, devices, plan.remarks)
+    more = [field for field in varying([trial.case for trial in plan.trials]) if field not in TOLD]
     for trial in plan.trials:
         case = trial.case
-        what = f"{case.model}  {case.strategy}  batch {case.batch_size}  {case.optimizer}  {case.device}"
+        axes = "".join(f"  {field.replace('_', ' ')} {getattr(case, field)}" for field in more)
+        what = f"{case.model}  {case.strategy}  batch {case.batch_size}  {case.optimizer}{axes}  {case.device}"
         print(f"round {trial.round}  {what}  {'+'.join(trial.passes)}")
     aside(f"{len(plan.trials)} trials")
     return 0

@@ -31,7 +31,7 @@ def plan(
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Micro-batches a step. [default: 1]")] = None,
+    accumulate: Annotated[str | None, typer.Option(help="Micro-batches a step. [default: 1]")] = None,
     blocks: Annotated[str | None, typer.Option(help="The blocks by name, as 'model.layers.*'.")] = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")

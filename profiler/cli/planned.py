@@ -234,7 +234,8 @@ class _Planning:
         elif path.suffix.lower() == ".csv":
             write_whole(path, plans.csv(points), force=force)
         else:
-            plot_plans.plot(points, self.chain, title=self.title, path=path, force=force)
+            foreseen = ": predicted, not measured" if self.model and self.model.case.is_predicted else ""
+            plot_plans.plot(points, self.chain, title=f"{self.title}{foreseen}", path=path, force=force)
         aside(f"wrote {path}")
 
     def _next(self) -> None:

@@ -14,15 +14,27 @@ from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder
 def plot(
     run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
     kind: Annotated[
-        str, typer.Option("--kind", help="frontier, memory, time or samples.", autocompletion=completion.plots)
+        str,
+        typer.Option(
+            "--kind",
+            help="frontier, memory, time, samples; over axes: heat, growth, throughput.",
+            autocompletion=completion.plots,
+        ),
     ] = "frontier",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="A png, svg or pdf; else KIND.png.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A png, svg or pdf; else KIND.png, for a paper .pdf.")
+    ] = None,
+    over: Annotated[
+        str | None, typer.Option(help="Axes of heat (two) and growth (one): batch_size,depth; else as fits.")
+    ] = None,
+    style: Annotated[str, typer.Option(help="default, slides (16:9, larger type) or paper (one column).")] = "default",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
     """Draw a run.
 
     frontier: peak memory against step time. memory: what the peak is made of. time: what the step takes.
-    samples: every single one.
+    samples: every single one. heat: the peak over two axes. growth: with what power it grows with one.
+    throughput: samples a second at equal memory.
 
     Example: gcprof plot last --kind memory -o memory.png
     """
@@ -36,7 +48,16 @@ def plot(
         aside(f"warning: {warning}")
 
     from profiler.views.plot import plot as draw  # matplotlib: only once there is something to draw
+    from profiler.views.style import STYLES
 
-    path = draw(rows(found.records), kind=kind, path=output or Path(f"{kind}.png"), force=force)
+    chosen = STYLES[one_of(style, STYLES, flag="--style")]
+    path = draw(
+        rows(found.records),
+        kind=kind,
+        path=output or Path(f"{kind}.{chosen.suffix}"),
+        force=force,
+        style=chosen,
+        over=over.split(",") if over else (),
+    )
     aside(f"wrote {path}")
     next_command("gcprof", "export", run, "--to", "csv", "-o", "table.csv")

@@ -31,14 +31,14 @@ def predict(
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
     ] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Micro-batches a step. [default: 1]")] = None,
+    accumulate: Annotated[str | None, typer.Option(help="Micro-batches a step: 4 or 1,2,4. [default: 1]")] = None,
     blocks: Annotated[
         str | None, typer.Option(help="The blocks by name, as 'model.layers.*'; `gcprof blocks` shows those found.")
     ] = None,
     keep_grads: Annotated[
         bool | None, typer.Option("--keep-grads", help="Zero gradients in place: they persist between steps.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cuda, cpu, or a GPU: t4, a100-80, h100, rtx-4090, ...")] = "cuda",
+    device: Annotated[str, typer.Option(help="cuda, cpu, or GPUs: t4, a100-80, h100, rtx-4090, ...")] = "cuda",
     calibrate: Annotated[
         bool | None,
         typer.Option("--calibrate", help="Measure `none` here first, and take its operators' workspaces over."),
@@ -62,7 +62,7 @@ def predict(
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         precision=precision, accumulate=accumulate, blocks=blocks, keep_grads=keep_grads, calibrate=calibrate,
-        device=device if device.startswith(FAKE) else FAKE + device,
+        device=",".join(word if word.startswith(FAKE) else FAKE + word for word in device.split(",")),
     )  # fmt: skip
     try:
         with heeded():

@@ -34,7 +34,7 @@ def run(
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
     ] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Micro-batches a step. [default: 1]")] = None,
+    accumulate: Annotated[str | None, typer.Option(help="Micro-batches a step: 4 or 1,2,4. [default: 1]")] = None,
     blocks: Annotated[
         str | None, typer.Option(help="The blocks by name, as 'model.layers.*'; `gcprof blocks` shows those found.")
     ] = None,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
 
+if TYPE_CHECKING:
+    from profiler.views.terminal import Printed
+
 
 def show(
     run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
     samples: Annotated[bool, typer.Option("--samples", help="Every raw time sample instead of the table.")] = False,
+    over: Annotated[
+        str | None, typer.Option(help="Two axes instead of the table: batch_size, or batch_size,precision.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole run as one JSON document.")] = False,
     form: Annotated[str, typer.Option("--format", help="table; or md, a block to paste into an issue.")] = "table",
     columns: Annotated[
@@ -28,7 +36,7 @@ def show(
     from profiler.store import load
 
     one_of(form, ("table", "md"), flag="--format")
-    _refuse_without_effect(json=json, form=form, samples=samples, columns=columns)
+    _refuse_without_effect(json=json, form=form, samples=samples, over=over, columns=columns)
     found = load(run_folder(run))
     for warning in found.warnings:
         aside(f"warning: {warning}")
@@ -44,25 +52,40 @@ def show(
         say_bytes(run_block(found).encode())
         return
     table = rows(found.records)
-    if samples:
-        from profiler.views.samples import samples as drawn
-    else:
-        from profiler.views.terminal import table as drawn
     if table:
-        say(drawn(table, width=width(columns), encoding=encoding()))
+        say(_view(samples, over)(table, width=width(columns), encoding=encoding()))
     if owed:
         aside(f"partial: {owed} of {len(found.manifest.plan)} trials are not there yet")
-    if any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
+    if over:
+        next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
+    elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
         next_command("gcprof", "plot", run, "--kind", "memory", "-o", "memory.png")
 
 
-def _refuse_without_effect(*, json: bool, form: str, samples: bool, columns: int | None) -> None:
+def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | None, columns: int | None) -> None:
     from profiler.errors import UserError
 
-    asked = {"--format": form != "table", "--samples": samples, "--width": columns is not None}
+    asked = {
+        "--format": form != "table",
+        "--samples": samples,
+        "--over": over is not None,
+        "--width": columns is not None,
+    }
     idle = [flag for flag, is_asked in asked.items() if is_asked]
     if json and idle:
         hint = "the document holds every sample; leave one of them out"
         raise UserError(f"{idle[0]} has no effect with --json", hint=hint)
     if form == "md" and len(idle) > 1:
         raise UserError(f"{idle[1]} has no effect with --format md", hint="leave one of them out")
+    if samples and over:
+        raise UserError("--over has no effect with --samples", hint="leave one of them out")
+
+
+def _view(samples: bool, over: str | None) -> Callable[..., Printed]:
+    """What draws the rows as they are asked for."""
+    from profiler.views import pivot, terminal
+    from profiler.views.samples import samples as all_samples
+
+    if over:
+        return partial(pivot.table, over=over.split(","))
+    return all_samples if samples else terminal.table

@@ -136,14 +136,17 @@ def command_line() -> str:
 def say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:
     """The first lines of a run: what is measured or predicted, and what the user should know of the plan."""
     from profiler import device_choice
+    from profiler.case import FAKE
 
-    name = plan[0].case.device
+    names = dict.fromkeys(trial.case.device for trial in plan)
+    name = next(iter(names))
+    predicted = [one for one in names if one.startswith(FAKE)]
     device = device_choice.environment(name, devices)
     where = "; ".join([*_described(device), f"torch {device.torch}"])
     why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
     kind = "the CPU" if name == "cpu" else "the GPU"
-    doing = f"predicting for {name}" if plan[0].case.is_predicted else f"{why}measuring {kind}"
-    aside(f"{doing} ({where})")
+    doing = f"predicting for {', '.join(predicted)}" if plan[0].case.is_predicted else f"{why}measuring {kind}"
+    aside(f"{doing} ({where if len(predicted) < 2 else f'torch {device.torch}'})")
     for remark in remarks:
         aside(f"note: {remark}")
 

@@ -1,7 +1,8 @@
 """The tables of views, readable without importing one: what a run can be exported to, and plotted as.
 
-An export is one file with `render(run)`, which gives the whole file as bytes; a plot is one file with
-`draw(axes, rows)`, `has(row)` and `height(rows)`. Each is one line here.
+An export is one file with `render(run)`, which gives the whole file as bytes. A plot is one file: its `panels(rows,
+over)` says which rows share a panel (see panels.py), `has(row)` which of them have its numbers, `height(rows, width)`
+how tall a panel likes to be, and `draw(axes, rows, among)` draws it, one among the rows of all. Each is one line here.
 """
 
 from typing import Any
@@ -20,6 +21,9 @@ PLOTS = {
     "memory": "profiler.views.plot_memory",
     "time": "profiler.views.plot_time",
     "samples": "profiler.views.plot_samples",
+    "heat": "profiler.views.plot_heat",
+    "growth": "profiler.views.plot_growth",
+    "throughput": "profiler.views.plot_throughput",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from profiler.analysis.rows import Row, group
-from profiler.case import Case
+from profiler.case import Case, Choice
 from profiler.units import (
     MISSING,
     byte_unit,
@@ -20,6 +20,8 @@ from profiler.units import (
     spread_text,
 )
 
+PREDICTED = "predicted, not measured"
+COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
 
@@ -74,18 +76,39 @@ def heading(rows: Sequence[Row]) -> str:
     case = rows[0].case
     built = next((row.built for row in rows if row.built), None)
     environment = next((row.environment for row in rows if row.environment), None)
-    size = [count_text(built.num_parameters, "parameter"), count_text(built.num_blocks, "module")] if built else []
+    one = built if len({row.case.model for row in rows}) == 1 else None
+    size = [count_text(one.num_parameters, "parameter"), count_text(one.num_blocks, "module")] if one else []
     software = [f"torch {environment.torch}"] if environment and environment.torch else []
     data = f"{built.data if built else case.data} data"
-    return ", ".join([case.model, *size, *_setting(case), data, device(rows), *software])
+    return ", ".join([model(rows), *size, *one_strategy(rows), *setting(rows), data, device(rows), *software])
+
+
+def model(rows: Sequence[Row]) -> str:
+    """The model of these rows; of several of one name, what they share."""
+    first, *others = dict.fromkeys(row.case.model for row in rows)
+    if not others or any(other.name != first.name for other in others):
+        return ", ".join([first, *others])
+    of_others = [other.options for other in others]
+    shared = {key: value for key, value in first.options.items() if all(one.get(key) == value for one in of_others)}
+    return Choice.of(first.name, shared)
+
+
+def one_strategy(rows: Sequence[Row]) -> list[str]:
+    """The strategy of several rows that have the same."""
+    found = {row.case.strategy for row in rows}
+    return [str(one) for one in found] if len(found) == 1 < len(rows) else []
 
 
 def device(rows: Sequence[Row]) -> str:
-    """The device of one group of rows by the name that its maker gave it."""
+    """The device of these rows by the name that its maker gave it; of several, whether they were there."""
+    if len({row.case.device for row in rows}) > 1:
+        kinds = {is_predicted(row) for row in rows}
+        words = "some measured, some predicted" if len(kinds) > 1 else PREDICTED if True in kinds else "measured"
+        return f"several devices: {words}"
     name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
     asked = rows[0].case.device
     text = f"{asked} ({name})" if name and name != asked else asked
-    return f"{text}: predicted, not measured" if is_predicted(rows[0]) else text
+    return f"{text}: {PREDICTED}" if is_predicted(rows[0]) else text
 
 
 def outcome(row: Row) -> str:
@@ -167,12 +190,17 @@ def batch(case: Case) -> str:
     return "a batch of its own" if case.batch_size is None else f"batch {case.batch_size}"
 
 
-def _setting(case: Case) -> list[str]:
-    """What the step is made with; what everyone expects is left out."""
-    precision = [case.precision] if case.precision != "fp32" else []
-    accumulate = [f"accumulate {case.accumulate}"] if case.accumulate != 1 else []
-    gradients = ["gradients kept"] if case.keep_gradients else []
-    return [batch(case), case.optimizer, *precision, *accumulate, *gradients]
+def setting(rows: Sequence[Row]) -> list[str]:
+    """What all these steps are made with; what varies is left out, and what everyone expects."""
+    case = rows[0].case
+    words = {
+        "batch_size": batch(case),
+        "optimizer": str(case.optimizer),
+        "precision": case.precision if case.precision != "fp32" else "",
+        "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",
+        "keep_gradients": "gradients kept" if case.keep_gradients else "",
+    }
+    return [word for field, word in words.items() if word and len({getattr(row.case, field) for row in rows}) == 1]
 
 
 def _named(strategies: list[str]) -> str:

@@ -14,6 +14,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from profiler.views.paint import FONT, GREY, INK
+from profiler.views.style import sized
 
 MARGIN = 2.0  # pixels kept free around every label
 POINT = 5.0  # half the side of the square that a marker takes, in pixels
@@ -54,9 +55,10 @@ def place(
     assert isinstance(canvas, FigureCanvasAgg), "plot.py gives every figure Agg's canvas"
     renderer = canvas.get_renderer()
     points = [_pixel(axes, point) for point in (*((label.x, label.y) for label in labels), *others)]
+    margin = 2 * sized(MARGIN)
     room = Room(
         frame=axes.get_window_extent(renderer),
-        points=[_box(x, y, 2 * POINT, 2 * POINT) for x, y in points],
+        points=[_box(x, y, 2 * sized(POINT), 2 * sized(POINT)) for x, y in points],
         labels=[],
         inked=[pixel for line in lines for pixel in _along([_pixel(axes, point) for point in line])],
     )
@@ -64,7 +66,7 @@ def place(
     for label, pixel in zip(labels, points, strict=False):
         text = _write(axes, label)
         size = text.get_window_extent(renderer)
-        box = _choose(room, pixel, width=size.width + 2 * MARGIN, height=size.height + 2 * MARGIN, must=label.must)
+        box = _choose(room, pixel, width=size.width + margin, height=size.height + margin, must=label.must)
         if box is None:
             text.remove()
             continue
@@ -76,7 +78,12 @@ def place(
 
 
 def _write(axes: Axes, label: Label) -> Annotation:
-    keywords: dict[str, Any] = {"parse_math": False, "fontsize": FONT - 1.5, "color": INK, "weight": label.weight}
+    keywords: dict[str, Any] = {
+        "parse_math": False,
+        "fontsize": sized(FONT - 1.5),
+        "color": INK,
+        "weight": label.weight,
+    }
     return axes.annotate(
         label.text,
         (label.x, label.y),
@@ -114,7 +121,7 @@ def _struck(room: Room, pixel: Pair, box: Bbox) -> int:
 def _leader(pixel: Pair, box: Bbox) -> list[Pair]:
     """The line from a far label to its point, dotted; nothing where the label is near."""
     near = _nearest(pixel, box)
-    return _along([pixel, near]) if hypot(near[0] - pixel[0], near[1] - pixel[1]) > LEADER else []
+    return _along([pixel, near]) if hypot(near[0] - pixel[0], near[1] - pixel[1]) > sized(LEADER) else []
 
 
 def _nearest(pixel: Pair, box: Bbox) -> Pair:
@@ -124,7 +131,7 @@ def _nearest(pixel: Pair, box: Bbox) -> Pair:
 def _around(pixel: Pair, width: float, height: float, frame: Bbox, *, far: bool) -> Iterator[Bbox]:
     """Boxes in widening rings around the point, the right side first; at last, any place in the frame by distance."""
     x, y = pixel
-    for radius in RADII if far else RADII[:NEAR]:
+    for radius in map(sized, RADII if far else RADII[:NEAR]):
         for step in (0, 1, -1, 4, 2, -2, 3, -3):  # eighths of a turn: right, above right, below right, left, ...
             across, up = cos(step * pi / 4), sin(step * pi / 4)
             yield _box(x + across * (radius + width / 2), y + up * (radius + height / 2), width, height)
@@ -156,7 +163,7 @@ def _move(text: Annotation, pixel: Pair, box: Bbox, *, points: float) -> None:
             text.xy,
             xytext=((near[0] - pixel[0]) * points, (near[1] - pixel[1]) * points),
             textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4},
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": sized(0.6), "shrinkA": 0, "shrinkB": 4},
         )
         line.set_zorder(1)
 

@@ -7,25 +7,32 @@ from typing import Literal
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.analysis.rows import Row
-from profiler.views.cells import batch, is_predicted, outcome
+from profiler.views.cells import batch, device, is_predicted, model, one_strategy, outcome, setting
 from profiler.views.grid import broken
 from profiler.views.plain import plain
+from profiler.views.style import USUAL, sized
 
-# Okabe and Ito (2008), told apart by all kinds of colour vision
-BLUE, ORANGE, GREEN, SKY, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00"
+BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work has them
 INK, GREY, FAINT = "#222222", "#767676", "#E4E4E4"
-FONT = 11.0
+FONT = USUAL
 BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar and its gap; from so many bars on, a smaller one
 LONGEST_NAME = 44
+BOLD = 1.1  # times as wide
 
 
 def name(row: Row) -> str:
     """The strategy as one short line; it is never read as mathematics (`parse_math` is off wherever it is drawn)."""
-    text = plain(row.case.strategy)
+    return shortened(row.case.strategy)
+
+
+def shortened(value: object) -> str:
+    """Anything as one short line."""
+    text = plain(str(value))
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
@@ -33,8 +40,8 @@ def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
     """Two spines, a faint grid, few ticks."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=INK, labelsize=FONT - 1, length=3, color=GREY)
-    axes.grid(axis=grid, color=FAINT, linewidth=0.8)
+    axes.tick_params(colors=INK, labelsize=sized(FONT - 1), length=sized(3), color=GREY)
+    axes.grid(axis=grid, color=FAINT, linewidth=sized(0.8))
     axes.set_axisbelow(True)
 
 
@@ -42,6 +49,13 @@ def number_axis(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+
+
+def log_axis(axis: Axis) -> None:
+    """Plain numbers at 1, 2 and 5 of every decade."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def name_axis(axes: Axes, rows: Sequence[Row]) -> None:
@@ -52,9 +66,14 @@ def name_axis(axes: Axes, rows: Sequence[Row]) -> None:
     axes.spines["left"].set_visible(False)
 
 
+def area(usual: float) -> float:
+    """Of a marker, in square points."""
+    return sized(sized(usual))
+
+
 def legend_square(axes: Axes, label: str, colour: str) -> None:
     """A line of the legend for bars of this colour."""
-    axes.scatter([], [], s=110, marker="s", color=colour, label=label)
+    axes.scatter([], [], s=area(110), marker="s", color=colour, label=label)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
@@ -63,14 +82,16 @@ def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
+    longest = int(figure.bbox.width * 72 / figure.dpi / sized((FONT - 1) * 0.62)) - 6  # letters beside a line's mark
+    labels = ["\n".join(broken(label, longest)) for label in handles]
     for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many beside each other as there is room for
         legend = figure.legend(
             list(handles.values()),
-            list(handles),
+            labels,
             loc="outside lower left",
             ncols=num_columns,
             frameon=False,
-            fontsize=FONT - 1,
+            fontsize=sized(FONT - 1),
             handletextpad=0.5,
             columnspacing=1.6,
         )
@@ -91,12 +112,12 @@ def absent(axes: Axes, row: Row, at: int) -> None:
         text,
         (0, at),
         xycoords=("axes fraction", "data"),
-        xytext=(5, 0),
+        xytext=(sized(5), 0),
         textcoords="offset points",
         va="center",
         color=GREY,
         style="italic",
-        fontsize=FONT - 1,
+        fontsize=sized(FONT - 1),
     )
 
 
@@ -106,32 +127,49 @@ def is_shown(row: Row) -> bool:
 
 
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
-    """Model and batch; below it, what they ran on."""
-    case = rows[0].case
+    """Model and batch; below it, what they ran on. What is not the same in all rows is an axis, and is left out."""
     environment = next((row.environment for row in rows if row.environment), None)
-    device = (environment.device_name if environment else None) or case.device
+    batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
-    predicted = [f"predicted for {case.device}, not measured"] if is_predicted(rows[0]) else [device]
-    precision = [case.precision] if case.precision != "fp32" else []
-    below = ", ".join([case.optimizer, *precision, *predicted, *torch])
-    lines = [_wrapped(f"{case.model}, {batch(case)}", inches, FONT + 2), _wrapped(below, inches, FONT - 1)]
+    with_what = [word for word in setting(rows) if word not in batches]
+    above, below = (
+        ", ".join([model(rows), *batches, *one_strategy(rows)]),
+        ", ".join([*with_what, _where(rows), *torch]),
+    )
+    lines = [_wrapped(above, inches, (FONT + 2) * BOLD), _wrapped(below, inches, FONT - 1)]
     axes.set_title(
-        lines[0], loc="left", fontsize=FONT + 2, color=INK, weight="bold", parse_math=False, pad=12 + _height(lines[1])
+        lines[0],
+        loc="left",
+        fontsize=sized(FONT + 2),
+        color=INK,
+        weight="bold",
+        parse_math=False,
+        pad=sized(12 + _height(lines[1])),
     )
     axes.annotate(
         lines[1],
         (0, 1),
-        xytext=(0, 8),
+        xytext=(0, sized(8)),
         xycoords="axes fraction",
         textcoords="offset points",
         parse_math=False,
-        fontsize=FONT - 1,
+        fontsize=sized(FONT - 1),
         color=GREY,
     )
 
 
+def _where(rows: Sequence[Row]) -> str:
+    """What they ran on, or were predicted for."""
+    environment = next((row.environment for row in rows if row.environment), None)
+    if len({row.case.device for row in rows}) > 1:
+        return device(rows)
+    name = environment.device_name if environment else None
+    asked = rows[0].case.device
+    return f"predicted for {asked}, not measured" if is_predicted(rows[0]) else name or asked
+
+
 def _wrapped(text: str, inches: float, size: float) -> str:
-    characters = int(inches * 72 / (size * 0.62))  # 0.62 em: wider than nearly every text in DejaVu Sans
+    characters = int(inches * 72 / (sized(size) * 0.62))  # 0.62 em: wider than nearly every text in DejaVu Sans
     return "\n".join(broken(plain(text), max(16, characters)))
 
 

@@ -11,23 +11,26 @@ from profiler.analysis.rows import Row
 from profiler.case import Case
 from profiler.units import byte_unit, second_unit
 from profiler.views.labels import Label, place
-from profiler.views.paint import BLUE, FONT, GREY, INK, SKY, VERMILLION, is_shown, name, number_axis, plain_axes
+from profiler.views.paint import BLUE, FONT, GREY, INK, SKY, VERMILLION, area, is_shown, name, number_axis, plain_axes
+from profiler.views.panels import alike
+from profiler.views.style import sized
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "both a peak and a step time"
 Line = list[tuple[float, float]]
 ALL_NAMED = 14  # up to so many points each has its name; of more, those on the frontier and the extremes
+panels = alike
 
 
 def has(row: Row) -> bool:
     return is_shown(row) and row.readings.peak_bytes is not None and row.step_seconds is not None
 
 
-def height(rows: Sequence[Row]) -> float:
-    return 5.6
+def height(rows: Sequence[Row], width: float) -> float:
+    return 1.35 + 0.5 * width
 
 
-def draw(axes: Axes, rows: Sequence[Row]) -> Callable[[], object]:
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """Draw all but the names; these are written by what is returned, once the layout is final."""
     shown = [row for row in rows if has(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
@@ -39,8 +42,8 @@ def draw(axes: Axes, rows: Sequence[Row]) -> Callable[[], object]:
     stairs = _frontier(axes, sorted(at[row.case] for row in shown if row.on_frontier))
     spreads = _points(axes, shown, at)
     floor = _floor(axes, shown, size)
-    axes.set_xlabel(f"step time ({second_name})", fontsize=FONT)
-    axes.set_ylabel(f"peak memory ({unit})", fontsize=FONT)
+    axes.set_xlabel(f"step time ({second_name})", fontsize=sized(FONT))
+    axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))
     number_axis(axes, "x")
     number_axis(axes, "y")
     labels = [*_labels(shown, at), *crosses]
@@ -63,7 +66,7 @@ def _frontier(axes: Axes, points: Line) -> Line:
     corners = [ends[0]]
     for (x0, y0), (x1, y1) in pairwise(ends):
         corners += [(x1, y0), (x1, y1)] if x1 != x0 else [(x1, y1)]
-    axes.plot(*zip(*corners, strict=True), color=BLUE, linewidth=1.4, alpha=0.55, zorder=2, label="frontier")
+    axes.plot(*zip(*corners, strict=True), color=BLUE, linewidth=sized(1.4), alpha=0.55, zorder=2, label="frontier")
     return corners
 
 
@@ -85,18 +88,18 @@ def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, tuple[float, float]]
             points = [at[row.case] for row in found]
             x, y = zip(*points, strict=True)
             spread = [(row.step_spread or 0) * at[row.case][0] for row in found]
-            axes.errorbar(x, y, xerr=spread, fmt="none", ecolor=colour, elinewidth=1.2, alpha=0.5, zorder=3)
+            axes.errorbar(x, y, xerr=spread, fmt="none", ecolor=colour, elinewidth=sized(1.2), alpha=0.5, zorder=3)
             spreads += [[(x - half, y), (x + half, y)] for (x, y), half in zip(points, spread, strict=True)]
             axes.scatter(
                 x,
                 y,
-                s=46,
+                s=area(46),
                 color=colour,
                 marker=marker,
                 zorder=5 if marker == "s" else 4,
                 label=label,
                 edgecolors="white",
-                linewidths=0.8,
+                linewidths=sized(0.8),
             )
     return spreads
 
@@ -122,14 +125,21 @@ def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], l
     left, right = axes.get_xlim()
     xs = [left + (right - left) * (index + 0.5) / len(out) for index in range(len(out))]
     axes.scatter(
-        xs, [y] * len(out), s=52, color=VERMILLION, marker="x", linewidths=2, zorder=4, label="out of memory, no time"
+        xs,
+        [y] * len(out),
+        s=area(52),
+        color=VERMILLION,
+        marker="x",
+        linewidths=sized(2),
+        zorder=4,
+        label="out of memory, no time",
     )
     labels = [Label(x=x, y=y, text=name(row), must=len(rows) <= ALL_NAMED) for x, row in zip(xs, out, strict=True)]
     return labels, [_level(axes, y, VERMILLION, "memory of the device")] if near else []
 
 
 def _level(axes: Axes, y: float, colour: str, label: str) -> Line:
-    axes.axhline(y, color=colour, linewidth=1.1, linestyle=(0, (4, 3)), zorder=1, label=label)
+    axes.axhline(y, color=colour, linewidth=sized(1.1), linestyle=(0, (4, 3)), zorder=1, label=label)
     left, right = axes.get_xlim()
     return [(left, y), (right, y)]
 

@@ -24,6 +24,8 @@ from profiler.views.paint import (
     number_axis,
     plain_axes,
 )
+from profiler.views.panels import alike
+from profiler.views.style import sized
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a peak"
@@ -32,17 +34,18 @@ PARTS = (
     ("saved", "saved by the forward", BLUE),
     ("transient", "transient", ORANGE),
 )
+panels = alike
 
 
 def has(row: Row) -> bool:
     return is_shown(row) and row.readings.peak_bytes is not None
 
 
-def height(rows: Sequence[Row]) -> float:
+def height(rows: Sequence[Row], width: float) -> float:
     return bars_height(rows)
 
 
-def draw(axes: Axes, rows: Sequence[Row]) -> Callable[[], object]:
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """One bar a row, annotated with its peak and what that is against `none`."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has(row))
     plain_axes(axes, grid="x")
@@ -54,7 +57,7 @@ def draw(axes: Axes, rows: Sequence[Row]) -> Callable[[], object]:
     name_axis(axes, rows)
     number_axis(axes, "x")
     axes.set_xlim(0, 1.2 * max((row.readings.peak_bytes or 0) / size for row in rows if has(row)))
-    axes.set_xlabel(f"memory at the peak of the step ({unit})", fontsize=FONT)
+    axes.set_xlabel(f"memory at the peak of the step ({unit})", fontsize=sized(FONT))
     return lambda: None
 
 
@@ -71,10 +74,10 @@ def _bar(axes: Axes, row: Row, at: int, size: int) -> None:
     axes.annotate(
         f"{scaled(peak, size)}{change}",
         (peak / size, at),
-        xytext=(5, 0),
+        xytext=(sized(5), 0),
         textcoords="offset points",
         va="center",
-        fontsize=FONT - 1,
+        fontsize=sized(FONT - 1),
         color=INK,
     )
 
@@ -89,6 +92,6 @@ def _floor(axes: Axes, rows: Sequence[Row], size: int) -> None:
             [at - 0.5 for at in ats],
             [at + 0.5 for at in ats],
             color=INK,
-            linewidth=1.6,
+            linewidth=sized(1.6),
             label="floor: all static memory",
         )

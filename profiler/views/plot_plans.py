@@ -19,6 +19,7 @@ from profiler.views.grid import broken
 from profiler.views.paint import BLUE, FONT, GREEN, GREY, INK, ORANGE, VERMILLION, legend_below, number_axis, plain_axes
 from profiler.views.plain import plain
 from profiler.views.plot import DPI, refuse, save
+from profiler.views.style import STYLES, at_work
 
 SIZE = (8.5, 5.4)  # inches
 CROWD = 60  # plans: of more, the staircase alone is drawn
@@ -27,6 +28,7 @@ MARKS = {"uniform": ("o", ORANGE, 9), "first": ("^", GREEN, 5), "every": ("s", V
 assert tuple(MARKS) == KINDS, "every kind of rival has its mark"
 
 
+@at_work(STYLES["default"])
 def plot(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force: bool = False) -> Path:
     """Draw the frontier as a staircase, with every uniform split, first N and every j-th as points.
 

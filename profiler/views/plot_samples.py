@@ -8,23 +8,37 @@ from matplotlib.axes import Axes
 
 from profiler.analysis.rows import Row
 from profiler.units import second_unit
-from profiler.views.paint import BLUE, FONT, INK, absent, bars_height, is_shown, name_axis, number_axis, plain_axes
+from profiler.views.paint import (
+    BLUE,
+    FONT,
+    INK,
+    absent,
+    area,
+    bars_height,
+    is_shown,
+    name_axis,
+    number_axis,
+    plain_axes,
+)
+from profiler.views.panels import alike
 from profiler.views.samples import of
+from profiler.views.style import sized
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a step time"
 BAND = 0.3  # half the height over which the samples of a row are laid out
+panels = alike
 
 
 def has(row: Row) -> bool:
     return is_shown(row) and bool(of(row, "step"))
 
 
-def height(rows: Sequence[Row]) -> float:
+def height(rows: Sequence[Row], width: float) -> float:
     return 1.2 * bars_height(rows)
 
 
-def draw(axes: Axes, rows: Sequence[Row]) -> Callable[[], object]:
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """A dot a sample, the first on top; the line is the median."""
     found = [second for row in rows if has(row) for second in of(row, "step")]
     size, unit = second_unit(found)
@@ -37,11 +51,11 @@ def draw(axes: Axes, rows: Sequence[Row]) -> Callable[[], object]:
             _dots(axes, row, at, size)
         else:
             absent(axes, row, at)
-    axes.scatter([], [], s=22, color=BLUE, label="one step (the first on top, the rounds in order)")
-    axes.plot([], [], color=INK, linewidth=2, label="median")
+    axes.scatter([], [], s=area(22), color=BLUE, label="one step (the first on top, the rounds in order)")
+    axes.plot([], [], color=INK, linewidth=sized(2), label="median")
     name_axis(axes, rows)
     number_axis(axes, "x")
-    axes.set_xlabel(f"step time ({unit})", fontsize=FONT)
+    axes.set_xlabel(f"step time ({unit})", fontsize=sized(FONT))
     return lambda: None
 
 
@@ -49,5 +63,7 @@ def _dots(axes: Axes, row: Row, at: int, size: float) -> None:
     samples = of(row, "step")
     gap = 2 * BAND / max(1, len(samples) - 1)
     ys = [at - BAND + gap * index if len(samples) > 1 else at for index in range(len(samples))]
-    axes.scatter([sample / size for sample in samples], ys, s=22, color=BLUE, alpha=0.8, linewidths=0, zorder=3)
-    axes.vlines((row.step_seconds or 0) / size, at - BAND - 0.1, at + BAND + 0.1, color=INK, linewidth=2, zorder=2)
+    axes.scatter([sample / size for sample in samples], ys, s=area(22), color=BLUE, alpha=0.8, linewidths=0, zorder=3)
+    axes.vlines(
+        (row.step_seconds or 0) / size, at - BAND - 0.1, at + BAND + 0.1, color=INK, linewidth=sized(2), zorder=2
+    )

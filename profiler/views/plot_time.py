@@ -23,22 +23,25 @@ from profiler.views.paint import (
     number_axis,
     plain_axes,
 )
+from profiler.views.panels import alike
 from profiler.views.samples import of
+from profiler.views.style import sized
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a step time"
 PARTS = (("forward", BLUE), ("backward", ORANGE), ("optimizer", GREEN))
+panels = alike
 
 
 def has(row: Row) -> bool:
     return is_shown(row) and row.step_seconds is not None
 
 
-def height(rows: Sequence[Row]) -> float:
+def height(rows: Sequence[Row], width: float) -> float:
     return bars_height(rows)
 
 
-def draw(axes: Axes, rows: Sequence[Row]) -> Callable[[], object]:
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """One bar of medians a row; the dot is the median of the whole step, its line the spread of the samples."""
     size, unit = second_unit(row.step_seconds for row in rows if has(row))
     plain_axes(axes, grid="x")
@@ -54,14 +57,14 @@ def draw(axes: Axes, rows: Sequence[Row]) -> Callable[[], object]:
         xerr=[],
         fmt="o",
         color=INK,
-        markersize=4,
-        capsize=3,
+        markersize=sized(4),
+        capsize=sized(3),
         label="step: median and half the interquartile range",
     )
     name_axis(axes, rows)
     number_axis(axes, "x")
     axes.set_xlim(0, 1.2 * max(ends))
-    axes.set_xlabel(f"time ({unit})", fontsize=FONT)
+    axes.set_xlabel(f"time ({unit})", fontsize=sized(FONT))
     return lambda: None
 
 
@@ -75,16 +78,16 @@ def _bar(axes: Axes, row: Row, at: int, size: float) -> float:
         left += long
     step = (row.step_seconds or 0) / size
     half = step * (row.step_spread or 0)
-    axes.errorbar(step, at, xerr=half, fmt="o", color=INK, markersize=4, capsize=3, linewidth=1.3)
+    axes.errorbar(step, at, xerr=half, fmt="o", color=INK, markersize=sized(4), capsize=sized(3), linewidth=sized(1.3))
     end = max(left, step + half)
     change = "" if row.time_ratio is None or row.case.strategy == "none" else f"  {change_text(row.time_ratio)}"
     axes.annotate(
         f"{scaled(row.step_seconds, size)}{change}",
         (end, at),
-        xytext=(7, 0),
+        xytext=(sized(7), 0),
         textcoords="offset points",
         va="center",
-        fontsize=FONT - 1,
+        fontsize=sized(FONT - 1),
         color=INK,
     )
     return end

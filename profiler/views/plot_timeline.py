@@ -39,6 +39,7 @@ from profiler.views.paint import (
 )
 from profiler.views.plain import plain
 from profiler.views.plot import DPI, refuse, save
+from profiler.views.style import STYLES, at_work
 
 PURPLE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
 COLOURS = {
@@ -70,6 +71,7 @@ def plot(traces: Mapping[str, Trace], *, title: str, path: Path, force: bool = F
     return save(draw(traces, title=title), path=path, force=force)
 
 
+@at_work(STYLES["default"])
 def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
     """The panels below each other, in the order of the mapping, all with the same axes."""
     if not traces:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from profiler.case import Case, Choice
 from profiler.record import Record
 from profiler.units import bytes_text, seconds_text
 from profiler.views.plain import plain
 
 
 class Follow:
-    """Enter it, and `show` every record that is safely stored."""
+    """Enter it, and `show` every record that is safely stored; each is told by what is not the same in all `cases`."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, cases: Sequence[Case] = ()) -> None:
+        self._varying = varying(cases)
         self._console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._shown = 0
         self._bar = Progress(
@@ -35,13 +38,25 @@ class Follow:
         """`left` trials are still to come: fewer than planned where a case cannot run at all."""
         self._shown += 1
         total = self._shown + left
-        line = plain(describe(record), encoding=self._console.encoding)
+        line = plain(describe(record, varying=self._varying), encoding=self._console.encoding)
         self._bar.update(self._task, completed=self._shown, total=total, description=line)
         if not self._console.is_terminal:
             self._console.print(f"[{self._shown:>{len(str(total))}}/{total}] {line}")
 
 
-def describe(record: Record) -> str:
+def varying(cases: Sequence[Case]) -> tuple[str, ...]:
+    """The fields, besides model and strategy, that are not the same in all cases; `predicted` tells twins apart."""
+    several = len({case.device for case in cases if case.is_predicted}) > 1
+    of_model: dict[Choice, list[Case]] = {}  # models have batches of their own, which tell nothing besides
+    for case in cases:
+        of_model.setdefault(case.model, []).append(case if several else case.twin)
+    fields = [field for field in Case.__struct_fields__ if field not in ("model", "strategy")]
+    return tuple(
+        field for field in fields if any(len({getattr(case, field) for case in some}) > 1 for some in of_model.values())
+    )
+
+
+def describe(record: Record, *, varying: Sequence[str] = ()) -> str:
     """One trial in one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
     readings = record.readings
     seconds = sorted(readings.step_seconds or ())
@@ -51,5 +66,6 @@ def describe(record: Record) -> str:
         f"step {seconds_text(seconds[len(seconds) // 2])}" if seconds else "",
         (record.detail or "").splitlines()[0] if record.detail else "",
     ]
-    where = f"{record.case.model} {record.case.strategy} round {record.round}"
+    axes = "".join(f"{field.replace('_', ' ')} {getattr(record.case, field)} " for field in varying)
+    where = f"{record.case.model} {record.case.strategy} {axes}round {record.round}"
     return f"{where}: {', '.join(fact for fact in facts if fact)}"

@@ -1,0 +1,150 @@
+"""Which settings of a run vary, and its rows laid out over them. Pure: knows nothing of files or of screens."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from profiler.analysis.rows import Row
+from profiler.case import Case
+from profiler.errors import UserError
+
+Value = int | float | str | None
+STRATEGY = "strategy"
+HINT = "a list on an option is an axis, as in --batch-size 8,16,32"
+FIELDS = tuple(field for field in Case.__struct_fields__ if field != "model")
+
+
+class Axis(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that is not the same everywhere: a field of the cases, or an option of their model."""
+
+    name: str
+    values: tuple[Value, ...]  # at least two: numbers rising, words in the order in which they were measured
+
+    @property
+    def is_number(self) -> bool:
+        return all(_is_number(value) for value in self.values)
+
+    @property
+    def label(self) -> str:
+        return self.name.replace("_", " ")
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """All cases by their settings."""
+
+    axes: tuple[Axis, ...]
+    settings: dict[Case, dict[str, Value]]
+
+    def at(self, case: Case, axis: Axis) -> Value:
+        return self.settings[case].get(axis.name)
+
+
+def space(cases: Iterable[Case], defaults: Mapping[str, Mapping[str, str]]) -> Space:
+    """The axes of these cases; `defaults` are the options that a model's text leaves out, by its name."""
+    found = list(dict.fromkeys(cases))
+    several = len({case.model.name for case in found}) > 1
+    settings = {case: _settings(case, defaults, several=several) for case in found}
+    if several and len({(case.model, case.batch_size) for case in found}) == len({case.model for case in found}):
+        settings = {case: {**one, "batch_size": None} for case, one in settings.items()}  # each has a batch of its own
+    names = dict.fromkeys(name for one in settings.values() for name in one)
+    values = {name: list(dict.fromkeys(one.get(name) for one in settings.values())) for name in names}
+    axes = tuple(Axis(name=name, values=_ordered(found)) for name, found in values.items() if len(found) > 1)
+    return Space(axes=axes, settings=settings)
+
+
+def named(space: Space, word: str) -> Axis:
+    """The axis that a user calls so. Raises UserError where nothing of that name varies."""
+    name = word.strip().replace("-", "_")
+    known = {axis.name: axis for axis in space.axes}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"its axes are {', '.join(known) or 'none'}"
+        raise UserError(f"'{word}' is no axis of this run", hint=hint)
+    return known[name]
+
+
+def two(space: Space, words: Sequence[str] = ()) -> tuple[Axis, Axis]:
+    """What to lay a plane out over, across and up: the axes that are named, then those with the most to see.
+
+    Strategies are up. Raises UserError where no two settings vary.
+    """
+    given = [named(space, word) for word in words]
+    if len(given) > 2 or len(set(given)) < len(given):
+        raise UserError(f"a plane has two axes, not '{','.join(words)}'", hint="name two that differ")
+    strategies = [axis for axis in space.axes if axis.name == STRATEGY]
+    order = list(dict.fromkeys([*(given or _ranked(space)[:1]), *strategies, *_ranked(space)]))
+    if len(order) < 2:
+        what = f"only the {order[0].label} varies" if order else "nothing varies"
+        raise UserError(f"nothing to lay out over two axes: {what} in this run", hint=HINT)
+    across, up = order[:2]
+    return (up, across) if across.name == STRATEGY else (across, up)
+
+
+def rising(space: Space, words: Sequence[str] = ()) -> Axis:
+    """The axis of positive numbers that something grows with: the one that is named, else that with the most of them.
+
+    Raises UserError where there is none.
+    """
+    if len(words) > 1:
+        raise UserError(f"curves are over one axis, not '{','.join(words)}'", hint=f"name one, as {words[0]}")
+    for axis in [named(space, word) for word in words] or _ranked(space):
+        if axis.is_number and min(map(float, axis.values)) > 0:  # type: ignore[arg-type]  # numbers
+            return axis
+    what = f"{words[0]} is" if words else "no axis of this run is"
+    raise UserError(f"nothing to grow with: {what} of positive numbers", hint=HINT)
+
+
+def apart(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
+    """The rows that differ in no axis but those of `over`, together."""
+    others = [axis for axis in space.axes if axis.name not in set(over)]
+    found: dict[tuple[Value, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(space.at(row.case, axis) for axis in others), []).append(row)
+    return list(found.values())
+
+
+def grid(rows: Iterable[Row], space: Space, across: Axis, up: Axis) -> dict[tuple[Value, Value], Row]:
+    """Rows that are of one plane by their two values; what was not measured is not in it."""
+    return {(space.at(row.case, across), space.at(row.case, up)): row for row in rows}
+
+
+def _ranked(space: Space) -> list[Axis]:
+    """All but the strategies: numbers before words, and those with the most values first."""
+    others = (axis for axis in space.axes if axis.name != STRATEGY)
+    return sorted(others, key=lambda axis: (not axis.is_number, -len(axis.values)))
+
+
+def _settings(case: Case, defaults: Mapping[str, Mapping[str, str]], *, several: bool) -> dict[str, Value]:
+    """Of several models, each is one value as it is called: the options of one say nothing of another."""
+    fields = {name: _value(getattr(case, name)) for name in FIELDS}
+    if several:
+        return {"model": str(case.model), **fields}
+    options = {**defaults.get(case.model.name, {}), **case.model.options}
+    clear = {f"model's {name}" if name in fields else name: _read(text) for name, text in options.items()}
+    return {**clear, **fields}
+
+
+def _value(value: object) -> Value:
+    """A field as it is; a switch is a word and no number."""
+    return value if _is_number(value) or value is None else str(value)  # type: ignore[return-value]
+
+
+def _read(text: str) -> Value:
+    """The number that an option's text is, else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _ordered(values: list[Value]) -> tuple[Value, ...]:
+    return tuple(sorted(values) if all(map(_is_number, values)) else values)  # type: ignore[type-var]

@@ -1,0 +1,287 @@
+"""Which settings vary, how rows lie over them, and what grows: by arithmetic."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from profiler.analysis import axes
+from profiler.analysis.axes import Space
+from profiler.analysis.growth import exponent, power
+from profiler.analysis.rows import Row
+from profiler.analysis.throughput import holds, samples_per_second, stairs
+from profiler.case import Case, Choice
+from profiler.errors import UserError
+from profiler.record import Record
+from tests import examples, make
+from tests.make import MIB
+
+DEFAULTS = {"cifar-resnet": {"depth": "3", "classes": "10"}}
+
+
+def space(*cases: Case) -> Space:
+    return axes.space(cases, DEFAULTS)
+
+
+def resnet(options: str = "", **fields: object) -> Case:
+    return make.case(**{"model": Choice(f"cifar-resnet{options}"), **fields})
+
+
+def only(*records: Record) -> list[Row]:
+    return list(examples.table(list(records)))
+
+
+# --- which settings vary
+
+
+def test_a_setting_is_an_axis_where_it_is_not_the_same_everywhere():
+    found = space(make.case("none", batch_size=8), make.case("all", batch_size=8), make.case("all", batch_size=16))
+
+    assert {axis.name: axis.values for axis in found.axes} == {"strategy": ("none", "all"), "batch_size": (8, 16)}
+
+
+def test_of_one_case_nothing_is_an_axis():
+    assert space(make.case(), make.case()).axes == ()
+
+
+def test_numbers_rise_and_words_stay_in_their_order():
+    cases = [
+        make.case(batch_size=size, precision=word) for size, word in ((16, "fp32"), (8, "bf16"), (128, "amp-bf16"))
+    ]
+
+    found = {axis.name: axis for axis in space(*cases).axes}
+
+    assert found["batch_size"].values == (8, 16, 128)
+    assert found["precision"].values == ("fp32", "bf16", "amp-bf16")
+    assert (found["batch_size"].is_number, found["precision"].is_number) == (True, False)
+
+
+def test_an_option_of_the_model_that_its_text_leaves_out_has_its_default():
+    cases = [resnet(":depth=7"), resnet(), resnet(":depth=19")]
+
+    (axis,) = space(*cases).axes
+
+    assert (axis.name, axis.values) == ("depth", (3, 7, 19))
+
+
+def test_an_option_whose_default_nobody_knows_is_no_axis_of_numbers():
+    cases = [make.case(model=Choice("mine.py:build")), make.case(model=Choice("mine.py:build:depth=7"))]
+
+    (axis,) = axes.space(cases, {}).axes
+
+    assert (axis.values, axis.is_number) == ((None, 7), False)
+
+
+def test_options_of_different_models_are_no_axes_but_the_models_are():
+    cases = [resnet(":depth=7"), make.case(model=Choice("mlp:width=4")), resnet()]
+
+    (axis,) = space(*cases).axes
+
+    assert (axis.name, axis.values) == ("model", ("cifar-resnet:depth=7", "mlp:width=4", "cifar-resnet"))
+
+
+def test_an_option_that_is_called_like_a_field_is_not_taken_for_it():
+    cases = [make.case(model=Choice(f"mine:seed={seed}")) for seed in (1, 2)]
+
+    assert [axis.name for axis in axes.space(cases, {}).axes] == ["model's seed"]
+
+
+def test_a_switch_is_a_word():
+    (axis,) = space(make.case(keep_gradients=True), make.case()).axes
+
+    assert (axis.values, axis.is_number) == (("True", "False"), False)
+
+
+# --- which of them are laid out
+
+
+CASES = [
+    resnet(f":depth={depth}", batch_size=size, strategy=Choice(strategy), precision=precision)
+    for depth in (3, 7, 13)
+    for size in (8, 16)
+    for strategy in ("none", "all", "sqrt", "every")
+    for precision in ("fp32", "bf16")
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ((), ("depth", "strategy")),
+        (("batch_size",), ("batch_size", "strategy")),
+        (("batch-size",), ("batch_size", "strategy")),
+        (("precision",), ("precision", "strategy")),
+        (("strategy",), ("depth", "strategy")),
+        (("strategy", "batch_size"), ("batch_size", "strategy")),
+        (("batch_size", "depth"), ("batch_size", "depth")),
+    ],
+)
+def test_a_plane_is_over_what_is_named_and_the_most_that_there_is_to_see(words, chosen):
+    across, up = axes.two(space(*CASES), words)
+
+    assert (across.name, up.name) == chosen
+
+
+def test_without_strategies_two_other_axes_are_a_plane():
+    across, up = axes.two(space(*[case for case in CASES if case.strategy == "none"]))
+
+    assert (across.name, up.name) == ("depth", "batch_size")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [(("dept",), "no axis"), (("seed",), "no axis"), (("depth", "depth"), "two axes"), (("depth",) * 3, "two axes")],
+)
+def test_a_plane_that_there_is_not_is_refused(words, complaint):
+    with pytest.raises(UserError, match=complaint):
+        axes.two(space(*CASES), words)
+
+
+def test_a_near_miss_of_an_axis_is_told():
+    with pytest.raises(UserError) as raised:
+        axes.named(space(*CASES), "batchsize")
+
+    assert raised.value.hint == "did you mean 'batch_size'?"
+
+
+@pytest.mark.parametrize("cases", [[make.case("none")], [make.case("none"), make.case("all")]])
+def test_one_axis_is_no_plane(cases):
+    with pytest.raises(UserError, match="nothing to lay out over two axes"):
+        axes.two(space(*cases))
+
+
+def test_curves_are_over_the_numbers_with_the_most_values_or_over_those_that_are_named():
+    assert axes.rising(space(*CASES)).name == "depth"
+    assert axes.rising(space(*CASES), ("batch_size",)).name == "batch_size"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"), [(("precision",), "precision is"), (("depth", "batch_size"), "over one axis")]
+)
+def test_curves_over_anything_else_are_refused(words, complaint):
+    with pytest.raises(UserError, match=complaint):
+        axes.rising(space(*CASES), words)
+
+
+def test_nothing_grows_with_numbers_that_begin_at_zero():
+    cases = [make.case(model=Choice(f"cifar-resnet:dropout={rate}")) for rate in (0.0, 0.1)]
+
+    with pytest.raises(UserError, match="positive numbers"):
+        axes.rising(space(*cases))
+
+
+def test_rows_lie_apart_by_every_axis_but_those_of_the_plane():
+    rows = only(*(make.record(case=case) for case in CASES))
+    found = axes.space([row.case for row in rows], DEFAULTS)
+
+    planes = axes.apart(rows, found, ["depth", "strategy"])
+
+    assert [len(plane) for plane in planes] == [3 * 4] * (2 * 2)
+    assert {(plane[0].case.batch_size, plane[0].case.precision) for plane in planes} == {
+        (8, "fp32"), (8, "bf16"), (16, "fp32"), (16, "bf16")
+    }  # fmt: skip
+
+
+def test_a_grid_has_each_row_at_its_values_and_nothing_where_none_ran():
+    rows = examples.table(examples.batches())
+    found = axes.space([row.case for row in rows], {})
+    across, up = axes.two(found)
+
+    grid = axes.grid(rows, found, across, up)
+
+    assert {(x, y) for x in across.values for y in up.values} - set(grid) == {(64, "all")}
+    assert all((row.case.batch_size, row.case.strategy) == at for at, row in grid.items())
+
+
+# --- growth
+
+
+@pytest.mark.parametrize("true", [0.5, 1.0, 2.0, 0.0])
+def test_the_exponent_of_a_power_is_found(true):
+    sizes = (1, 2, 4, 8, 16)
+
+    found = power(sizes, [3 * size**true for size in sizes])
+
+    assert found is not None
+    assert found.exponent == pytest.approx(true)
+    assert found.at(100) == pytest.approx(3 * 100**true)
+
+
+def test_a_constant_beside_what_grows_makes_the_exponent_less():
+    sizes = (1, 2, 4, 8)
+
+    assert 0 < (exponent(sizes, [100 + size for size in sizes]) or 0) < 0.1
+
+
+def test_no_power_goes_through_fewer_than_three_points():
+    assert power((1, 2), (1, 2)) is None
+    assert power((1, 2, 4), (0, 1, 2)) is None  # nothing of the first has a logarithm
+    assert power((1, 2, 4), (1, 1, 2)) is not None
+
+
+# --- samples a second
+
+
+def test_samples_a_second_count_all_micro_batches():
+    (row,) = only(make.record(case=make.case(batch_size=8, accumulate=3), seconds=(0.1, 0.2, 0.3)))
+
+    assert samples_per_second(row) == pytest.approx(8 * 3 / 0.2)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"case": make.case(batch_size=None)}, {"readings": make.failed("", "ok", "").readings}]
+)
+def test_without_a_time_or_a_batch_there_are_none(fields):
+    (row,) = only(make.record(**fields))
+
+    assert samples_per_second(row) is None
+
+
+def test_the_stairs_are_the_rows_that_nothing_smaller_beats():
+    points = {"none": (100, 0.10), "a": (80, 0.08), "b": (60, 0.12), "c": (50, 0.16), "d": (50, 0.15), "e": (120, 0.07)}
+    rows = only(*(make.record(name, peak=peak * MIB, seconds=(time,)) for name, (peak, time) in points.items()))
+
+    assert [row.case.strategy for row in stairs(rows)] == ["d", "b", "a", "e"]
+
+
+def test_what_ran_out_of_memory_or_is_wrong_is_not_on_the_stairs():
+    rows = examples.table(examples.batches())
+
+    on = {(row.case.strategy, row.case.batch_size) for row in stairs(rows)}
+
+    assert not on & {("none", 64), ("sqrt", 8), ("all", 64)}
+    assert ("none", 32) in on
+
+
+def predicted(peak: int, *, reserved: int | None = None, device: str = "fake:t4", limit: int | None = 1000) -> Row:
+    record = make.record(peak=peak * MIB, case=make.case(device=device))
+    environment = msgspec.structs.replace(record.environment, device_bytes=limit and limit * MIB)
+    readings = msgspec.structs.replace(record.readings, reserved_bytes=reserved and reserved * MIB)
+    (row,) = only(msgspec.structs.replace(record, environment=environment, readings=readings))
+    return row
+
+
+@pytest.mark.parametrize(
+    ("row", "fits"),
+    [
+        (predicted(400), True),  # and 600 for CUDA itself
+        (predicted(401), False),
+        (predicted(300, reserved=400), True),
+        (predicted(300, reserved=401), False),
+        (predicted(1000, device="fake:cpu"), True),
+        (predicted(1001, device="fake:cpu"), False),
+        (predicted(300, limit=None), None),
+        (only(make.record(peak=9000 * MIB, environment=examples.ENVIRONMENT))[0], True),  # it was there
+        (only(make.failed("all", "out_of_memory", ""))[0], False),
+        (only(make.failed("all", "skipped", ""))[0], None),
+    ],
+)
+def test_a_device_holds_what_ran_on_it_and_of_predictions_what_is_needed(row, fits):
+    assert holds(row) is fits
+
+
+def test_a_prediction_that_does_not_fit_is_not_on_the_stairs():
+    small, large = predicted(400), predicted(401)
+
+    assert stairs([small, large]) == stairs([small]) == [small]
+    assert stairs([large]) == []

@@ -1,0 +1,126 @@
+"""The commands over axes, as words in and text out."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler.case import Case, Choice
+from profiler.cli import answer
+from profiler.views.progress import describe, varying
+from tests import examples, make
+from tests.test_cli_readers import ROOT, gcprof
+
+RUN = "results/batches"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run over batches, and one of a single row; the commands run in it."""
+    monkeypatch.chdir(tmp_path)
+    examples.run(tmp_path / RUN, examples.batches())
+    examples.run(tmp_path / "results" / "single", [make.record()])
+    return tmp_path
+
+
+def test_show_prints_the_numbers_over_an_axis(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["show", RUN, "--over", "batch-size"]) == 0
+
+    out, err = capsys.readouterr()
+    assert "peak memory (MiB) by batch size" in out
+    assert "the most samples a second in a memory" in out
+    assert err == f"next: gcprof plot {RUN} --kind heat --over batch-size -o heat.png\n"
+
+
+def test_the_next_command_is_one(here: Path, capsys: pytest.CaptureFixture[str]):
+    answer(["show", RUN, "--over", "batch-size"])
+    words = capsys.readouterr().err.removeprefix("next: gcprof ").split()
+
+    assert answer(words) == 0
+    assert (here / "heat.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["show", RUN, "--over", "batchsize"], "did you mean 'batch_size'?"),
+        (["show", RUN, "--over", "depth"], "its axes are strategy, batch_size"),
+        (["show", RUN, "--over", "batch_size,strategy,seed"], "'seed' is no axis"),
+        (["show", RUN, "--over", "batch_size", "--samples"], "--over has no effect with --samples"),
+        (["show", RUN, "--over", "batch_size", "--json"], "--over has no effect with --json"),
+        (["show", "results/single", "--over", "batch_size"], "'batch_size' is no axis of this run"),
+        (["plot", "results/single", "--kind", "heat"], "a list on an option is an axis"),
+        (["plot", "results/single", "--kind", "growth"], "a list on an option is an axis"),
+        (["plot", RUN, "--kind", "growth", "--over", "strategy"], "of positive numbers"),
+        (["plot", RUN, "--kind", "memory", "--over", "batch_size"], "--over has no effect"),
+        (["plot", RUN, "--style", "slide"], "did you mean 'slides'?"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused(here: Path, capsys: pytest.CaptureFixture[str], words, complaint):
+    assert answer(words) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert complaint in err
+    assert not list(here.glob("*.p*"))
+
+
+def test_a_paper_without_a_name_is_a_pdf(here: Path):
+    assert answer(["plot", RUN, "--kind", "heat", "--style", "paper"]) == 0
+
+    assert (here / "heat.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_style_of_any_other_name_is_drawn_as_it_is_named(here: Path):
+    assert answer(["plot", RUN, "--kind", "growth", "--style", "slides", "-o", "mine.svg"]) == 0
+
+    assert (here / "mine.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_numbers_over_an_axis_need_no_matplotlib(here: Path):
+    code = gcprof("--version").args[2].replace("main(sys.argv[1:])", "from profiler.cli import answer")
+    script = f"{code}\nanswer(sys.argv[1:])\nsys.exit('matplotlib' in sys.modules)"
+
+    def imports_it(*words: str) -> int:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            [sys.executable, "-c", script, *words], env=environment, capture_output=True, check=False
+        ).returncode
+
+    assert imports_it("show", RUN, "--over", "batch_size") == 0
+    assert imports_it("plot", RUN, "--kind", "heat") == 1
+
+
+@pytest.mark.parametrize("words", [["show", RUN, "--over", "batch_size"], ["plot", RUN, "--kind", "heat"]])
+def test_torch_is_not_needed(here: Path, words: list[str]):
+    found = gcprof(*words, torch=False)
+
+    assert found.returncode == 0, found.stderr
+
+
+def told(*cases: Case) -> tuple[str, ...]:
+    return varying(cases)
+
+
+def test_what_varies_is_told_of_every_trial():
+    cases = [make.case(batch_size=size, precision=word) for size in (8, 16) for word in ("fp32", "bf16")]
+    record = make.record("all", case=cases[3])
+
+    assert told(*cases) == ("batch_size", "precision")
+    assert describe(record, varying=told(*cases)).startswith(
+        "mnist-cnn:channels=32 none batch size 16 precision bf16 round 1: ok"
+    )
+
+
+def test_what_models_have_of_their_own_is_not_told():
+    mlp = make.case(model=Choice("mlp"), batch_size=32)
+
+    assert told(make.case(), mlp) == ()
+    assert told(make.case(), mlp, make.case(batch_size=1)) == ("batch_size",)
+
+
+def test_a_prediction_beside_its_measurement_needs_no_device_to_be_told_apart():
+    assert told(make.case(device="cuda:0"), make.case(device="fake:cuda")) == ()
+    assert told(make.case(device="fake:t4"), make.case(device="fake:h100")) == ("device",)

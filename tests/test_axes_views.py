@@ -1,0 +1,369 @@
+"""How a run looks over two of its axes: on screens of all widths, and as a picture."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from profiler.analysis.rows import Row
+from profiler.case import Choice
+from profiler.errors import UserError
+from profiler.views import ends, pivot, terminal
+from profiler.views.labels import Label
+from profiler.views.plot import draw
+from tests import examples, golden_files, make
+
+CASES = {
+    "axes": (examples.batches(), ["batch_size"]),
+    "axes-predicted": (examples.batches(device="fake:h100", limit=800 * make.MIB) + examples.batches(), ["batch_size"]),
+    "axes-depth": (
+        [
+            record
+            for depth in (2, 8)
+            for record in examples.batches(model=Choice(f"cifar-resnet:depth={depth}"))
+            if record.case.batch_size != 64
+        ],
+        ["batch_size", "depth"],
+    ),
+}
+WIDTHS = (40, 80, 200)
+
+
+def printed(name: str, **how) -> str:
+    records, over = CASES[name]
+    file = io.StringIO()
+    terminal.write(pivot.table(examples.table(records), over=over, **how), file=file)
+    return file.getvalue()
+
+
+def rows(name: str = "axes") -> tuple[Row, ...]:
+    return examples.table(CASES[name][0])
+
+
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+
+
+# --- tables
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_tables_look_as_they_did(name: str, width: int):
+    golden_files.compare(f"{name}-{width}.txt", printed(name, width=width))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
+    columns = []
+    fitted = terminal.fitted
+    monkeypatch.setattr(pivot, "fitted", lambda found, **how: columns.extend(found) or fitted(found, **how))
+
+    for width in range(40, 201, 10):
+        text = printed(name, width=width)
+        numbers = Counter(cell for column in columns if column.is_number for cell in column.cells)
+        columns.clear()
+
+        assert numbers
+        for number, times in numbers.items():
+            assert len(re.findall(rf"(?<!\S){re.escape(number)}(?!\S)", text)) >= times, f"{number} at {width}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_line_is_wider_than_the_screen(name: str):
+    for width in range(40, 201, 5):
+        assert max(map(len, printed(name, width=width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_only_ascii_can_be_printed_it_is_ascii(name: str):
+    assert printed(name, width=80, encoding="ascii").isascii()
+
+
+def cells(text: str, title: str) -> dict[tuple[str, str], str]:
+    """The cells of the first table of that title, by the line's name and the column's."""
+    lines = text[text.index(title) :].splitlines()[1:]
+    heads = lines[0].split()
+    rule = next(at for at, line in enumerate(lines) if line.startswith("---"))
+    body = [line.split() for line in lines[rule + 1 :][:3]]
+    return {(line[0], head): cell for line in body for head, cell in zip(heads[1:], line[1:], strict=False)}
+
+
+def test_samples_a_second_times_the_seconds_of_a_step_are_the_batch():
+    text = printed("axes", width=200)
+    seconds, rates = cells(text, "step time (ms)"), cells(text, "samples a second")
+
+    checked = 0
+    for (strategy, size), rate in rates.items():
+        if re.fullmatch(r"[\d.,]+", rate):
+            product = float(rate.replace(",", "")) * float(seconds[strategy, size]) / 1000
+            assert product == pytest.approx(int(size), rel=0.01)
+            checked += 1
+    assert checked == 4 * 3 - 3  # one out of memory, one invalid, one that did not run
+
+
+def test_saved_memory_that_is_so_much_a_sample_grows_with_the_power_of_one():
+    found = cells(printed("axes", width=200), "saved memory (MiB)")
+
+    assert (found["none", "8"], found["none", "16"], found["none", "grows"]) == ("32.0", "64.0", "1.00")
+
+
+def test_what_did_not_go_well_has_a_word_and_what_did_not_run_has_none():
+    found = cells(printed("axes", width=200), "peak memory (MiB)")
+
+    assert (found["none", "64"], found["sqrt", "8"], found["all", "64"]) == ("OOM", "invalid", "-")
+
+
+def test_what_is_predicted_and_does_not_fit_is_marked_and_what_was_measured_is_not():
+    text = printed("axes-predicted", width=200)
+    there = text.index("cuda:0")
+    measured, predicted = text[there:], text[:there]
+
+    assert "predicted, not measured" in predicted
+    assert "*" in predicted
+    assert "*" not in measured
+
+
+def test_one_row_is_no_plane():
+    with pytest.raises(UserError, match="nothing to lay out over two axes: nothing varies"):
+        pivot.table(examples.table([make.record()]))
+
+
+# --- heat
+
+
+def edges(axes: Axes) -> set[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Ends of the contour."""
+    found = [line for line in axes.lines if str(line.get_label()).startswith("memory of the device")]
+    return {(tuple(map(float, line.get_xdata())), tuple(map(float, line.get_ydata()))) for line in found}
+
+
+def test_what_ran_out_of_memory_is_crossed():
+    axes = draw(rows(), kind="heat").axes[0]
+
+    crosses = [line for line in axes.lines if line.get_label() == "out of memory"]
+    assert len(crosses) == 2  # the two lines of one cross
+    assert {sum(line.get_xdata()) / 2 for line in crosses} == {3}  # the last of four batches
+    assert {sum(line.get_ydata()) / 2 for line in crosses} == {0}  # of none
+
+
+def test_the_contour_runs_between_what_fits_and_what_does_not():
+    figure = draw(rows(), kind="heat")
+
+    # none at 64 is out of memory; its left neighbour fits, and so does sqrt at 64 below it
+    assert edges(figure.axes[0]) == {((2.5, 2.5), (-0.5, 0.5)), ((2.5, 3.5), (0.5, 0.5))}
+    assert legend(figure) == ["out of memory", "memory of the device: 300 MiB"]
+
+
+def test_where_everything_fits_there_is_no_contour():
+    fitting = [row for row in rows() if row.outcome == "ok"]
+
+    assert edges(draw(fitting, kind="heat").axes[0]) == set()
+
+
+def test_a_predicted_contour_says_what_it_counts():
+    predicted = examples.batches(device="fake:h100", limit=800 * make.MIB)  # of which CUDA itself takes 600
+
+    figure = draw(examples.table(predicted), kind="heat")
+
+    # of none, a batch of 16 takes 164 MiB, and one of 32 takes 228
+    none = {((1.5, 1.5), (-0.5, 0.5)), ((1.5, 2.5), (0.5, 0.5)), ((2.5, 3.5), (0.5, 0.5))}
+    assert edges(figure.axes[0]) == none
+    assert any("counting CUDA itself and all that is reserved" in text for text in legend(figure))
+
+
+def test_every_cell_has_its_peak_or_a_word():
+    axes = draw(rows(), kind="heat").axes[0]
+
+    peaks = {row.readings.peak_bytes / make.MIB for row in rows() if row.outcome == "ok"}
+    assert {f"{peak:.1f}" for peak in peaks} <= set(texts(axes))
+    assert Counter(texts(axes))["invalid"] == 1
+    assert Counter(texts(axes))["·"] == 1  # what did not run
+
+
+def test_predicted_and_measured_have_a_panel_each():
+    figure = draw(rows("axes-predicted"), kind="heat")
+
+    below = [next(text for text in texts(axes) if text.startswith("sgd")) for axes in figure.axes]
+    assert ["predicted for fake:h100, not measured" in text for text in below] == [True, False]
+
+
+def test_of_named_axes_each_strategy_has_its_panel():
+    figure = draw(rows("axes-depth"), kind="heat", over=("depth", "batch_size"))
+
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        f"cifar-resnet, {name}" for name in ("none", "sqrt", "all")
+    ]
+    assert {axes.get_ylabel() for axes in figure.axes} == {"depth"}
+
+
+def shade(axes: Axes, text: str) -> tuple[float, ...]:
+    """The colour of the cell with this number."""
+    at = next(one.get_position() for one in axes.texts if one.get_text() == text)
+    cell = next(one for one in axes.collections if one.get_paths()[0].get_extents().contains(*at))
+    return tuple(map(float, cell.get_facecolor()[0]))
+
+
+def test_one_colour_is_one_peak_in_all_panels():
+    figure = draw(rows("axes-depth"), kind="heat", over=("depth", "batch_size"))
+
+    none, sqrt, every = figure.axes
+    assert shade(none, "132.0") == shade(sqrt, "132.0")
+    assert sum(shade(every, "102.0")) > sum(shade(none, "132.0")) > sum(shade(none, "228.0"))  # the less, the lighter
+
+
+@pytest.mark.parametrize("kind", ["heat", "growth"])
+def test_one_row_is_refused(kind: str):
+    with pytest.raises(UserError, match="nothing"):
+        draw(examples.table([make.record()]), kind=kind)
+
+
+def test_one_row_has_its_samples_a_second():
+    axes = draw(examples.table([make.record("none", seconds=(0.1,))]), kind="throughput").axes[0]
+
+    assert "none: 64" in texts(axes)
+
+
+@pytest.mark.parametrize("kind", ["frontier", "memory", "time", "samples", "throughput"])
+def test_axes_that_a_kind_does_not_choose_are_refused(kind: str):
+    with pytest.raises(UserError, match="--over has no effect"):
+        draw(rows(), kind=kind, over=("batch_size",))
+
+
+def test_models_with_batches_of_their_own_are_laid_out_by_model():
+    names = (("mlp", 32), ("mnist-cnn", 64))
+    records = [
+        make.record(strategy, case=make.case(strategy, model=Choice(model), batch_size=size))
+        for model, size in names
+        for strategy in ("none", "all")
+    ]
+
+    axes = draw(examples.table(records), kind="heat").axes[0]
+
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["mlp", "mnist-cnn"]
+
+
+# --- growth
+
+
+def test_curves_carry_their_exponents():
+    axes = draw(rows(), kind="growth").axes[0]
+
+    assert any(re.fullmatch(r"none\nn\^0\.\d\d \(saved n\^1\.00\)", text) for text in texts(axes))
+
+
+def test_two_points_have_no_exponent():
+    few = [row for row in rows() if row.case.batch_size in (16, 32)]
+
+    axes = draw(few, kind="growth").axes[0]
+
+    assert {"none", "sqrt", "all"} <= set(texts(axes))
+
+
+def test_only_lines_of_three_points_have_a_power_beside_them():
+    axes = draw(rows(), kind="growth").axes[0]
+
+    dotted = [line for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())]
+    assert len(dotted) == 3
+
+
+def test_a_batch_that_ran_out_of_memory_is_crossed():
+    figure = draw(rows(), kind="growth")
+
+    assert "out of memory" in legend(figure)
+    assert "memory of the device: 300 MiB" in legend(figure)
+
+
+def test_names_at_the_ends_keep_apart_and_inside():
+    records = [
+        make.record(f"segments:k={k}", case=make.case(f"segments:k={k}", batch_size=size), peak=size * (100 + k))
+        for k in range(2, 14)
+        for size in (8, 16, 32)
+    ]
+
+    axes = draw(examples.table(records), kind="growth").axes[0]
+
+    frame = axes.get_window_extent()
+    boxes = [Text.get_window_extent(text) for text in axes.texts if text.get_text().startswith("segments")]
+    assert len(boxes) == 12
+    for one, other in combinations(boxes, 2):
+        assert not one.overlaps(other)
+    for box in boxes:
+        assert frame.y0 <= box.y0 < box.y1 <= frame.y1
+        assert box.x1 <= frame.x1
+
+
+def test_names_written_straight_beside_their_points_would_meet():
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+
+    written = ends.write(axes, [Label(x=0.5, y=0.5, text="one"), Label(x=0.5, y=0.5, text="other")])
+    apart = [Text.get_window_extent(text) for text in written]
+    for text in written:
+        text.set_position((0, 0))
+    together = [Text.get_window_extent(text) for text in written]
+
+    assert not apart[0].overlaps(apart[1])
+    assert together[0].overlaps(together[1])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ([50], [50]),
+        ([50, 50], [50, 60]),
+        ([10, 50, 90], [10, 50, 90]),
+        ([0, 0], [5, 15]),
+        ([99, 99], [85, 95]),
+        ([50] * 20, [5 * (number + 0.5) for number in range(20)]),  # no room: evenly
+        ([], []),
+    ],
+)
+def test_middles_are_moved_no_more_than_it_takes(wanted, found):
+    assert ends.spread(wanted, [10] * len(wanted), low=0, high=100) == found
+
+
+# --- throughput
+
+
+def hollow(axes: Axes) -> int:
+    found = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    return sum(len(line.get_xdata()) for line in found)
+
+
+def test_predictions_that_do_not_fit_are_hollow():
+    predicted = examples.table(examples.batches(device="fake:h100"))
+    num_ok = sum(row.outcome == "ok" for row in predicted)
+
+    figure = draw(predicted, kind="throughput")
+
+    assert hollow(figure.axes[0]) == num_ok  # of 300 MiB, CUDA itself takes 600
+    assert hollow(draw(rows(), kind="throughput").axes[0]) == 0
+    assert any(text.startswith("hollow: does not fit") for text in legend(figure))
+
+
+def test_the_stairs_go_through_the_most_samples_of_each_memory():
+    axes = draw(rows(), kind="throughput").axes[0]
+
+    (stairs,) = [line for line in axes.lines if str(line.get_label()).startswith("most samples")]
+    rates = list(stairs.get_ydata())
+    assert rates == sorted(rates)
+    assert rates[-1] == max(row.case.batch_size / row.step_seconds for row in rows() if row.outcome == "ok")
+
+
+def test_every_line_is_named():
+    assert {"none: 32", "sqrt: 64", "all: 32"} <= set(texts(draw(rows(), kind="throughput").axes[0]))

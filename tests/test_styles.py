@@ -1,0 +1,209 @@
+"""Pictures for slides and papers: sizes, type, embedded fonts, colours in grey, and nothing cropped in any style."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from profiler import store
+from profiler.analysis.rows import Row, rows
+from profiler.views import PLOTS
+from profiler.views.plot import draw, plot
+from profiler.views.style import IN_GREY, OKABE_ITO, STYLES, at_work, luminance, sized
+from tests import examples
+
+REFERENCE = Path(__file__).parent.parent / "results" / "reference"
+RUNS = {
+    "mnist": REFERENCE / "cpu" / "mnist-cnn",
+    "batches": REFERENCE / "predicted-t4" / "transformer-batches",
+    "depths": REFERENCE / "predicted-t4" / "cifar-resnet-depths",
+}
+OVER_AXES = ("heat", "growth", "throughput")
+EDGE = 1.0  # pixels that antialiasing may take
+
+
+def table(name: str) -> tuple[Row, ...]:
+    return rows(store.load(RUNS[name]).records)
+
+
+def shown(figure: Figure) -> Iterator[Text]:
+    """Every text that is seen."""
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip():
+            yield text
+
+
+def cropped(figure: Figure) -> list[str]:
+    """Texts that reach over the edge of the picture; ticks outside the limits are not drawn at all."""
+    ticks = {
+        label
+        for axes in figure.axes
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        if not min(limits) <= tick.get_loc() <= max(limits)
+        for label in (tick.label1, tick.label2)
+    }
+    box = figure.bbox
+    return [
+        text.get_text()
+        for text in shown(figure)
+        if text not in ticks
+        for extent in [Text.get_window_extent(text)]
+        if extent.x0 < box.x0 - EDGE
+        or extent.y0 < box.y0 - EDGE
+        or extent.x1 > box.x1 + EDGE
+        or extent.y1 > box.y1 + EDGE
+    ]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", PLOTS)
+def test_no_text_of_a_committed_run_is_cropped(kind: str, style: str):
+    found = table("batches" if kind in OVER_AXES else "mnist")
+
+    assert cropped(draw(found, kind=kind, style=STYLES[style])) == []
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_no_text_of_a_plot_over_named_axes_is_cropped(style: str):
+    assert cropped(draw(table("depths"), kind="heat", style=STYLES[style], over=("depth", "batch_size"))) == []
+
+
+def test_a_text_that_is_cropped_would_be_seen():
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    figure.text(0.95, 0.5, "reaches over the edge")
+    figure.text(0.5, 0.5, "does not")
+
+    assert cropped(figure) == ["reaches over the edge"]
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_a_slide_is_as_wide_and_high_as_a_screen(kind: str, tmp_path: Path):
+    found = table("batches" if kind in OVER_AXES else "mnist")
+
+    path = plot(found, kind=kind, path=tmp_path / "slide.png", style=STYLES["slides"])
+
+    high, wide = imread(path).shape[:2]
+    assert (wide, high) == (1920, 1080)
+
+
+def test_a_slide_of_many_rows_is_still_as_wide_as_a_screen(tmp_path: Path):
+    many = examples.table(examples.sweep(tuple(range(1, 33))))
+
+    path = plot(many, kind="memory", path=tmp_path / "slide.png", style=STYLES["slides"])
+
+    high, wide = imread(path).shape[:2]
+    assert wide == 1920
+    assert high == pytest.approx(1080, abs=1)
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_a_paper_has_one_column_whatever_is_drawn(kind: str):
+    found = examples.table(examples.batches() + examples.batches(device="fake:h100"))
+
+    figure = draw(found, kind=kind, style=STYLES["paper"])
+
+    assert figure.get_figwidth() == 3.35
+
+
+def test_type_is_larger_on_slides_and_smaller_on_paper():
+    sizes = {}
+    for name, style in STYLES.items():
+        texts = [text for text in shown(draw(table("mnist"), kind="memory", style=style)) if text.get_text() == "none"]
+        sizes[name] = {text.get_fontsize() for text in texts}
+
+    assert sizes == {"default": {10.0}, "slides": {10 * 16 / 11}, "paper": {10 * 7.5 / 11}}
+
+
+def test_lengths_are_those_of_the_style_at_work_and_of_no_other():
+    with at_work(STYLES["slides"]):
+        assert sized(11) == 16
+    with at_work(STYLES["default"]):
+        assert sized(11) == 11
+
+
+def test_a_paper_is_a_pdf_with_its_fonts_embedded_as_true_type(tmp_path: Path):
+    path = plot(table("mnist"), kind="memory", path=tmp_path / "figure.pdf", style=STYLES["paper"])
+
+    text = path.read_bytes()
+    assert STYLES["paper"].suffix == "pdf"
+    assert b"/FontFile2" in text
+    assert b"/Type3" not in text
+
+
+def test_matplotlib_alone_would_write_type_3(tmp_path: Path):
+    figure = Figure()
+    figure.text(0.5, 0.5, "text")
+    with rc_context({"pdf.fonttype": 3}):
+        figure.savefig(tmp_path / "figure.pdf")
+
+    assert b"/Type3" in (tmp_path / "figure.pdf").read_bytes()
+
+
+def test_a_pdf_is_as_wide_as_a_column(tmp_path: Path):
+    path = plot(table("mnist"), kind="frontier", path=tmp_path / "figure.pdf", style=STYLES["paper"])
+
+    width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", path.read_bytes())
+    assert width
+    assert float(width[1]) == pytest.approx(3.35 * 72, abs=0.1)
+
+
+def lightness(colour: str) -> float:
+    """Of 100, as it looks (CIE 1976)."""
+    relative = luminance(colour)
+    return float(116 * relative ** (1 / 3) - 16 if relative > 0.008856 else 903.3 * relative)
+
+
+def nearest(colours: tuple[str, ...]) -> float:
+    return min(abs(lightness(one) - lightness(other)) for one, other in combinations(colours, 2))
+
+
+def test_colours_of_a_paper_are_told_apart_in_grey():
+    assert STYLES["paper"].colours == IN_GREY
+    assert nearest(IN_GREY[:3]) > 20  # of bars, which have no marks
+    assert nearest(IN_GREY) > 11
+    assert max(map(lightness, IN_GREY)) < 90  # none is lost on white
+
+
+def test_colours_of_a_screen_are_not():
+    assert nearest(OKABE_ITO) < 2
+
+
+@pytest.mark.parametrize(
+    ("colour", "of_white"), [("white", 1.0), ("black", 0.0), ("#7F7F7F", 0.212), ("#00FF00", 0.7152)]
+)
+def test_luminance_is_that_of_wcag(colour: str, of_white: float):
+    assert luminance(colour) == pytest.approx(of_white, abs=0.001)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_number_in_a_heat_map_is_read_on_its_colour(style: str):
+    axes = draw(table("batches"), kind="heat", style=STYLES[style]).axes[0]
+
+    checked = 0
+    for text in axes.texts:
+        cell = [one for one in axes.collections if one.get_paths()[0].get_extents().contains(*text.get_position())]
+        if cell and re.fullmatch(r"[\d.]+", text.get_text()):
+            light, dark = sorted((luminance(text.get_color()), luminance(cell[0].get_facecolor()[0])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) > 3.9
+            checked += 1
+    assert checked == 5 * 6
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_style_draws_the_same_bytes_every_time(style: str, tmp_path: Path):
+    first, second = (
+        plot(table("mnist"), kind="frontier", path=tmp_path / f"{number}.svg", style=STYLES[style]) for number in (1, 2)
+    )
+
+    assert first.read_bytes() == second.read_bytes()
