@@ -13,7 +13,7 @@ test:
 
 # write the golden files anew; look at the difference before committing it
 golden:
-    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_axes_views.py
+    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_axes_views.py tests/test_comparison_views.py
 
 # every kind of picture from committed runs: writes docs/gallery.md and docs/gallery/
 gallery *words:
@@ -26,8 +26,8 @@ gpu output="results/gpu":
     {{python}} -m benchmarks.accuracy --device cuda:0 -o {{output}}/accuracy.md
 
 # start-up of a trial, against a new interpreter
-bench-startup:
-    {{python}} -m benchmarks.startup
+bench-startup *words:
+    {{python}} -m benchmarks.startup {{words}}
 
 # recorded step time, against a bare loop
 bench-overhead:
@@ -45,9 +45,17 @@ bench-predict:
 bench-planner:
     {{python}} -m benchmarks.planner
 
+# a run of 10,000 records, shown and exported; fails above 2 s
+bench-readers:
+    {{python}} -m benchmarks.readers
+
 # kill -9 of the parent at random moments
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}
+
+# how often comparisons are right: intervals, verdicts; and how long three devices take
+bench-compare:
+    {{python}} -m benchmarks.comparing
 
 # every published system at CPU size, two minutes each
 bench-published *names:
@@ -64,3 +72,8 @@ bench-accuracy:
 # every model family traced at full size, without a device
 bench-full-size *words:
     {{python}} -m benchmarks.full_size {{words}}
+
+# the documentation: pages made from the code, then the site, strictly
+docs:
+    {{python}} -m tests.pages
+    NO_MKDOCS_2_WARNING=1 {{python}} -m mkdocs build --strict --quiet --site-dir build/site

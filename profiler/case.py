@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -53,7 +54,7 @@ class Choice(str):
         return (name, rest) if colon and "=" in rest else (str(self), "")
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """One point to measure. Its `id` is the same on every machine."""
 
     model: Choice
@@ -105,7 +106,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float | None = None  # the median
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One case in one round: what a worker is asked to do."""
 
     case: Case
@@ -123,7 +124,12 @@ def encode(value: Any, *, order: Any = None) -> bytes:
 
 def decode(text: bytes | str, kind: type[Any]) -> Any:
     """JSON as `kind`. Raises msgspec.DecodeError or msgspec.ValidationError."""
-    return msgspec.json.decode(text, type=kind, dec_hook=_from_text)
+    return _decoder(kind).decode(text)  # type: ignore[arg-type]  # classes can be hashed
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_from_text)
 
 
 def split_choices(text: str) -> list[Choice]:

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import msgspec
 
 from profiler.case import Trial, decode, encode
 from profiler.errors import UserError
+from profiler.migration import lifted
 from profiler.record import SCHEMA, Environment, Record
 
 
@@ -88,16 +89,21 @@ def create(folder: Path, *, plan: tuple[Trial, ...], command: str, environment: 
 
     Raises UserError where there is one already, or (exit code 74) where it cannot be made.
     """
-    refuse_existing(folder)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(created=now, command=command, plan=plan, environment=environment)
+    save(folder, manifest=encode(manifest), trials=b"")
+
+
+def save(folder: Path, *, manifest: bytes, trials: bytes) -> None:
+    """Make a new run folder of these two files' texts, at once or not at all. Raises UserError as `create` does."""
+    refuse_existing(folder)
     making = folder.with_name(f".{folder.name}.{secrets.token_hex(3)}.new")
     try:
         making.mkdir(parents=True)
         (making / "logs").mkdir()
         (making / "derived").mkdir()
-        (making / "trials.jsonl").touch()
-        _write_safely(making / "manifest.json", msgspec.json.format(encode(manifest), indent=1))
+        _write_safely(making / "trials.jsonl", trials)
+        _write_safely(making / "manifest.json", msgspec.json.format(manifest, indent=1))
         making.rename(folder)
         _sync_folder(folder.parent)
     except OSError as error:
@@ -118,17 +124,51 @@ def refuse_existing(folder: Path) -> None:
         raise _unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
 
 
+def replace(path: Path, text: bytes) -> None:
+    """Write a file of a run folder anew, at once or not at all. Raises UserError (exit code 74) where that fails."""
+    making = path.with_name(f".{path.name}.{secrets.token_hex(3)}.new")
+    try:
+        _write_safely(making, text)
+        making.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        making.unlink(missing_ok=True)
+        raise _unwritable(path.parent, error) from error
+
+
 def load(folder: Path) -> Run:
     """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read."""
     if not (folder / "manifest.json").is_file():
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
-    manifest = _decode(_read(folder / "manifest.json"), Manifest, folder / "manifest.json")
+    manifest = read_manifest(folder)
     lines = _read(folder / "trials.jsonl").split(b"\n") if (folder / "trials.jsonl").exists() else [b""]
     warnings = ("the last line of trials.jsonl is torn and was ignored",) if lines[-1] else ()
-    records = tuple(
-        _decode(line, Record, f"{folder / 'trials.jsonl'}:{number}") for number, line in enumerate(lines[:-1], start=1)
-    )
+    path = str(folder / "trials.jsonl")
+    records = tuple(read_record(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1))
     return Run(folder=folder, manifest=manifest, records=records, warnings=warnings)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises UserError (exit code 4) where it cannot be read."""
+    found: Manifest = _decode(_read(folder / "manifest.json"), Manifest, folder / "manifest.json")
+    return found
+
+
+def read_record(line: bytes, where: str) -> Record:
+    """One line of trials.jsonl. Raises UserError (exit code 4) that begins with where it is."""
+    found: Record = _decode(line, Record, where)
+    return found
+
+
+def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """The whole lines of a run folder by where they are, `FOLDER/trials.jsonl:3`, the manifest first; not decoded.
+
+    Raises UserError (exit code 4) where a file cannot be read.
+    """
+    yield str(folder / "manifest.json"), _read(folder / "manifest.json")
+    path = folder / "trials.jsonl"
+    for number, line in enumerate(_read(path).split(b"\n")[:-1] if path.exists() else (), start=1):
+        yield f"{path}:{number}", line
 
 
 def runs(folder: Path) -> list[Path]:
@@ -148,20 +188,28 @@ def _read(path: Path) -> bytes:
 
 def _decode(text: bytes, kind: type[Any], where: object) -> Any:
     try:
-        schema = msgspec.json.decode(text, type=_Schema).schema
+        schema = SCHEMA_OF.decode(text).schema
         if schema > SCHEMA:
             raise UserError(
                 f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
                 hint="upgrade gcprof",
                 exit_code=4,
             )
-        return decode(text, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decode(text if schema == SCHEMA else _lifted(text, kind), kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
         raise UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4) from error
+
+
+def _lifted(text: bytes, kind: type[Any]) -> bytes:
+    """An old document in the present schema: old files always open."""
+    return msgspec.json.encode(lifted(msgspec.json.decode(text), "manifest" if kind is Manifest else "record"))
 
 
 class _Schema(msgspec.Struct):
     schema: int
+
+
+SCHEMA_OF = msgspec.json.Decoder(_Schema)
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:

@@ -46,6 +46,16 @@ def test_blocks_in_a_loop_without_an_example_ask_for_one():
         profiler.apply(Looping(), "segments:k=3")
 
 
+def test_a_module_is_not_checkpointed_twice():
+    module = nn.Sequential(*[Counted() for _ in range(6)])
+    profiler.apply(module, "segments:k=3")
+
+    with pytest.raises(Unsupported, match="'0' is checkpointed already"):
+        profiler.apply(module, "all")
+
+    assert profiler.apply(copy.deepcopy(nn.Sequential(*[Counted() for _ in range(6)])), "all").split
+
+
 def test_blocks_can_be_chosen_by_name():
     module = Branching()
 

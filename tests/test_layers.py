@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "units"},
-    {"case", "workload", "devices", "blocks"},
-    {"catalogue", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
+    {"references", "case", "workload", "devices", "blocks", "extras"},
+    {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "trials"},
-    {"spec", "assemble", "views", "trackers"},
+    {"spec", "assemble", "views", "trackers", "upkeep"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging"},
     {"worker", "engines", "published"},
@@ -24,6 +24,7 @@ LAYERS = (
     {"proving"},
     {"capacity"},
     {"cli"},
+    {"notebook"},
 )
 ROOM_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 HOMES = {
@@ -50,7 +51,7 @@ HOMES = {
     "torchvision": {"models"},
     "timm": {"models"},
     "transformers": {"models", "callbacks"},
-    "pandas": {"views", "analysis"},
+    "pandas": {"views", "analysis", "notebook"},
     "matplotlib": {"views"},
     "jinja2": {"views"},
     "scipy": {"analysis"},

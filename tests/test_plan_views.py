@@ -221,7 +221,7 @@ def test_one_document_holds_plan_rivals_and_frontier():
     found = json.loads(text)
     assert list(found) == ["schema", "model", "budget_bytes", "uncheckpointed", "floor_bytes", "ways", "frontier"]
     assert found["uncheckpointed"] == {"peak_bytes": 1424 * MIB, "step_seconds": NONE.cost.step_seconds}
-    assert [way["way"] for way in found["ways"]] == ["plan", "uniform(7)", "first(6)", "every(1)", "all"]
+    assert [way["way"] for way in found["ways"]] == ["plan", "uniform(7)", "first(6)", "all"]
     assert found["ways"][0]["measured_peak_bytes"] == 851 * MIB
     assert found["ways"][-1]["outcome"] == "out_of_memory"
     assert found["ways"][-1]["measured_peak_bytes"] is None

@@ -1,9 +1,11 @@
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from profiler.analysis import progress
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import rows, spread
-from profiler.case import Trial
+from profiler.case import Case, Trial
 from profiler.record import Equality, Readings
 from tests import make
 from tests.make import MIB
@@ -176,3 +178,54 @@ def test_a_step_of_no_time_is_no_division_by_zero():
     none, other = rows([make.record(seconds=(0.0, 0.0)), make.record("segments:k=2")])
 
     assert (none.step_spread, other.time_ratio) == (None, None)
+
+
+def plain_frontier(points):
+    """By the definition: no other point is as good in both and better in one."""
+    return [
+        not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+        for point in points
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=30))
+def test_the_frontier_is_what_its_definition_says(points):
+    records = [
+        make.record(f"segments:k={index + 1}", peak=peak, seconds=(float(seconds),))
+        for index, (peak, seconds) in enumerate(points)
+    ]
+
+    assert [row.on_frontier for row in rows(records)] == plain_frontier(points)
+
+
+def test_every_group_has_a_frontier_of_its_own():
+    records = [
+        make.record("none", peak=100, seconds=(1.0,)),
+        make.record("none", peak=200, seconds=(2.0,), case=make.case("none", batch_size=128)),
+        make.record("all", peak=300, seconds=(3.0,), case=make.case("all", batch_size=128)),
+    ]
+
+    assert [row.on_frontier for row in rows(records)] == [True, True, False]
+
+
+def test_a_prediction_is_held_against_the_measurement_of_its_kind_of_device():
+    records = [
+        make.record("none", peak=100, case=make.case("none", device="cuda:0")),
+        make.record("none", peak=110, case=make.case("none", device="fake:cuda")),
+        make.record("all", peak=50, case=make.case("all", device="fake:cuda")),
+    ]
+
+    assert [row.prediction_error for row in rows(records)] == [110 / 100 - 1, 110 / 100 - 1, None]
+
+
+def test_twice_the_records_take_twice_the_looks(monkeypatch):
+    def looks(number):
+        seen = []
+        monkeypatch.setattr(Case, "twin", property(lambda case: seen.append("twin") or twin(case)))
+        monkeypatch.setattr(Case, "baseline", property(lambda case: seen.append("baseline") or baseline(case)))
+        rows([make.record(f"segments:k={index + 1}") for index in range(number)])
+        return len(seen)
+
+    twin, baseline = Case.twin.fget, Case.baseline.fget
+
+    assert 0 < looks(200) <= 2 * looks(100)

@@ -13,8 +13,11 @@ from profiler.record import Built, Environment, Equality, Note, Readings, Record
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
 UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
 
+Point = tuple[int, float]  # peak in bytes, step in seconds
+TwinPeaks = dict[Case, dict[bool, int | None]]  # peaks by twin, and by whether they are predicted
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that is known of one case, its rounds pooled. None where a number was not measured."""
 
     case: Case
@@ -42,8 +45,12 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
     pooled = {case: _pool(found) for case, found in rounds.items()}
-    built = [_row(case, found, pooled, rounds.get(case.baseline, [])) for case, found in rounds.items()]
-    return tuple(msgspec.structs.replace(row, on_frontier=_is_on_frontier(row, built)) for row in built)
+    peaks = _twin_peaks(pooled)
+    built = [_row(case, rounds, pooled, peaks) for case in rounds]
+    frontiers = _frontiers(built)
+    return tuple(
+        msgspec.structs.replace(row, on_frontier=True) if _point(row) in frontiers[group(row)] else row for row in built
+    )
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -63,8 +70,12 @@ def static(readings: Readings) -> int | None:
 
 def _pool(records: list[Record]) -> Record:
     """The first record with the time samples of all; the worst outcome speaks for the case."""
+    if len(records) == 1:
+        return records[0]
     records = sorted(records, key=lambda record: record.round)
     first = records[0]
+    if len(records) == 1:
+        return first
     worst = next((record for record in records if record.outcome != "ok"), first)
     names = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
     samples = {name: _joined([getattr(record.readings, name) for record in records]) for name in names}
@@ -77,13 +88,14 @@ def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None
     return tuple(second for one in measured for second in one) or None
 
 
-def _row(case: Case, found: list[Record], pooled: dict[Case, Record], baseline: list[Record]) -> Row:
-    record = pooled[case]
-    none = pooled.get(case.baseline)
-    ratios = _time_ratios(found, baseline) if record.outcome == "ok" else []
+def _row(case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks) -> Row:
+    record, found, baseline = pooled[case], rounds[case], case.baseline
+    none = pooled.get(baseline)
+    ratios = _time_ratios(found, rounds.get(baseline, [])) if record.outcome == "ok" else []
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
-    notes = {note.code: note for one in found for note in one.notes} | _noise(seconds, ratios)
+    width = spread(seconds) if seconds else None
+    notes = {note.code: note for one in found for note in one.notes} | _noise(width, ratios)
     return Row(
         case=case,
         outcome=record.outcome,
@@ -96,26 +108,33 @@ def _row(case: Case, found: list[Record], pooled: dict[Case, Record], baseline: 
         static_bytes=static(record.readings),
         peak_ratio=_ratio(record.readings.peak_bytes, baseline_peak),
         step_seconds=median(seconds) if seconds else None,
-        step_spread=spread(seconds) if seconds else None,
+        step_spread=width,
         time_ratio=median(ratios) if ratios else None,
         time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
-        prediction_error=_prediction_error(record, pooled),
+        prediction_error=_prediction_error(peaks.get(case.twin, {})) if peaks else None,
         notes=tuple(notes.values()),
         on_frontier=False,
     )
 
 
-def _prediction_error(record: Record, pooled: dict[Case, Record]) -> float | None:
-    """Of the peak, against the same case measured on the same kind of device, or predicted for it."""
-    twins = (other for other in pooled.values() if other.case.twin == record.case.twin)
-    peaks = {other.case.is_predicted: other.readings.peak_bytes for other in twins if other.outcome == "ok"}
+def _twin_peaks(pooled: dict[Case, Record]) -> TwinPeaks:
+    """What each point was predicted to peak at, and was measured at on that kind of device; nothing without both."""
+    peaks: TwinPeaks = {}
+    if len({case.is_predicted for case in pooled}) < 2:
+        return peaks
+    for case, record in pooled.items():
+        if record.outcome == "ok":
+            peaks.setdefault(case.twin, {})[case.is_predicted] = record.readings.peak_bytes
+    return peaks
+
+
+def _prediction_error(peaks: dict[bool, int | None]) -> float | None:
     ratio = _ratio(peaks.get(True), peaks.get(False))
     return None if ratio is None else ratio - 1
 
 
-def _noise(seconds: tuple[float, ...] | None, ratios: list[float]) -> dict[str, Note]:
-    """What makes the times of a row less than sure."""
-    width = spread(seconds) if seconds else None
+def _noise(width: float | None, ratios: list[float]) -> dict[str, Note]:
+    """What makes the times of a row less than sure: their spread, and that of the rounds."""
     if width is None or (width <= NOISY and (not ratios or max(ratios) - min(ratios) <= 2 * NOISY)):
         return {}
     text = "the times are noisy; a quiet machine, or more --rounds and --samples, would make them surer"
@@ -157,14 +176,22 @@ def _ratio(value: int | None, baseline: int | None) -> float | None:
     return None if value is None or not baseline else value / baseline
 
 
-def _is_on_frontier(row: Row, others: list[Row]) -> bool:
-    point = _point(row)
-    if point is None:
-        return False
-    peers = [_point(other) for other in others if group(other) == group(row) and other is not row]
-    return not any(peer and peer != point and peer[0] <= point[0] and peer[1] <= point[1] for peer in peers)
+def _frontiers(rows: list[Row]) -> dict[Case, set[Point]]:
+    """The points of each group that no other has both a lower peak and a lower time than, or one of them as low."""
+    points: dict[Case, set[Point]] = {}
+    for row in rows:
+        points.setdefault(group(row), set()).update([point] if (point := _point(row)) else [])
+    found: dict[Case, set[Point]] = {}
+    for case, known in points.items():
+        fastest = float("inf")
+        found[case] = set()
+        for peak, seconds in sorted(known):
+            if seconds < fastest:
+                fastest = seconds
+                found[case].add((peak, seconds))
+    return found
 
 
-def _point(row: Row) -> tuple[int, float] | None:
+def _point(row: Row) -> Point | None:
     peak, seconds = row.readings.peak_bytes, row.step_seconds
     return (peak, seconds) if row.outcome == "ok" and peak is not None and seconds is not None else None

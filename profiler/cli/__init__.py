@@ -6,6 +6,7 @@ Only typer is imported here; every command imports what it needs when it runs, s
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,25 +16,32 @@ import typer
 import typer.main
 
 from profiler.cli.blocks import blocks
+from profiler.cli.compare import compare
+from profiler.cli.completion import VARIABLE
 from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
 from profiler.cli.export import export
 from profiler.cli.list import list_runs
 from profiler.cli.max_batch import max_batch
+from profiler.cli.merge import merge
+from profiler.cli.migrate import migrate
 from profiler.cli.models import models
 from profiler.cli.plan import plan
 from profiler.cli.plot import plot
 from profiler.cli.predict import predict
+from profiler.cli.report import report
 from profiler.cli.reproduce import reproduce
 from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.stages import stages
 from profiler.cli.strategies import strategies
 from profiler.cli.timeline import timeline
+from profiler.cli.validate import validate
 from profiler.cli.words import COMMAND
 from profiler.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # what a place that takes no more says
+GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
 INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 70, 74, 130, 141
 TELLS_FAILURES = ("run", "predict", "plan", "stages", "max-batch")  # as one JSON document, where that is asked for
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
@@ -47,9 +55,14 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "stages": stages,
     "max-batch": max_batch,
     "show": show,
+    "compare": compare,
     "plot": plot,
     "export": export,
+    "report": report,
     "list": list_runs,
+    "merge": merge,
+    "validate": validate,
+    "migrate": migrate,
     "models": models,
     "strategies": strategies,
     "blocks": blocks,
@@ -77,11 +90,13 @@ def gcprof(
     """
 
 
-def application(words: Sequence[str]) -> typer.Typer:
-    """All commands by name and text; with its options only the one that is asked for, since they take time to read."""
+def application(words: Sequence[str], *, whole: bool = False) -> typer.Typer:
+    """All commands by name and text; with its options only the one that is asked for, since they take time to read.
+
+    Where it is asked for as a whole, every command has its options.
+    """
     app = typer.Typer(
         name="gcprof",
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -89,12 +104,15 @@ def application(words: Sequence[str]) -> typer.Typer:
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
     for name, command in COMMANDS.items():
-        app.command(name, help=command.__doc__)(command if name == asked else lambda: None)
+        app.command(name, help=command.__doc__)(command if whole or name == asked else lambda: None)
     return app
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
+    gc.set_threshold(GARBAGE)
+    if VARIABLE in os.environ:  # a shell asks what could come next; this answers and ends
+        typer.main.get_command(application((), whole=True)).main(args=[], prog_name="gcprof")
     sys.exit(answer(sys.argv[1:] if words is None else words))
 
 

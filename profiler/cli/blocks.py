@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import encoding, next_command, say, say_bytes, width
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ FEW = 2  # samples: enough to see every shape
 
 
 def blocks(
-    model: Annotated[str, typer.Argument(help="A model as for `gcprof run --model`.")],
+    model: Annotated[
+        str, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)
+    ],
     pattern: Annotated[str | None, typer.Option("--pattern", help="Choose by name: 'model.layers.*'.")] = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Samples in the one forward; 2 unless told otherwise.")

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from profiler.record import Environment
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    paste: Annotated[bool, typer.Option("--paste", help="Print a block to paste into an issue.")] = False,
+) -> None:
     """Tell versions and devices, and run one tiny trial on each device.
 
     Ends with 1 where a trial does not work, 3 where torch does not.
@@ -21,7 +24,10 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON doc
     """
     from profiler import catalogue, engines
     from profiler.case import Choice
+    from profiler.errors import UserError
 
+    if json and paste:
+        raise UserError("--paste has no effect with --json", hint="leave one of them out")
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect() as engine:
         devices: dict[str, Environment] = engine.survey()
@@ -32,7 +38,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON doc
         "trials": {name: record.detail or record.outcome for name, record in trials.items()},
         "start_seconds": {name: record.stage_seconds.get("start") for name, record in trials.items()},
     }
-    _print_json(found) if json else _print(found)
+    _print_json(found) if json else _print_block(found) if paste else print("\n".join(_lines(found)))
     raise typer.Exit(int(any(record.outcome != "ok" for record in trials.values())))
 
 
@@ -76,15 +82,24 @@ def _print_json(found: dict[str, Any]) -> None:
     say_bytes(encode(found) + b"\n")
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print_block(found: dict[str, Any]) -> None:
+    """For an issue: no host, no user, no folder."""
+    from profiler.views.paste import fenced, without_places
+
+    print(fenced(without_places(line) for line in _lines(found)))
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
     from profiler.units import bytes_text, seconds_text
 
-    for name, version in found["versions"].items():
-        print(f"{name:14} {version or 'not installed'}")
+    lines = [f"{name:14} {version or 'not installed'}" for name, version in found["versions"].items()]
     for name, facts in found["devices"].items():
         driver = f", driver {facts['driver']}" if facts["driver"] else ""
-        print(f"{name:14} {facts['device_name']}, {bytes_text(facts['device_bytes'])}{driver}")
         started = seconds_text(found["start_seconds"][name])
-        print(f"{'':14} a tiny trial: {found['trials'][name]}; a fresh process in {started}")
+        lines += [
+            f"{name:14} {facts['device_name']}, {bytes_text(facts['device_bytes'])}{driver}",
+            f"{'':14} a tiny trial: {found['trials'][name]}; a fresh process in {started}",
+        ]
     if len(found["devices"]) == 1:
-        print("no CUDA device: torch sees none, so `gcprof run` measures the CPU")
+        lines.append("no CUDA device: torch sees none, so `gcprof run` measures the CPU")
+    return lines

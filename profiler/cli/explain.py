@@ -6,13 +6,24 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.following import heading, measured, request, steps
 from profiler.cli.words import aside, encoding, next_command, say, say_bytes, width
 
 
 def explain(
-    target: Annotated[str, typer.Argument(help="A model as for `gcprof run --model`, or a run folder.")],
-    strategy: Annotated[str, typer.Option(help="The strategy to explain; `gcprof strategies` lists them.")] = "none",
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A model as for `gcprof run --model`, or a run folder.", autocompletion=completion.runs_or_models
+        ),
+    ],
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="The strategy to explain; `gcprof strategies` lists them.", autocompletion=completion.strategies
+        ),
+    ] = "none",
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")] = None,

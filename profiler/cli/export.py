@@ -2,38 +2,77 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder, say_bytes
+
+if TYPE_CHECKING:
+    from profiler.store import Run
 
 
 def export(
-    run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
-    to: Annotated[str, typer.Option("--to", help="csv, json, md or latex.")] = "csv",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write; else stdout.")] = None,
+    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="csv, parquet, json, md, latex; or tensorboard, wandb, mlflow.",
+            autocompletion=completion.exports,
+        ),
+    ] = "csv",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file to write, else stdout; of trackers, the folder.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
-    """Export a run as csv, json, md or latex.
+    """Export a run as csv, parquet, json, md or latex, or to tensorboard, wandb or mlflow.
+
+    W&B stays offline unless WANDB_MODE says otherwise; MLflow writes to a local folder or to MLFLOW_TRACKING_URI.
 
     Example: gcprof export last --to csv -o table.csv
     """
-    from profiler import views
+    from profiler import trackers, views
     from profiler.errors import UserError
     from profiler.store import load
-    from profiler.views.files import write_whole
 
-    kind = one_of(to, views.EXPORTS, flag="--to")
-    if force and output is None:
-        raise UserError("--force has no effect on stdout", hint="name a file with -o")
+    kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
+    if force and (output is None or kind in trackers.TRACKERS):
+        where = "stdout" if kind in views.EXPORTS else f"--to {kind}"
+        raise UserError(f"--force has no effect on {where}", hint="name a file with -o")
+    if kind == "parquet" and output is None and sys.stdout.isatty():
+        raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
     found = load(run_folder(run))
     for warning in found.warnings:
         aside(f"warning: {warning}")
+    if kind in trackers.TRACKERS:
+        _log(found, kind, output)
+    else:
+        _write(found, kind, output, force=force, run=run)
+
+
+def _write(found: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
+    from profiler import views
+    from profiler.views.files import write_whole
+
     text: bytes = views.load(views.EXPORTS[kind])(found)
     if output is None:
         say_bytes(text)
         return
     aside(f"wrote {write_whole(output, text, force=force)}")
     next_command("gcprof", "plot", run, "--kind", "frontier", "-o", "frontier.png")
+
+
+def _log(found: Run, kind: str, folder: Path | None) -> None:
+    from profiler import trackers
+    from profiler.units import count_text
+
+    written = trackers.load(trackers.TRACKERS[kind])(found, folder)
+    known = f"; {count_text(written.num_known, 'row')} there already" if written.num_known else ""
+    aside(f"wrote {count_text(written.num_rows, 'row')} to {written.place}{known}")
+    if written.next:
+        next_command(*written.next)

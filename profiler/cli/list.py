@@ -12,6 +12,7 @@ from profiler.cli.words import RESULTS, encoding, next_command, say, say_bytes, 
 
 def list_runs(
     folder: Annotated[Path, typer.Option("--folder", help="Where the run folders are.")] = RESULTS,
+    ref: Annotated[bool, typer.Option("--ref", help="The runs that come with gcprof, to compare with.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """List the runs, the newest last.
@@ -20,15 +21,17 @@ def list_runs(
     """
     from profiler.case import encode
     from profiler.errors import UserError
-    from profiler.views.overviews import overviews, table
+    from profiler.views.overviews import overviews, references, table
 
     if not folder.is_dir() and folder != RESULTS:
         raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
-    found = overviews(folder)
+    if ref and folder != RESULTS:
+        raise UserError("--folder has no effect with --ref", hint="leave one of them out")
+    found = references() if ref else overviews(folder)
     if json:
         say_bytes(encode(found) + b"\n")
     elif found:
         say(table(found, width=width(), encoding=encoding()))
-        next_command("gcprof", "show", str(folder / found[-1].name))
+        next_command("gcprof", "show", found[-1].name if ref else str(folder / found[-1].name))
     else:
         next_command("gcprof", "run")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.signals import Interrupted, heeded
 from profiler.cli.words import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, say_failure, width
 from profiler.errors import UserError
@@ -20,7 +21,9 @@ ROUNDS = 3
 
 
 def max_batch(
-    model: Annotated[str, typer.Argument(help="A model as for `gcprof run --model`.")],
+    model: Annotated[
+        str, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)
+    ],
     memory: Annotated[str, typer.Option(help="What the device has: 16GiB, 750MiB.")],
     strategies: Annotated[str, typer.Option(help="Beside `none` and the plan.")] = "all",
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its size.")] = True,

@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import encoding, next_command, say, width
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(help="A model or an optimizer, for all about it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A model or an optimizer, for all about it.", autocompletion=completion.models)
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="The hidden ones too, made for tests.")] = False,
 ) -> None:
     """List the models and the optimizers, with their options.

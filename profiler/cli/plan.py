@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.signals import Interrupted, heeded
 from profiler.cli.words import one_of, say_failure
 
@@ -15,7 +16,9 @@ CODE = ("python", "hf", "fsdp")
 
 
 def plan(
-    model: Annotated[str | None, typer.Argument(help="A model as for `gcprof run --model`.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="8GiB, 60% of the peak without checkpointing, or max.")] = None,
     stages: Annotated[Path | None, typer.Option(help="Plan from the costs that `gcprof stages` wrote.")] = None,
     levels: Annotated[

@@ -7,13 +7,19 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder
 
 
 def plot(
-    run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
+    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
     kind: Annotated[
-        str, typer.Option("--kind", help="frontier, memory, time, samples; over axes: heat, growth, throughput.")
+        str,
+        typer.Option(
+            "--kind",
+            help="frontier, memory, time, samples; over axes: heat, growth, throughput.",
+            autocompletion=completion.plots,
+        ),
     ] = "frontier",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="A png, svg or pdf; else KIND.png, for a paper .pdf.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.carry import start
 from profiler.cli.signals import Interrupted, heeded
 from profiler.cli.words import say_failure
@@ -15,10 +16,16 @@ from profiler.errors import UserError
 
 def predict(
     model: Annotated[
-        str | None, typer.Argument(help="Models, as NAME:option=value,...; `gcprof models` lists them.")
+        str | None,
+        typer.Argument(
+            help="Models, as NAME:option=value,...; `gcprof models` lists them.", autocompletion=completion.models
+        ),
     ] = None,
     segments: Annotated[str | None, typer.Option(help="Numbers of segments: 1,2,4 or 1..32 or 1..32:x2.")] = None,
-    strategies: Annotated[str | None, typer.Option(help="Other strategies; `gcprof strategies` lists them.")] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(help="Other strategies; `gcprof strategies` lists them.", autocompletion=completion.strategies),
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
     precision: Annotated[

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.words import RUN_HELP, aside, encoding, next_command, run_folder, say, say_bytes, width
+from profiler.cli import completion
+from profiler.cli.words import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.views.terminal import Printed
 
 
 def show(
-    run: Annotated[str, typer.Argument(help=RUN_HELP)] = "last",
+    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
     samples: Annotated[bool, typer.Option("--samples", help="Every raw time sample instead of the table.")] = False,
     over: Annotated[
         str | None, typer.Option(help="Two axes instead of the table: batch_size, or batch_size,precision.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole run as one JSON document.")] = False,
+    form: Annotated[str, typer.Option("--format", help="table; or md, a block to paste into an issue.")] = "table",
     columns: Annotated[
         int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")
     ] = None,
@@ -31,16 +33,10 @@ def show(
     """
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
-    from profiler.errors import UserError
     from profiler.store import load
 
-    if samples and over:
-        raise UserError("--over has no effect with --samples", hint="leave one of them out")
-    if json and (samples or columns or over):
-        flag = "--samples" if samples else "--over" if over else "--width"
-        raise UserError(
-            f"{flag} has no effect with --json", hint="the document holds every sample; leave one of them out"
-        )
+    one_of(form, ("table", "md"), flag="--format")
+    _refuse_without_effect(json=json, form=form, samples=samples, columns=columns, over=over)
     found = load(run_folder(run))
     for warning in found.warnings:
         aside(f"warning: {warning}")
@@ -49,6 +45,11 @@ def show(
         from profiler.views.json import render
 
         say_bytes(render(found))
+        return
+    if form == "md":
+        from profiler.views.paste import run_block
+
+        say_bytes(run_block(found).encode())
         return
     table = rows(found.records)
     if table:
@@ -59,6 +60,20 @@ def show(
         next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
         next_command("gcprof", "plot", run, "--kind", "memory", "-o", "memory.png")
+
+
+def _refuse_without_effect(*, json: bool, form: str, samples: bool, columns: int | None, over: str | None) -> None:
+    from profiler.errors import UserError
+
+    asked = {"--format": form != "table", "--samples": samples, "--over": bool(over), "--width": columns is not None}
+    idle = [flag for flag, is_asked in asked.items() if is_asked]
+    if json and idle:
+        hint = "the document holds every sample; leave one of them out"
+        raise UserError(f"{idle[0]} has no effect with --json", hint=hint)
+    if form == "md" and len(idle) > 1:
+        raise UserError(f"{idle[1]} has no effect with --format md", hint="leave one of them out")
+    if samples and over:
+        raise UserError("--over has no effect with --samples", hint="leave one of them out")
 
 
 def _view(samples: bool, over: str | None) -> Callable[..., Printed]:

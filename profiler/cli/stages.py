@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import aside, encoding, next_command, say, say_bytes, width
 
 
 def stages(
-    model: Annotated[str, typer.Argument(help="A model as for `gcprof run --model`.")],
+    model: Annotated[
+        str, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)
+    ],
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")] = None,

@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.words import encoding, next_command, say, width
 
 
 def strategies(
-    name: Annotated[str | None, typer.Argument(help="A strategy, for all about it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A strategy, for all about it.", autocompletion=completion.strategies)
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="The hidden ones too, made for tests.")] = False,
 ) -> None:
     """List the strategies of checkpointing, with their options.

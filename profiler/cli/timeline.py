@@ -7,13 +7,21 @@ from typing import Annotated
 
 import typer
 
+from profiler.cli import completion
 from profiler.cli.following import heading, request, steps
 from profiler.cli.words import aside, next_command
 
 
 def timeline(
-    target: Annotated[str, typer.Argument(help="A model as for `gcprof run --model`, or a run folder.")],
-    strategies: Annotated[str, typer.Option(help="One panel each; `gcprof strategies` lists them.")] = "none",
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A model as for `gcprof run --model`, or a run folder.", autocompletion=completion.runs_or_models
+        ),
+    ],
+    strategies: Annotated[
+        str, typer.Option(help="One panel each; `gcprof strategies` lists them.", autocompletion=completion.strategies)
+    ] = "none",
     segments: Annotated[str | None, typer.Option(help="Numbers of segments: 1,2,4 or 1..32 or 1..32:x2.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 COMMAND: ContextVar[Sequence[str]] = ContextVar("COMMAND", default=())  # the words of the command at work
-RUN_HELP = "A run folder, its name below results/, or `last`."
+RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
 
 
 def run_folder(word: str, *, below: Path = RESULTS) -> Path:
-    """The run folder that is meant by a path, a name below the results, or `last`. Raises UserError."""
+    """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError."""
+    from profiler import references
     from profiler.store import runs
 
+    if word.startswith(references.PREFIX):
+        return references.find(word)
     if (Path(word) / "manifest.json").is_file():
         return Path(word)
     known = runs(below)

@@ -25,15 +25,15 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 def ways(chain: Chain, point: Point, budget_bytes: int) -> tuple[Way, ...]:
     """The plan; the fastest uniform split, first N and every j-th that fit the budget; and all, fitting or not.
 
-    A kind of which nothing fits is left out.
+    A kind of which nothing fits, or only what all is too, is left out.
     """
+    every = rules.all_stages(chain)
     found = [Way(label=PLAN, plan=point.plan, cost=simulate(chain, point.plan))]
     for kind in KINDS:
         best = rules.best_of(chain, kind, budget_bytes)
-        if best is not None:
+        if best is not None and best[1] != every:
             word, plan, cost = best
             found.append(Way(label=word, plan=plan, cost=cost))
-    every = rules.all_stages(chain)
     return (*found, Way(label="all", plan=every, cost=simulate(chain, every)))
 
 

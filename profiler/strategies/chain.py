@@ -36,10 +36,11 @@ def checkpoint_runs(workload: Workload, runs: Iterable[Run], *, checkpoint: Chec
     own forward calls the first block of a run, the whole run is computed under the checkpoint; its calls of the others
     then return what they are given. So the forward that strings the blocks together, a Sequential or a loop, stays as
     it is. Where a run is longer than one block, one forward is observed; raises Unsupported where its blocks do not
-    feed each other, and nothing else.
+    feed each other, and nothing else, or where a block is checkpointed already.
     """
     refuse_none(workload.blocks)
     chosen = list(runs)
+    _refuse_twice(workload, chosen)
     together = [pair for run in chosen for pair in pairwise(flat(run))]
     bare = _refuse_unlinked(workload, together) if together else set()
     for run in chosen:
@@ -140,6 +141,13 @@ def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
     for item in items(run):
         if isinstance(item, Sequence):
             _keep_inputs(blocks, item)
+
+
+def _refuse_twice(workload: Workload, runs: Iterable[Run]) -> None:
+    """Raises Unsupported: a checkpoint round a checkpoint is asked for by one strategy, not by two."""
+    for name in (workload.blocks[index] for run in runs for index in flat(run)):
+        if isinstance(workload.module.get_submodule(name).forward, _Forward):
+            raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
 
 
 def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> set[int]:

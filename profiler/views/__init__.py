@@ -5,11 +5,13 @@ over)` says which rows share a panel (see panels.py), `has(row)` which of them h
 how tall a panel likes to be, and `draw(axes, rows, among)` draws it, one among the rows of all. Each is one line here.
 """
 
-import importlib
 from typing import Any
+
+from profiler import extras
 
 EXPORTS = {
     "csv": "profiler.views.csv:render",
+    "parquet": "profiler.views.parquet:render",
     "json": "profiler.views.json:render",
     "md": "profiler.views.markdown:render",
     "latex": "profiler.views.latex:render",
@@ -26,6 +28,6 @@ PLOTS = {
 
 
 def load(target: str) -> Any:
-    """The function that a line of EXPORTS names, imported only now."""
+    """The function that a line of EXPORTS names, imported only now. Raises UserError where its library is missing."""
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(extras.load(module), attribute)

@@ -38,8 +38,8 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[Line] | None:
 
 def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[Line]:
     """One row as lines of `label  value`: what is left where no table fits. Text breaks behind its own start."""
-    labels = max(cell_len(column.label) for column in columns)
-    values = max((cell_len(column.cells[row]) for column in columns if column.is_number), default=0)
+    labels = max(_length(column.label) for column in columns)
+    values = max((_length(column.cells[row]) for column in columns if column.is_number), default=0)
     room = 10**9 if width is None else max(1, width - labels - len(GAP))
     found = []
     for column in columns:
@@ -53,16 +53,18 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
 
 def broken(text: str, width: int) -> list[str]:
     """The text in lines of at most `width` where its pieces allow it; no piece is ever cut."""
+    if _length(text) <= width:
+        return [text.rstrip()]
     lines = [""]
     for piece in PIECE.findall(text):
-        if lines[-1] and cell_len(lines[-1] + piece.rstrip()) > width:
+        if lines[-1] and _length(lines[-1] + piece.rstrip()) > width:
             lines.append("")
         lines[-1] += piece
     return [line.rstrip() for line in lines]
 
 
 def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
-    natural = [max(cell_len(text) for text in (*column.head, *column.cells)) for column in columns]
+    natural = [max(_length(text) for text in (*column.head, *column.cells)) for column in columns]
     if width is None:
         return natural
     least = [one if column.is_number else _longest_piece(column) for one, column in zip(natural, columns, strict=True)]
@@ -79,7 +81,7 @@ def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
 
 def _longest_piece(column: Column) -> int:
     pieces = (piece.rstrip() for text in column.cells for piece in PIECE.findall(text))
-    return max(cell_len(text) for text in (*column.head, *pieces))  # heads are in two lines as they are
+    return max(_length(text) for text in (*column.head, *pieces))  # heads are in two lines as they are
 
 
 def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
@@ -108,6 +110,11 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
     ]
 
 
+def _length(text: str) -> int:
+    """Columns of a screen that the text takes; those that most texts are of take one each."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
 def _pad(text: str, width: int, *, right: bool = False) -> str:
-    spaces = " " * (width - cell_len(text))
+    spaces = " " * (width - _length(text))
     return spaces + text if right else text + spaces

@@ -11,6 +11,7 @@ from rich.text import Text
 from profiler.analysis import progress
 from profiler.analysis.rows import rows
 from profiler.errors import UserError
+from profiler.references import PREFIX, find, names
 from profiler.store import Run, load, runs
 from profiler.units import MISSING
 from profiler.views.cells import Column
@@ -31,13 +32,19 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 def overviews(folder: Path) -> list[Overview]:
     """Every run below the folder, the newest last. A damaged one is listed as unreadable."""
-    return sorted((_read(path) for path in runs(folder)), key=lambda one: (one.created or "", one.name))
+    found = (_read(path, path.name) for path in runs(folder))
+    return sorted(found, key=lambda one: (one.created or "", one.name))
 
 
-def overview(run: Run) -> Overview:
+def references() -> list[Overview]:
+    """Every run that comes with gcprof, by the name that commands take."""
+    return [_read(find(name), f"{PREFIX}{name}") for name in names()]
+
+
+def overview(run: Run, name: str) -> Overview:
     planned = dict.fromkeys(trial.case for trial in run.manifest.plan)
     return Overview(
-        name=run.folder.name,
+        name=name,
         status=progress.status(run.manifest.plan, run.records),
         created=run.manifest.created,
         models=tuple(dict.fromkeys(str(case.model) for case in planned)),
@@ -64,11 +71,11 @@ def table(found: Sequence[Overview], *, width: int | None = None, encoding: str 
     return fitted(columns, width=width, encoding=encoding)
 
 
-def _read(path: Path) -> Overview:
+def _read(path: Path, name: str) -> Overview:
     try:
-        return overview(load(path))
+        return overview(load(path), name)
     except UserError:
-        return Overview(name=path.name, status="unreadable")
+        return Overview(name=name, status="unreadable")
 
 
 def _column(head: str, cells: list[str], *, is_number: bool = False) -> Column:

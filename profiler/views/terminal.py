@@ -51,12 +51,14 @@ def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: 
 
 def styled(lines: Sequence[Line], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
     """Laid-out lines with the head in bold."""
-    return Text("\n").join(
-        [
-            Text(line.text, style="bold" if line.row == -1 else "" if line.row < 0 else style_of(line.row))
-            for line in lines
-        ]
-    )
+    text = Text("\n".join(line.text for line in lines))  # one text: rich takes a second to join 30,000
+    end = -1
+    for line in lines:
+        start, end = end + 1, end + 1 + len(line.text)
+        style = "bold" if line.row == -1 else "" if line.row < 0 else style_of(line.row)
+        if style:
+            text.stylize(style, start, end)
+    return text
 
 
 def clean(column: Column, *, encoding: str) -> Column:
@@ -71,6 +73,9 @@ def clean(column: Column, *, encoding: str) -> Column:
 def write(text: Text, *, file: TextIO) -> None:
     """Print it whole: colours only on a terminal and without NO_COLOR, nothing cropped, wrapped or read as markup."""
     console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False)
+    if console.color_system is None:
+        file.write(f"{text.plain}\n")
+        return
     with console.capture() as captured:  # rich itself would end the process where the reader went away
         console.print(text, soft_wrap=True)
     file.write(captured.get())

@@ -1,0 +1,121 @@
+"""Several runs side by side: rows that mean the same, each against the baseline's. Pure: knows nothing of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from profiler.analysis.by_memory import Advice, advise
+from profiler.analysis.contrasts import Contrast
+from profiler.analysis.mixing import Difference, circumstances, refuse_mixed
+from profiler.analysis.points import Point, peaks, times
+from profiler.analysis.ranking import Order, orders
+from profiler.analysis.sides import ALIGN, Key, Side, sides
+from profiler.case import FAKE
+from profiler.errors import UserError
+from profiler.record import Record
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of one side, and how it compares with the baseline's; None where there is nothing to compare."""
+
+    outcome: str
+    detail: str | None = None
+    predicted: bool
+    peak_bytes: int | None = None  # None where it is not ok
+    step_seconds: float | None = None
+    peak: Contrast | None = None
+    time: Contrast | None = None
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of all sides that mean the same; None where a side has none."""
+
+    key: dict[str, str]
+    cells: tuple[Cell | None, ...]
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One side, without its rows."""
+
+    label: str
+    name: str
+    run: str
+    device: str
+    predicted: bool
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is said of several runs; the first side is the baseline."""
+
+    sides: tuple[Column, ...]
+    differences: tuple[Difference, ...]
+    same: tuple[Difference, ...]
+    matches: tuple[Match, ...]
+    orders: tuple[Order, ...]
+    advice: tuple[Advice, ...]
+    remarks: tuple[str, ...]
+
+
+def compare(
+    runs: Sequence[tuple[str, Sequence[Record]]], *, align: Sequence[str] = ALIGN, allowed: Sequence[str] = ()
+) -> Comparison:
+    """Compare runs, by name, with the first. What is allowed to differ is not aligned by.
+
+    Raises UserError (exit code 4) where they cannot be compared, or mix what is not allowed to differ.
+    """
+    align = [name for name in align if name not in allowed]
+    found = sides(runs, align=align)
+    if len(found) < 2:
+        raise UserError("there is only one run on one device here", hint="name two runs", exit_code=4)
+    refuse_mixed(found, align=align, allowed=allowed)
+    told = circumstances(found)
+    keys = dict.fromkeys(key for side in found for key in side.points)
+    return Comparison(
+        sides=tuple(_column(side) for side in found),
+        differences=tuple(one for one in told if not one.is_one),
+        same=tuple(one for one in told if one.is_one),
+        matches=tuple(_match(key, found, align) for key in keys),
+        orders=orders(found, align=align),
+        advice=advise(found, align=align),
+        remarks=_remarks(found),
+    )
+
+
+def _column(side: Side) -> Column:
+    predicted = side.device.startswith(FAKE)
+    return Column(label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted)
+
+
+def _match(key: Key, found: Sequence[Side], align: Sequence[str]) -> Match:
+    points = [side.points.get(key) for side in found]
+    cells = (_cell(point, points[0] if place else None) for place, point in enumerate(points))
+    return Match(key=dict(zip(align, key, strict=True)), cells=tuple(cells))
+
+
+def _cell(point: Point | None, baseline: Point | None) -> Cell | None:
+    if point is None:
+        return None
+    row = point.row
+    is_ok = row.outcome == "ok"
+    return Cell(
+        outcome=row.outcome,
+        detail=row.detail,
+        predicted=row.case.is_predicted,
+        peak_bytes=row.readings.peak_bytes if is_ok else None,
+        step_seconds=row.step_seconds if is_ok else None,
+        peak=peaks(baseline, point) if baseline else None,
+        time=times(baseline, point) if baseline else None,
+    )
+
+
+def _remarks(found: Sequence[Side]) -> tuple[str, ...]:
+    once = [side.label for side in found if _is_of_one_round(side)]
+    text = "of one round: its intervals know the spread within a process, not that between processes"
+    return (f"{', '.join(once)}: {text}; --rounds 3 shows both",) if once else ()
+
+
+def _is_of_one_round(side: Side) -> bool:
+    timed = [point for point in side.points.values() if point.rounds and not point.row.case.is_predicted]
+    return bool(timed) and all(len(point.rounds) == 1 for point in timed)

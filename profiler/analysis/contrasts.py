@@ -1,0 +1,108 @@
+"""Two samples of seconds, or two exact numbers, against each other: a ratio, its interval, a verdict.
+
+Pure: knows nothing of rows or of screens. What the interval means is in docs/comparing.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, fsum, log, sqrt
+from statistics import fmean, median
+from typing import Literal
+
+import msgspec
+
+from profiler.analysis import student
+
+Rounds = Sequence[Sequence[float]]  # the samples of each round, in the order in which they were taken
+Verdict = Literal["same", "better", "worse", "ambiguous"]
+
+CONFIDENCE = 0.95
+MARGIN = 0.01  # times nearer than this are the same to whoever chooses a strategy
+NUM_STRETCHES = 10  # into so many a single round is cut
+
+
+class Contrast(msgspec.Struct, frozen=True, kw_only=True):
+    """A value over the baseline's; less is better."""
+
+    ratio: float | None  # None where the baseline is zero
+    low: float | None = None  # the interval of CONFIDENCE; None where there is none: exact, or a single sample
+    high: float | None = None
+    verdict: Verdict
+
+
+def exact(before: int, after: int) -> Contrast:
+    """Numbers without noise, like bytes: any difference is one."""
+    verdict: Verdict = "same" if after == before else "better" if after < before else "worse"
+    ratio = after / before if before else 1.0 if after == before else None
+    return Contrast(ratio=ratio, verdict=verdict)
+
+
+def estimated(before: float, after: float) -> Contrast:
+    """Predicted seconds: without noise, and the same within the margin."""
+    if before <= 0:
+        return Contrast(ratio=None, verdict="same" if after == before else "ambiguous")
+    ratio = after / before
+    return Contrast(ratio=ratio, verdict=_verdict(ratio, ratio))
+
+
+def sampled(before: Rounds, after: Rounds) -> Contrast:
+    """The ratio of two medians, with a t interval of the difference of the mean logarithms of their units.
+
+    A side without noise (one prediction of seconds, beside what was measured) is given as equal samples.
+    """
+    first, second = _joined(before), _joined(after)
+    ratio = median(second) / median(first) if median(first) > 0 else None
+    if ratio is None or min(*first, *second) <= 0:
+        return Contrast(ratio=ratio, verdict="same" if sorted(first) == sorted(second) else "ambiguous")
+    sides = [[log(unit) for unit in units(side)] for side in (before, after)]
+    if min(map(len, sides)) < 2:
+        return Contrast(ratio=ratio, verdict="ambiguous")
+    low, high = _interval(*sides, ratio=ratio)
+    return Contrast(ratio=ratio, low=low, high=high, verdict=_verdict(low, high))
+
+
+def units(rounds: Rounds) -> list[float]:
+    """What is taken to be independent: the medians of the rounds, each a process of its own.
+
+    Of a single round, the medians of stretches of consecutive steps, since neighbours resemble each other.
+    """
+    measured = [one for one in rounds if one]
+    if len(measured) > 1:
+        return [median(one) for one in measured]
+    samples = _joined(measured)
+    number = min(len(samples), NUM_STRETCHES)
+    edges = [len(samples) * place // number for place in range(number + 1)]
+    return [median(samples[edges[place] : edges[place + 1]]) for place in range(number)]
+
+
+def _joined(rounds: Rounds) -> list[float]:
+    return [second for one in rounds for second in one]
+
+
+def _interval(before: Sequence[float], after: Sequence[float], *, ratio: float) -> tuple[float, float]:
+    """Of the ratio, from logarithms. The ratio of the medians is always within."""
+    spread = [_variance(side) / len(side) for side in (before, after)]
+    centre = fmean(after) - fmean(before)
+    if sum(spread) == 0:
+        return min(ratio, exp(centre)), max(ratio, exp(centre))
+    half = student.quantile(CONFIDENCE, _freedom(spread, (len(before), len(after)))) * sqrt(sum(spread))
+    return min(ratio, exp(centre - half)), max(ratio, exp(centre + half))
+
+
+def _variance(values: Sequence[float]) -> float:
+    middle = fmean(values)  # statistics.variance is exact, and takes twenty times as long
+    return fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
+
+
+def _freedom(spread: Sequence[float], sizes: tuple[int, int]) -> float:
+    """Welch's degrees of freedom in the form for small samples (Biometrika 34, 1947), within what they can be."""
+    found = sum(spread) ** 2 / sum(one**2 / (size + 1) for one, size in zip(spread, sizes, strict=True)) - 2
+    return min(max(found, min(sizes) - 1), sum(sizes) - 2)
+
+
+def _verdict(low: float, high: float) -> Verdict:
+    least, most = 1 / (1 + MARGIN), 1 + MARGIN
+    if least <= low and high <= most:
+        return "same"
+    return "worse" if low > most else "better" if high < least else "ambiguous"

@@ -1,0 +1,104 @@
+"""What a comparison must not show: `peak:>2%,time:>5%`. Pure: knows nothing of screens or of exit codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from profiler.analysis.comparison import Cell, Comparison
+from profiler.analysis.contrasts import Contrast
+from profiler.errors import UserError
+
+RULE = re.compile(r"\s*(\w+)\s*:\s*>\s*(\d+(?:\.\d+)?)\s*%\s*")
+READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # of a cell, by quantity
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantity, and by which fraction it may be more than the baseline's."""
+
+    quantity: str
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.quantity}:>{self.most * 100:g}%"
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a side, held against a rule."""
+
+    rule: Rule
+    label: str
+    key: dict[str, str]
+    contrast: Contrast | None = None
+    reason: str | None = None  # why there is no contrast
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the row is over the limit, or has nothing to compare any more."""
+        if self.contrast is None or self.contrast.ratio is None:
+            return self.contrast is None or self.contrast.verdict == "worse"
+        return self.contrast.ratio > 1 + self.rule.most and self.contrast.verdict != "same"
+
+    @property
+    def is_sure(self) -> bool:
+        return self.contrast is None or self.contrast.verdict == "worse"
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What tripped, and what would have if it were not too noisy to be sure of."""
+
+    tripped: tuple[Held, ...]
+    unsure: tuple[Held, ...]
+
+
+def parse(text: str) -> tuple[Rule, ...]:
+    """Rules as users write them. Raises UserError."""
+    hint = "write --fail-on 'peak:>2%,time:>5%'"
+    rules: dict[str, Rule] = {}
+    for piece in text.split(","):
+        found = RULE.fullmatch(piece)
+        if not found or found[1] not in READINGS:
+            raise UserError(f"--fail-on cannot be '{piece.strip()}'", hint=hint)
+        if found[1] in rules:
+            raise UserError(f"--fail-on gives {found[1]} twice", hint=hint)
+        rules[found[1]] = Rule(quantity=found[1], most=float(found[2]) / 100)
+    return tuple(rules.values())
+
+
+def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
+    """Every row that the baseline has, on every other side, by every rule.
+
+    A time trips where it is surely worse and its ratio of medians is over the limit; a row that is not there or not ok
+    any more trips every rule. Raises UserError (exit code 4) where a rule finds nothing that it could judge.
+    """
+    found = [(rule, list(_held(rule, comparison))) for rule in rules]
+    empty = next((rule for rule, held in found if not held), None)
+    if empty:
+        raise UserError(
+            f"--fail-on {empty}: no row of the baseline has a {empty.quantity}", hint="leave it out", exit_code=4
+        )
+    over = [one for _, held in found for one in held if one.is_over]
+    return Judgement(
+        tripped=tuple(one for one in over if one.is_sure), unsure=tuple(one for one in over if not one.is_sure)
+    )
+
+
+def _held(rule: Rule, comparison: Comparison) -> Iterator[Held]:
+    """Every cell beside one of the baseline that has the quantity."""
+    for match in comparison.matches:
+        baseline, *cells = match.cells
+        if baseline is not None and getattr(baseline, READINGS[rule.quantity]) is not None:
+            for side, cell in zip(comparison.sides[1:], cells, strict=True):
+                contrast = getattr(cell, rule.quantity) if cell else None
+                yield Held(rule=rule, label=side.label, key=match.key, contrast=contrast, reason=_reason(rule, cell))
+
+
+def _reason(rule: Rule, cell: Cell | None) -> str | None:
+    """Why there is nothing to compare; None where there is."""
+    if cell is None:
+        return "not in this run"
+    if cell.outcome != "ok":
+        return cell.outcome.replace("_", " ")
+    return None if getattr(cell, rule.quantity) else f"has no {rule.quantity}"

@@ -1,0 +1,88 @@
+"""Whether the sides of a comparison put the strategies in the same order. Pure: knows nothing of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import msgspec
+
+from profiler.analysis.contrasts import Contrast
+from profiler.analysis.points import Point, peaks, times
+from profiler.analysis.sides import Key, Side, without_strategy
+
+Pair = tuple[Point, Point]  # one strategy, on the baseline and on a side
+Compared = Callable[[Point, Point], Contrast | None]
+QUANTITIES: dict[str, Compared] = {"peak": peaks, "time": times}
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Every pair of strategies of one group that both sides measured, by one quantity."""
+
+    group: tuple[str, ...]
+    label: str  # of the side that is held against the baseline
+    quantity: str
+    num_same: int
+    num_close: int  # equal, or too close to tell, on one of the sides
+    swapped: tuple[tuple[str, str], ...]  # the first is better on the baseline, the second on this side
+
+    @property
+    def tau(self) -> float | None:
+        """Kendall's, of the pairs that both sides tell apart: 1 where all are in one order, -1 in the opposite."""
+        told = self.num_same + len(self.swapped)
+        return (self.num_same - len(self.swapped)) / told if told else None
+
+
+def orders(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[Order, ...]:
+    """Each side against the first, by peak and by time; nothing where there are not two strategies to order."""
+    if "strategy" not in align:
+        return ()
+    baseline, *others = sides
+    groups = dict.fromkeys(without_strategy(key, align) for key in baseline.points)
+    found = [
+        _order(group, baseline, side, quantity, align)
+        for group in groups
+        for side in others
+        for quantity in QUANTITIES
+    ]  # fmt: skip
+    return tuple(order for order in found if order is not None)
+
+
+def _order(group: Key, baseline: Side, side: Side, quantity: str, align: Sequence[str]) -> Order | None:
+    against = QUANTITIES[quantity]
+    shared = [
+        (baseline.points[key], side.points[key])
+        for key in baseline.points
+        if key in side.points and without_strategy(key, align) == group
+    ]
+    comparable = [pair for pair in shared if against(*pair) is not None]
+    pairs = [(first, second, _signs(first, second, against)) for first, second in combinations(comparable, 2)]
+    if not pairs:
+        return None
+    return Order(
+        group=group,
+        label=side.label,
+        quantity=quantity,
+        num_same=sum(there * here > 0 for *_, (there, here) in pairs),
+        num_close=sum(there * here == 0 for *_, (there, here) in pairs),
+        swapped=tuple(
+            _named(*((first, second) if there > 0 else (second, first)))
+            for first, second, (there, here) in pairs
+            if there * here < 0
+        ),
+    )
+
+
+def _named(better: Pair, worse: Pair) -> tuple[str, str]:
+    return str(better[0].row.case.strategy), str(worse[0].row.case.strategy)
+
+
+def _signs(first: Pair, second: Pair, against: Compared) -> tuple[int, int]:
+    """On the baseline and on the side: 1 where the second strategy is worse than the first, -1 where it is better."""
+    there, here = (_sign(against(one, other)) for one, other in zip(first, second, strict=True))
+    return there, here
+
+
+def _sign(contrast: Contrast | None) -> int:
+    assert contrast is not None, "both were measured"
+    return {"better": -1, "worse": 1}.get(contrast.verdict, 0)

@@ -1,0 +1,102 @@
+"""Runs -> sides that may stand beside each other: one a run and device, its rows found by what they are aligned by.
+
+Pure: knows nothing of files or of screens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from profiler.analysis.points import Point
+from profiler.analysis.rows import Row, latest, rows
+from profiler.case import FAKE, Case
+from profiler.errors import UserError
+from profiler.record import Record
+
+ALIGN = ("model", "strategy", "batch_size", "precision")
+MEANING = (*ALIGN, "optimizer", "accumulate", "keep_gradients", "repair_batchnorm", "blocks", "data", "seed")
+BUILT = "num_parameters"  # what a model of the same name really is
+TORCH = "torch"
+ALLOWED = (*MEANING, BUILT, TORCH)  # what --allow-different takes
+SHORT = re.compile(r"\b(?:RTX )?[A-Z]{0,3}\d{2,4}[A-Z]?\b|\b[A-Z]\d\b")  # H100, RTX 4090, T4
+
+Key = tuple[str, ...]  # the texts of what rows are aligned by
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run found on one device."""
+
+    label: str  # A, B, ...
+    run: str
+    device: str
+    points: dict[Key, Point]
+
+    @property
+    def name(self) -> str:
+        """The label with the device in a word: "B h100"."""
+        named = next((row.environment.device_name for row in self.rows if row.environment), None)
+        found = SHORT.search(named or "") if self.device.startswith("cuda") else None
+        return f"{self.label} {found[0] if found else self.device.removeprefix(FAKE)}"
+
+    @property
+    def rows(self) -> list[Row]:
+        return [point.row for point in self.points.values()]
+
+
+def sides(runs: Iterable[tuple[str, Iterable[Record]]], *, align: Sequence[str]) -> tuple[Side, ...]:
+    """A side for each run and device, in order, the first the baseline.
+
+    Raises UserError (exit code 4) where two rows of a side would be one.
+    """
+    found: list[Side] = []
+    for name, records in runs:
+        said = latest(records)
+        for device in dict.fromkeys(record.case.device for record in said):
+            own = [record for record in said if record.case.device == device]
+            found.append(Side(label=_label(len(found)), run=name, device=device, points=_points(own, name, align)))
+    return tuple(found)
+
+
+def without_strategy(key: Key, align: Sequence[str]) -> Key:
+    """What the rows share whose strategies are to be weighed against each other."""
+    return tuple(text for name, text in zip(align, key, strict=True) if name != "strategy")
+
+
+def value(row: Row, name: str) -> str:
+    """One of ALLOWED, of a row, as text."""
+    if name == TORCH:
+        return (row.environment.torch or "").partition("+")[0] if row.environment else ""
+    if name == BUILT:
+        return str(row.built.num_parameters) if row.built else ""
+    if name == "data" and row.built:
+        return row.built.data
+    found = getattr(row.case, name)
+    return "own" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
+
+
+def _label(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"{_label(number // 26 - 1)}{_label(number % 26)}"
+
+
+def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, Point]:
+    rounds: dict[Case, list[Record]] = {}
+    for record in sorted(records, key=lambda record: record.round):
+        rounds.setdefault(record.case, []).append(record)
+    points: dict[Key, Point] = {}
+    for row in rows(records):
+        key = tuple(value(row, name) for name in align)
+        if key in points:
+            raise _doubled(run, row, points[key].row, align)
+        samples = tuple(one.readings.step_seconds for one in rounds[row.case] if one.readings.step_seconds)
+        points[key] = Point(row=row, rounds=samples)
+    return points
+
+
+def _doubled(run: str, row: Row, other: Row, align: Sequence[str]) -> UserError:
+    between = [name for name in MEANING if name not in align and value(row, name) != value(other, name)]
+    shown = ", ".join(between) or "how they were sampled"
+    hint = f"--align {','.join([*align, *between])}" if between else "compare runs of one sweep each"
+    return UserError(f"two rows of {run} for {row.case.strategy} differ in {shown} alone", hint=hint, exit_code=4)

@@ -1,0 +1,122 @@
+"""gcprof compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiler.cli.words import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
+
+if TYPE_CHECKING:
+    from profiler.analysis.comparison import Comparison
+    from profiler.analysis.gates import Held, Judgement
+    from profiler.record import Record
+
+FORMATS = ("table", "md", "json", "csv")
+TRIPPED = 5
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(help=f"{RUN_HELP} The first is the baseline.", metavar="RUN...")],
+    baseline: Annotated[str | None, typer.Option("--baseline", help="The run to hold the others against.")] = None,
+    align: Annotated[
+        str, typer.Option("--align", help="What rows must share to stand beside each other.")
+    ] = "model,strategy,batch_size,precision",
+    allow_different: Annotated[
+        str | None, typer.Option("--allow-different", help="What may differ: torch, batch_size, optimizer, seed, ...")
+    ] = None,
+    fail_on: Annotated[
+        str | None, typer.Option("--fail-on", help="End with 5 where a row is over: 'peak:>2%,time:>5%'.")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="table, md, json or csv.")] = "table",
+    columns: Annotated[
+        int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")
+    ] = None,
+) -> None:
+    """Compare runs: what differs around them, peaks, times with intervals, which strategy each device should use.
+
+    Example: gcprof compare ref:predicted-t4/transformer ref:predicted-h100/transformer
+    """
+    from profiler.analysis import gates
+    from profiler.analysis.comparison import compare as compared
+    from profiler.analysis.sides import ALLOWED, MEANING
+    from profiler.errors import UserError
+
+    one_of(format, FORMATS, flag="--format")
+    if columns and format != "table":
+        raise UserError(f"--width has no effect with --format {format}", hint="leave one of them out")
+    rules = gates.parse(fail_on) if fail_on is not None else ()
+    names = _listed(align, MEANING, flag="--align")
+    allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
+    found = compared(_load(_ordered(runs, baseline)), align=names, allowed=allowed)
+    judgement = gates.judge(found, rules) if rules else None
+    code = TRIPPED if judgement and judgement.tripped else 0
+    _print(found, judgement, code=code, format=format, columns=columns)
+    if judgement:
+        _tell(judgement)
+    elif format == "table":
+        next_command("gcprof", "compare", *_ordered(runs, baseline), "--format", "md")
+    raise typer.Exit(code)
+
+
+def _listed(text: str, known: tuple[str, ...], *, flag: str) -> list[str]:
+    return [one_of(word.strip(), known, flag=flag) for word in text.split(",")]
+
+
+def _ordered(runs: list[str], baseline: str | None) -> list[str]:
+    """The baseline first, whether it is among the runs or not."""
+    if baseline is None:
+        return runs
+    if baseline not in runs:
+        return [baseline, *runs]
+    place = runs.index(baseline)
+    return [baseline, *runs[:place], *runs[place + 1 :]]
+
+
+def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
+    """Every run by the name that it is shown by; no path of this machine."""
+    from profiler.references import PREFIX
+    from profiler.store import load
+
+    found = []
+    for word in words:
+        run = load(run_folder(word))
+        for warning in run.warnings:
+            aside(f"warning: {word}: {warning}")
+        found.append((word if word.startswith(PREFIX) else run.folder.resolve().name, run.records))
+    return found
+
+
+def _print(found: Comparison, judgement: Judgement | None, *, code: int, format: str, columns: int | None) -> None:
+    from profiler.views import comparison, comparison_files
+
+    if format == "table":
+        say(comparison.table(found, width=width(columns), encoding=encoding()))
+    elif format == "md":
+        say_bytes(comparison.markdown(found).encode())
+    elif format == "csv":
+        say_bytes(comparison_files.table(found).encode())
+    else:
+        say_bytes(comparison_files.document(found, judgement=judgement, exit_code=code))
+
+
+def _tell(judgement: Judgement) -> None:
+    for one in judgement.tripped:
+        aside(f"gate: {_named(one)}")
+    for one in judgement.unsure:
+        aside(f"unsure: {_named(one)}: too noisy to tell; more --rounds and --samples would")
+    if not judgement.tripped:
+        aside("gate: nothing is over the limits")
+
+
+def _named(one: Held) -> str:
+    from profiler.units import change_range_text, change_text
+
+    contrast = one.contrast
+    if contrast is None:
+        found = one.reason
+    else:
+        interval = (contrast.low, contrast.high) if contrast.low is not None and contrast.high is not None else None
+        found = change_text(contrast.ratio) + (f" ({change_range_text(interval)})" if interval else "")
+    return f"{one.rule}: {', '.join(one.key.values())} in {one.label}: {found}"

@@ -1,0 +1,37 @@
+"""gcprof merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli import completion
+from profiler.cli.words import RESULTS, RUN_HELP, aside, next_command, run_folder
+
+
+def merge(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help=RUN_HELP, autocompletion=completion.runs)],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The new run folder.")] = None,
+) -> None:
+    """Make one run of several: all plans, and every record once. The order of the runs makes no difference.
+
+    Of two different records of one trial, the one that began later is kept, and told. Runs of other versions, or of
+    another device by the same name, are refused.
+
+    Example: gcprof merge shard-1 shard-2 -o results/whole
+    """
+    from profiler import store
+    from profiler.units import count_text
+    from profiler.upkeep.merge import merge as merged
+    from profiler.upkeep.merge import write
+
+    found = merged([run_folder(word) for word in runs])
+    folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in found.manifest.plan])
+    write(found, folder)
+    for one in found.conflicts:
+        aside(f"note: {one.case.strategy}, round {one.round}: the results differ; kept the later one, of '{one.kept}'")
+    same = f", {count_text(found.num_same, 'record')} in more than one" if found.num_same else ""
+    aside(f"wrote {count_text(len(found.records), 'record')} of {count_text(len(runs), 'run')} to {folder}{same}")
+    next_command("gcprof", "show", str(folder))

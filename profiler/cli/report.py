@@ -1,0 +1,48 @@
+"""gcprof report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder
+
+
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(help=f"{RUN_HELP} [default: last]", metavar="RUN...")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("report.html"),
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    redact: Annotated[
+        str,
+        typer.Option(help="default hides folders and numbers of devices; all hides names, options and commands; none."),
+    ] = "default",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+) -> None:
+    """Write runs as one page for a browser, which needs no network: what to do, the frontier, every number.
+
+    Example: gcprof report last -o report.html --open
+    """
+    from profiler.store import load
+    from profiler.views.files import refuse_existing_file, write_whole
+    from profiler.views.report import render
+    from profiler.views.report.redaction import LEVELS
+
+    words = runs or ["last"]
+    level = one_of(redact, LEVELS, flag="--redact")
+    refuse_existing_file(output, force=force)
+    found = [load(run_folder(word)) for word in words]
+    for warning in (warning for run in found for warning in run.warnings):
+        aside(f"warning: {warning}")
+    aside(f"wrote {write_whole(output, render(found, redact=level), force=force)}")
+    if open_it:
+        _open(output)
+    next_command("gcprof", "export", words[0], "--to", "csv", "-o", "table.csv")
+
+
+def _open(path: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(path.resolve().as_uri()):
+        aside(f"note: there is no browser to open it with; open {path} yourself")

@@ -1,0 +1,53 @@
+"""gcprof validate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiler.cli import completion
+from profiler.cli.words import RUN_HELP, encoding, next_command, run_folder, say, say_bytes, width
+
+if TYPE_CHECKING:
+    from profiler.upkeep.validate import Report
+
+
+def validate(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help=RUN_HELP, autocompletion=completion.runs)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Check every line of run folders: what cannot be read, impossible numbers, repeats, and what does not belong.
+
+    Ends with 4 where a run is damaged; what is only worth knowing is a note.
+
+    Example: gcprof validate last
+    """
+    from profiler.case import encode
+    from profiler.upkeep.validate import validate as look
+    from profiler.views.terminal import paragraph
+
+    found = [look(run_folder(word)) for word in runs or ["last"]]
+    if json:
+        say_bytes(encode(found) + b"\n")
+    else:
+        for text in _lines(found):
+            say(paragraph(text, width=width(), encoding=encoding()))
+    if any(report.is_damaged for report in found):
+        raise typer.Exit(4)
+    next_command("gcprof", "show", found[-1].run)
+
+
+def _lines(found: Iterable[Report]) -> Iterator[str]:
+    """One line for each finding, and one for each run."""
+    from profiler.units import count_text
+
+    for report in found:
+        for finding in report.findings:
+            yield f"{finding.where}: {'' if finding.is_damage else 'note: '}{finding.text}"
+        damage = sum(finding.is_damage for finding in report.findings)
+        verdict = f"damaged in {count_text(damage, 'place')}" if damage else "fine"
+        yield f"{report.run}: {count_text(report.num_records, 'record')}, {verdict}"

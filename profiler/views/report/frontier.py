@@ -1,0 +1,198 @@
+"""Peak memory against step time as places of points, lines and names. Knows nothing of how they are drawn.
+
+Across, places are percents of a width that is not known here; down, they are pixels. So letters keep their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from profiler.analysis.rows import Row
+from profiler.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
+from profiler.views.cells import is_predicted
+from profiler.views.explanation import shortened
+from profiler.views.plain import plain
+from profiler.views.report.scale import Scale, Tick, around
+
+HEIGHT = 300
+TOP, BOTTOM = 34, 262  # pixels
+LEFT, RIGHT = 6.0, 94.0  # percents
+LINE, LETTER = 16, 7.4  # pixels: the height of a name, and the width of a letter
+SIDES = {"right": (10, 4), "left": (-10, 4)}  # pixels from the point to the foot of its name
+NARROW, WIDE = 320, 440  # pixels across, at which names must not meet
+NAME = 24  # letters of a name
+SAME = 0.5  # percents across, within which two points are at one place
+KINDS = ("beaten", "frontier", "baseline")  # the later on top
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy, by the id of its case. `side` is where its name stands, one of SIDES; None where it has no room."""
+
+    case: str
+    x: float
+    y: float
+    least_x: float  # by its spread
+    most_x: float
+    kind: str  # one of KINDS
+    name: str
+    said: str  # all of it in words
+    peak_bytes: int
+    side: str | None = None
+    is_for_wide: bool = False  # the name has room on a wide screen only
+
+    @property
+    def offset(self) -> tuple[int, int]:
+        """Of its name, in pixels."""
+        return SIDES[self.side] if self.side else (0, 0)
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A straight line."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+class Frontier(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole picture. `low` and `high` are the peaks at its bottom and top, for lines that are drawn later."""
+
+    points: tuple[Point, ...]
+    stairs: tuple[Segment, ...]
+    across: tuple[Tick, ...]
+    down: tuple[Tick, ...]
+    memory_unit: str
+    time_unit: str
+    memory: Scale
+    floor: float | None  # where the static memory is
+
+
+def frontier(rows: Sequence[Row]) -> Frontier | None:
+    """The picture of the rows that have both a peak and a time; None where none has."""
+    shown = [row for row in rows if has(row)]
+    if not shown:
+        return None
+    size, unit = byte_unit(row.readings.peak_bytes for row in shown)
+    second, time_unit = second_unit(row.step_seconds for row in shown)
+    time = around((one / second for row in shown for one in _range(row)), start=LEFT, end=RIGHT)
+    memory = _memory([(row.readings.peak_bytes or 0) / size for row in shown])
+    points = [_point(row, time, memory, second, size) for row in shown]
+    floors = [row.static_bytes / size for row in shown if row.static_bytes is not None]
+    return Frontier(
+        points=_named(points),
+        stairs=_stairs([point for point, row in zip(points, shown, strict=True) if row.on_frontier]),
+        across=time.ticks(),
+        down=memory.ticks(),
+        memory_unit=unit,
+        time_unit=time_unit,
+        memory=Scale(low=memory.low * size, high=memory.high * size, start=memory.start, end=memory.end),
+        floor=memory.at(min(floors)) if floors and min(floors) >= memory.low else None,
+    )
+
+
+def has(row: Row) -> bool:
+    """Whether a row can be a point: only what went well is drawn."""
+    return row.outcome == "ok" and row.readings.peak_bytes is not None and row.step_seconds is not None
+
+
+def said(row: Row) -> str:
+    """One row in words, its change against `none` too."""
+    is_baseline = row.case.strategy == "none"
+    change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
+    slower = f" ({change_text(row.time_ratio)})" if row.time_ratio and not is_baseline else ""
+    kind = "estimated step" if is_predicted(row) else "step"
+    noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
+    peak = f"{'predicted peak' if is_predicted(row) else 'peak'} {bytes_text(row.readings.peak_bytes)}{change}"
+    return f"{_name(row, 80)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
+
+
+def _name(row: Row, length: int) -> str:
+    return shortened(plain(row.case.strategy), length)
+
+
+def _range(row: Row) -> tuple[float, float]:
+    seconds, spread = row.step_seconds or 0.0, row.step_spread or 0.0
+    return seconds * (1 - spread), seconds * (1 + spread)
+
+
+def _memory(peaks: Sequence[float]) -> Scale:
+    """From zero, unless all peaks are close to each other."""
+    is_close = min(peaks) > 0.7 * max(peaks) and min(peaks) < max(peaks)
+    if not is_close:
+        return around([*peaks, 0.0], start=BOTTOM, end=TOP)
+    margin = 0.3 * (max(peaks) - min(peaks))
+    return around([min(peaks) - margin, max(peaks)], start=BOTTOM, end=TOP)
+
+
+def _point(row: Row, time: Scale, memory: Scale, second: float, size: int) -> Point:
+    least, most = _range(row)
+    kind = "baseline" if row.case.strategy == "none" else "frontier" if row.on_frontier else "beaten"
+    return Point(
+        case=row.case.id,
+        x=time.at((row.step_seconds or 0.0) / second),
+        y=memory.at((row.readings.peak_bytes or 0) / size),
+        least_x=time.at(least / second),
+        most_x=time.at(most / second),
+        kind=kind,
+        name=_name(row, NAME),
+        said=said(row),
+        peak_bytes=row.readings.peak_bytes or 0,
+    )
+
+
+def _stairs(points: Sequence[Point]) -> tuple[Segment, ...]:
+    """The line below which no strategy came, out to both edges: slower or larger is always to be had."""
+    corners = sorted({(point.x, point.y) for point in points})
+    if not corners:
+        return ()
+    path = [(corners[0][0], float(TOP - 20)), corners[0]]
+    for (_, y0), (x1, y1) in pairwise(corners):
+        path += [(x1, y0), (x1, y1)]
+    path.append((100.0, corners[-1][1]))
+    return tuple(Segment(x1=x0, y1=y0, x2=x1, y2=y1) for (x0, y0), (x1, y1) in pairwise(path))
+
+
+def _named(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The points, the most wanted last and so on top, each with its name where that meets nothing."""
+    found = sorted(points, key=lambda point: KINDS.index(point.kind))
+    for width, is_for_wide in ((NARROW, False), (WIDE, True)):
+        taken = [_box(one, one.side, width) for one in found if one.side]
+        for at in reversed(range(len(found))):
+            side = None if found[at].side else _side(found[at], taken, points, width)
+            if side:
+                found[at] = msgspec.structs.replace(found[at], side=side, is_for_wide=is_for_wide)
+                taken.append(_box(found[at], side, width))
+    return tuple(found)
+
+
+Box = tuple[float, float, float, float]
+
+
+def _side(point: Point, taken: Sequence[Box], points: Sequence[Point], width: int) -> str | None:
+    """Where the name meets no other name and no other point."""
+    marks = [_mark(one, width) for one in points if abs(one.x - point.x) > SAME or one.y != point.y]
+    for side in SIDES:
+        box = _box(point, side, width)
+        if box[0] >= 0 and box[2] <= width and not any(_meets(box, other) for other in (*taken, *marks)):
+            return side
+    return None
+
+
+def _box(point: Point, side: str, width: int) -> Box:
+    across, down = SIDES[side]
+    x, y, long = point.x * width / 100 + across, point.y + down, LETTER * len(point.name)
+    left, right = (x, x + long) if across > 0 else (x - long, x)
+    return left, y - LINE + 4, right, y + 4
+
+
+def _mark(point: Point, width: int) -> Box:
+    x = point.x * width / 100
+    return x - 7, point.y - 7, x + 7, point.y + 7
+
+
+def _meets(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

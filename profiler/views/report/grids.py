@@ -1,0 +1,143 @@
+"""The tables of a report that are of rows: cells of text under heads. Knows nothing of how they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+from profiler.analysis.rows import Row, spread
+from profiler.record import PHASES, Equality, Readings
+from profiler.units import MISSING, bytes_text, error_text, seconds_text, spread_text
+from profiler.views.cells import columns
+from profiler.views.explanation import shortened
+from profiler.views.plain import plain
+from profiler.views.samples import TIMES, of
+
+LONGEST = 100  # letters of a cell
+NUM_MISSING = 3  # parameters without a gradient that are named
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of a column."""
+
+    text: str
+    is_number: bool = False
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """A table. The first cell of a line names it; `marks` is "ok", "frontier" or "bad" for each line, or nothing."""
+
+    caption: str
+    heads: tuple[Head, ...]
+    lines: tuple[tuple[str, ...], ...]
+    marks: tuple[str, ...] = ()
+
+
+def main(rows: Sequence[Row]) -> Grid:
+    """The one table that every view shows."""
+    shown = columns(rows).all
+    marks = ["bad" if row.outcome != "ok" else "frontier" if row.on_frontier else "ok" for row in rows]
+    return Grid(
+        caption="Every strategy",
+        heads=tuple(Head(text=column.label, is_number=column.is_number) for column in shown),
+        lines=tuple(tuple(short(column.cells[at]) for column in shown) for at in range(len(rows))),
+        marks=tuple(marks),
+    )
+
+
+def phases(rows: Sequence[Row]) -> Grid | None:
+    """What was live at the points of the step that a run stores."""
+    heads = (
+        "strategy",
+        "before the forward",
+        "forward peak",
+        "kept for the backward",
+        "backward peak",
+        "optimizer peak",
+    )
+    lines = [(_name(row), *_points(row.readings)) for row in rows if row.readings.phases]
+    return _grid("Live memory over the step", heads, lines, texts=1)
+
+
+def predictions(rows: Sequence[Row]) -> Grid | None:
+    """Predicted beside measured, a line for each case of which there are both."""
+    twins: dict[object, dict[bool, Row]] = {}
+    for row in rows:
+        if row.prediction_error is not None:
+            twins.setdefault(row.case.twin, {})[row.case.is_predicted] = row
+    heads = ("strategy", "predicted peak", "measured peak", "peak off by", "estimated step", "measured step")
+    lines = [_beside(both[True], both[False]) for both in twins.values() if len(both) == 2]
+    return _grid("Predicted and measured", heads, lines, texts=1)
+
+
+def equality(rows: Sequence[Row]) -> Grid | None:
+    """What the equality pass found."""
+    heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
+    numbers = ("largest difference", "noise floor")
+    lines = [(_name(row), *_equal(row, row.equality)) for row in rows if row.equality]
+    return _grid("Equality with the step without checkpointing", (*heads, *numbers), lines, texts=len(heads))
+
+
+def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
+    """The raw samples of every part of the step in seconds, up to so many, and how they spread."""
+    heads = ("strategy", "part", "samples in seconds, the rounds in order", "median", "spread")
+    lines = [
+        (_name(row), name, _values(of(row, name), most), seconds_text(median(of(row, name))), _spread(of(row, name)))
+        for row in rows
+        for name in TIMES
+        if of(row, name)
+    ]
+    return _grid("Raw samples", heads, lines, texts=3)
+
+
+def short(text: str) -> str:
+    """A cell on one line, harmless, and not too long."""
+    return shortened(plain(text), LONGEST)
+
+
+def _grid(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *, texts: int) -> Grid | None:
+    """The columns but the first `texts` are numbers; None where there is no line."""
+    named = tuple(Head(text=text, is_number=at >= texts) for at, text in enumerate(heads))
+    return Grid(caption=caption, heads=named, lines=tuple(lines)) if lines else None
+
+
+def _name(row: Row) -> str:
+    return short(row.case.strategy)
+
+
+def _points(readings: Readings) -> tuple[str, ...]:
+    peaks = {name: one.allocated for name, one in (readings.phases or {}).items()}
+    forward, backward, optimizer = (bytes_text(peaks.get(phase)) for phase in PHASES)
+    return bytes_text(readings.start_bytes), forward, bytes_text(readings.saved_bytes), backward, optimizer
+
+
+def _beside(predicted: Row, measured: Row) -> tuple[str, ...]:
+    peaks = [bytes_text(row.readings.peak_bytes) for row in (predicted, measured)]
+    times = [seconds_text(row.step_seconds) for row in (predicted, measured)]
+    return _name(measured), *peaks, error_text(measured.prediction_error), *times
+
+
+def _equal(row: Row, found: Equality) -> tuple[str, ...]:
+    told = [row.gradients]
+    told += [
+        "equal" if same else "differ" for same in (found.loss_equal, found.buffers_equal, found.random_state_equal)
+    ]
+    more = len(found.missing) - NUM_MISSING
+    missing = [*found.missing[:NUM_MISSING], *([f"and {more} more"] if more > 0 else [])]
+    named = f"no gradient: {', '.join(missing)}" if missing else found.worst_parameter or MISSING
+    return short(found.against), *told, short(named), _number(found.largest_difference), _number(found.noise_floor)
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2g}"
+
+
+def _spread(values: tuple[float, ...]) -> str:
+    return spread_text(spread(values))
+
+
+def _values(values: tuple[float, ...], most: int) -> str:
+    more = len(values) - most
+    return " ".join(f"{value:.6g}" for value in values[:most]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,153 @@
+"""A run without what could tell whose it is: knows nothing of pages. What was measured is never changed.
+
+"default" hides folders, addresses and the numbers of devices, "all" also the names of devices, the options of models,
+the command and every text that a failure left; "none" hides nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from profiler.case import FAKE, Case, Choice
+from profiler.record import Built, Environment, Equality, Record
+from profiler.store import Manifest, Run
+
+LEVELS = ("default", "all", "none")
+HIDDEN = "[hidden]"
+START = r"(?:file://|~[\w.-]*/|/(?=[\w.~/-])|[A-Za-z]:[\\/]|\\\\)"  # of an absolute path
+SECRET = re.compile(
+    rf"(?P<quoted>'{START}[^']*'|\"{START}[^\"]*\")"
+    rf"|(?P<absolute>(?<![\w.\])]){START}[^\s'\"<>|,;()\[\]]+)"
+    r"|(?P<relative>(?:[\w.~-]+[\\/])+[\w.-]*\.[A-Za-z]\w*)"
+    r"|(?P<address>[\w.+-]+@[\w.-]+)"
+    r"|(?P<number>\b(?:(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))"
+)
+
+
+def redacted(runs: Iterable[Run], *, level: str) -> list[Run]:
+    """The runs as they may be shown. Cases stay apart: two that would look alike are numbered."""
+    return [run if level == "none" else _redacted(run, number, level) for number, run in enumerate(runs, start=1)]
+
+
+def hidden(text: str) -> str:
+    """A text without folders, addresses and numbers of devices; files keep their own names."""
+    return SECRET.sub(_instead, text)
+
+
+def _instead(match: re.Match[str]) -> str:
+    if match["address"] or match["number"]:
+        return HIDDEN
+    words = match[0].strip("'\"")
+    name = re.split(r"[\\/]", words)[-1]
+    return f"[path]/{name}" if re.search(r"\.[A-Za-z]\w*", name) else "[path]"
+
+
+def _redacted(run: Run, number: int, level: str) -> Run:
+    change = _Redaction(run.records, is_all=level == "all")
+    command = HIDDEN if level == "all" else _command(run.manifest.command)
+    manifest = msgspec.structs.replace(
+        run.manifest, command=command, plan=(), environment=change.environment(run.manifest.environment)
+    )
+    assert isinstance(manifest, Manifest)
+    return msgspec.structs.replace(
+        run,
+        folder=Path(f"run {number}") if level == "all" else run.folder,
+        manifest=manifest,
+        records=tuple(change.record(record) for record in run.records),
+    )
+
+
+def _command(text: str) -> str:
+    """Of a command every word with a folder in it is a path."""
+    return " ".join(re.sub(r"^((?:--?[\w-]+=)?).*[\\/]", r"\1[path]/", word) for word in hidden(text).split(" "))
+
+
+class _Redaction:
+    """How the records of one run are changed, each name into the same one everywhere."""
+
+    def __init__(self, records: Iterable[Record], *, is_all: bool) -> None:
+        cases = [record.case for record in records]
+        self._is_all = is_all
+        self._models = _apart((case.model for case in cases), self._model)
+        self._strategies = _apart((case.strategy for case in cases), self._strategy)
+        self._devices = _apart((case.device for case in cases), self._device)
+
+    def record(self, record: Record) -> Record:
+        return msgspec.structs.replace(
+            record,
+            case=self._case(record.case),
+            detail=self._text(record.detail),
+            built=self._built(record.built),
+            equality=self._equality(record.equality),
+            environment=self.environment(record.environment) if record.environment else None,
+            notes=tuple(msgspec.structs.replace(note, text=self._known(note.text)) for note in record.notes),
+        )
+
+    def environment(self, environment: Environment) -> Environment:
+        name = environment.device_name
+        shown = HIDDEN if self._is_all and name else name
+        return msgspec.structs.replace(
+            environment, device_name=shown, device_uuid=HIDDEN if environment.device_uuid else None
+        )
+
+    def _case(self, case: Case) -> Case:
+        return msgspec.structs.replace(
+            case,
+            model=Choice(self._models[case.model]),
+            strategy=Choice(self._strategies[case.strategy]),
+            device=self._devices[case.device],
+            blocks=HIDDEN if self._is_all and case.blocks else case.blocks,
+        )
+
+    def _built(self, built: Built | None) -> Built | None:
+        if built is None:
+            return None
+        is_named = self._is_all and built.data != "synthetic"
+        return msgspec.structs.replace(built, data=HIDDEN if is_named else hidden(built.data))
+
+    def _equality(self, equality: Equality | None) -> Equality | None:
+        """Names of parameters tell the model."""
+        if equality is None or not self._is_all:
+            return equality
+        worst = HIDDEN if equality.worst_parameter else None
+        return msgspec.structs.replace(equality, worst_parameter=worst, missing=(HIDDEN,) * len(equality.missing))
+
+    def _text(self, text: str | None) -> str | None:
+        """What a failure said may quote anything."""
+        return text and (HIDDEN if self._is_all else hidden(text))
+
+    def _known(self, text: str) -> str:
+        """Notes are our own words; what they quote of the case is changed as there."""
+        if not self._is_all:
+            return hidden(text)
+        for word, instead in {**self._models, **self._devices}.items():
+            text = text.replace(word, instead) if word != instead else text
+        return SECRET.sub(HIDDEN, text)
+
+    def _model(self, text: str) -> str:
+        if not self._is_all:
+            return hidden(text)
+        name = Choice(text).name
+        return "a model of one's own" if re.search(r"\.py\b|[\\/]", name) else name
+
+    def _strategy(self, text: str) -> str:
+        return Choice(text).name if self._is_all and "file=" in text else hidden(text)
+
+    def _device(self, text: str) -> str:
+        is_named = self._is_all and text.startswith(FAKE) and not text.startswith(f"{FAKE}cpu")
+        return f"{FAKE}cuda" if is_named else text
+
+
+def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]:
+    """Every text with what it becomes; texts that would become the same are numbered in their order."""
+    found: dict[str, str] = {}
+    for text in dict.fromkeys(map(str, texts)):
+        new, number = change(text), 1
+        while (f"{new} #{number}" if number > 1 else new) in found.values():
+            number += 1
+        found[text] = f"{new} #{number}" if number > 1 else new
+    return found

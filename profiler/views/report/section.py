@@ -1,0 +1,176 @@
+"""One group of rows -> all that its section shows. Knows nothing of how it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from profiler.analysis.advice import Advice, advise
+from profiler.analysis.budgets import stairs
+from profiler.analysis.composition import compose
+from profiler.analysis.rows import Row
+from profiler.units import MISSING, bytes_text, change_text
+from profiler.views.cells import heading, reasons
+from profiler.views.explanation import shortened
+from profiler.views.plain import plain
+from profiler.views.report import grids, sentence, surroundings
+from profiler.views.report.bars import Bars, by_category, by_phase
+from profiler.views.report.frontier import Frontier, frontier
+from profiler.views.report.grids import Grid
+from profiler.views.report.strips import Strips, strips
+from profiler.views.report.surroundings import Remark
+
+LONGEST_REASON, LONGEST_TITLE = 300, 160  # letters
+NUM_STOPS = 40  # of the slider, besides those at the choices
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a run is shown, so that the page stays small."""
+
+    sections: int
+    rows: int  # of a section: in its table and its picture
+    lines: int  # of a picture with one line a strategy
+    samples: int  # of a strategy
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is best from a budget on, in words, and the id of its case."""
+
+    case: str
+    budget_bytes: int
+    budget: str
+    said: str
+
+
+class Budgets(msgspec.Struct, frozen=True, kw_only=True):
+    """The slider: the budgets that it stops at, in bytes, and the choices in ascending order."""
+
+    stops: tuple[int, ...]
+    start: int  # the place of the stop at what is advised
+    below: str  # the first choice
+    nothing: str
+    choices: tuple[Choice, ...]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is shown of one group of rows."""
+
+    anchor: str
+    title: str
+    sentence: str
+    brief: tuple[str, ...]  # peak of none, the advised strategy, its peak, its time against none
+    frontier: Frontier | None
+    budgets: Budgets | None
+    table: Grid
+    num_left_out: int  # rows that are not shown
+    reasons: tuple[str, ...]
+    categories: Bars | None
+    phases: Bars | None
+    phase_table: Grid | None
+    explanation: tuple[str, ...]
+    predictions: Grid | None
+    equality: Grid | None
+    strips: Strips | None
+    samples: Grid | None
+    environments: Grid | None
+    remarks: tuple[Remark, ...]
+
+
+def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits: Limits) -> Section:
+    """`rows` are one group of `all_rows`, in which predictions and measurements find each other."""
+    advice = advise(rows)
+    shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
+    cases = {row.case.twin for row in drawn}
+    return Section(
+        anchor=anchor,
+        title=shortened(plain(heading(rows)), LONGEST_TITLE),
+        sentence=sentence.sentence(advice, rows),
+        brief=_brief(advice),
+        frontier=frontier(shown),
+        budgets=_budgets(rows, advice),
+        table=grids.main(shown),
+        num_left_out=len(rows) - len(shown),
+        reasons=tuple(plain(shortened(one, LONGEST_REASON)) for one in reasons(shown)),
+        categories=by_category(drawn),
+        phases=by_phase(drawn),
+        phase_table=grids.phases(drawn),
+        explanation=_explanation(drawn),
+        predictions=grids.predictions([row for row in all_rows if row.case.twin in cases]),
+        equality=grids.equality(drawn),
+        strips=strips(drawn, most=limits.samples),
+        samples=grids.samples(drawn, most=limits.samples),
+        environments=surroundings.environments(rows),
+        remarks=surroundings.remarks(shown),
+    )
+
+
+def chosen(rows: Sequence[Row], advice: Advice, most: int) -> list[Row]:
+    """At most so many rows in their order: what is advised, the baseline, the lowest and the frontier before others."""
+    first = (advice.baseline, advice.chosen, advice.lowest)
+
+    def rank(at: int) -> tuple[int, int]:
+        row = rows[at]
+        is_first = row.case.strategy == "none" or any(row is one for one in first)
+        return 0 if is_first else 1 if row.on_frontier else 2, at
+
+    kept = sorted(range(len(rows)), key=rank)[:most]
+    return [rows[at] for at in sorted(kept)]
+
+
+def _brief(advice: Advice) -> tuple[str, ...]:
+    row, none = advice.chosen, advice.baseline
+    if row is None:
+        return (MISSING,) * 4
+    none_peak = bytes_text(none.readings.peak_bytes if none else None)
+    change = MISSING if row is none else change_text(row.time_ratio)
+    return none_peak, sentence.name(row), bytes_text(row.readings.peak_bytes), change
+
+
+def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
+    """The slider stops at every choice, at what is advised, and evenly from below the lowest peak to the highest."""
+    found = stairs(rows)
+    if not found or advice.chosen is None:
+        return None
+    lowest, advised = found[0].budget_bytes, advice.chosen.readings.peak_bytes or 0
+    least, most = int(0.9 * lowest), max(row.readings.peak_bytes or 0 for row in rows if row.outcome == "ok")
+    even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
+    stops = sorted(even | {advised} | {stair.budget_bytes for stair in found})
+    choices = [
+        Choice(
+            case=stair.best.case.id,
+            budget_bytes=stair.budget_bytes,
+            budget=bytes_text(stair.budget_bytes),
+            said=sentence.budget(stair),
+        )
+        for stair in found
+    ]
+    return Budgets(
+        stops=tuple(stops),
+        start=stops.index(advised),
+        below=bytes_text(lowest),
+        nothing=sentence.no_budget(found[0]),
+        choices=tuple(choices),
+    )
+
+
+def _explanation(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What the rows themselves tell of each peak, and the floor that is common to all."""
+    told = [text for row in rows if (text := _explained(row))]
+    floors = [row.static_bytes for row in rows if row.outcome == "ok" and row.static_bytes is not None]
+    floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []
+    return (*told, *floor)
+
+
+def _explained(row: Row) -> str | None:
+    parts, readings = compose(row.readings), row.readings
+    if row.outcome != "ok" or parts is None:
+        return None
+    kind = "predicted peak" if row.case.is_predicted else "peak"
+    held = [
+        f"{bytes_text(parts.static)} static",
+        f"{bytes_text(parts.saved)} kept by the forward",
+        f"{bytes_text(parts.transient)} in transit",
+    ]
+    where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
+    return f"{sentence.name(row)}: {kind} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"

@@ -1,0 +1,138 @@
+"""The one sentence that says what to do, and the words for each budget: knows nothing of how they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from profiler.analysis.advice import Advice, Limit
+from profiler.analysis.budgets import Stair
+from profiler.analysis.rows import Row
+from profiler.units import bytes_text, change_range_text, change_text, seconds_text
+from profiler.views.cells import outcome
+from profiler.views.explanation import shortened
+from profiler.views.plain import plain
+
+LONGEST = 60  # characters of a name within a sentence
+MAX_NAMED = 2  # rivals by name; more are counted
+HALF = (0.475, 0.525)
+REASONS = {
+    "optimizer": "the peak is then in the optimizer's step, which holds no activations",
+    "static": "{size} of that peak is static, which no checkpointing lowers",
+    "transient": "{size} of that peak is in transit in the {phase}",
+    "saved": "{size} of that peak is what the forward still keeps for the backward",
+}
+
+
+def sentence(advice: Advice, rows: Sequence[Row]) -> str:
+    """What to do, in one sentence. It says less where less is known, and that it is predicted where it is."""
+    said = f"{_first(advice, rows)}{_below(advice, rows)}."
+    return f"Predicted, not measured: {said}" if rows[0].case.is_predicted else said
+
+
+def name(row: Row) -> str:
+    """The strategy, short enough for a sentence."""
+    return shortened(plain(row.case.strategy), LONGEST)
+
+
+def budget(stair: Stair) -> str:
+    """What is best from a budget on, and how sure that is."""
+    row = stair.best
+    peak = f"peak {bytes_text(row.readings.peak_bytes)}"
+    time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
+    change = [change_text(row.time_ratio) + " time"] if row.time_ratio and row.case.strategy != "none" else []
+    why = {"time": [], "flops": ["least is computed; no times"], "peak": ["the lowest peak; no times"]}[stair.by]
+    return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){_or(stair.rivals)}"
+
+
+def no_budget(stair: Stair) -> str:
+    """What is said of every budget below the first stair."""
+    kind = "predicted" if stair.best.case.is_predicted else "measured"
+    return f"nothing {kind} fits: the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
+
+
+def _first(advice: Advice, rows: Sequence[Row]) -> str:
+    chosen, baseline = advice.chosen, advice.baseline
+    if chosen is None:
+        found = dict.fromkeys(outcome(row) for row in rows if row.outcome != "ok")
+        why = f": {', '.join(found)}" if found else ""
+        return f"no row has a peak that could be compared{why}"
+    if baseline is None:
+        return _without_baseline(chosen, advice, rows)
+    if chosen is baseline:
+        kept = f"keep none: nothing here saves 2 % of its peak of {_peak(chosen)}"
+        return f"none peaks at {_peak(chosen)}, and there is no other to compare with" if _is_alone(rows) else kept
+    ratio = chosen.peak_ratio or 0
+    fall = "halves the peak" if HALF[0] <= ratio <= HALF[1] else f"lowers the peak by {(1 - ratio) * 100:.0f} %"
+    sizes = f" ({_peak(baseline)} to {_peak(chosen)})"
+    return f"{name(chosen)} {fall}{sizes} {_time(chosen, advice.certainty)}{_rivals(advice.rivals)}"
+
+
+def _without_baseline(chosen: Row, advice: Advice, rows: Sequence[Row]) -> str:
+    none = next((row for row in rows if row.case.strategy == "none"), None)
+    why = f"none is {outcome(none)}" if none else "there is no row without checkpointing to compare with"
+    best = "the fastest" if chosen.step_seconds is not None else "the lowest peak"
+    time = f", {_estimated(chosen)}{seconds_text(chosen.step_seconds)} a step" if chosen.step_seconds else ""
+    return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}"
+
+
+def _is_alone(rows: Sequence[Row]) -> bool:
+    return sum(row.outcome == "ok" and row.readings.peak_bytes is not None for row in rows) == 1
+
+
+def _time(row: Row, certainty: str) -> str:
+    """What the peak is bought with."""
+    ratio = row.time_ratio or 0
+    more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
+    rounds = row.time_ratio_range
+    over = f" ({change_range_text(rounds)} % over the rounds)" if rounds and rounds[0] < rounds[1] else ""
+    return {
+        "missing": "at a cost in time that is not known here",
+        "estimated": f"for an estimated {more}",
+        "single": f"for {more} by a single sample",
+        "noisy": f"for about {more}, but the times are noisy{over}",
+        "same": f"in a time that cannot be told from that of none{over}",
+        "sure": f"for {more}{over}",
+    }[certainty]
+
+
+def _below(advice: Advice, rows: Sequence[Row]) -> str:
+    """Where nothing helps any more, and why, as far as the parts of the peak are known."""
+    lowest, limit = advice.lowest, advice.limit
+    if lowest is None or (_is_alone(rows) and advice.baseline):
+        return ""
+    kind = "predicted" if lowest.case.is_predicted else "measured"
+    by = "" if lowest is advice.chosen else f", which {name(lowest)} reaches,"
+    return f"; below {_peak(lowest)}{by} nothing {kind} here helps{_because(limit) if limit else ''}"
+
+
+def _because(limit: Limit) -> str:
+    text = REASONS[limit.kind].format(size=bytes_text(limit.nbytes), phase=limit.phase or "step")
+    is_same = limit.kind == "transient" and limit.num_alike > 2
+    alike = f" and {limit.num_alike} strategies peak alike"
+    return f", because {text}{alike if is_same else ''}"
+
+
+def _rivals(rivals: Sequence[Row]) -> str:
+    if not rivals:
+        return ""
+    verb = "is" if len(rivals) == 1 else "are"
+    return f", and {_named(rivals)} {verb} as fast as far as can be told"
+
+
+def _or(rivals: Sequence[Row]) -> str:
+    return f", or {_named(rivals)}: the times cannot be told apart" if rivals else ""
+
+
+def _named(rows: Sequence[Row]) -> str:
+    names, more = [name(row) for row in rows[:MAX_NAMED]], len(rows) - MAX_NAMED
+    if more > 0:
+        return f"{', '.join(names)} and {more} more"
+    return " and ".join(names)
+
+
+def _peak(row: Row) -> str:
+    return bytes_text(row.readings.peak_bytes)
+
+
+def _estimated(row: Row) -> str:
+    return "estimated " if row.case.is_predicted else ""

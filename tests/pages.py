@@ -1,0 +1,78 @@
+"""The pages of docs/ that are made from the code: `python -m tests.pages` writes them. Knows nothing of looks."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import typer.main
+
+from profiler import case, record, store
+from profiler.cli import COMMANDS, application
+
+DOCS = Path(__file__).parent.parent / "docs"
+FIELDS = "<!-- fields -->\n"
+STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
+    ("manifest.json", store, "Manifest"),
+    ("A trial of the plan", case, "Trial"),
+    ("A case", case, "Case"),
+    ("A record", record, "Record"),
+    ("built", record, "Built"),
+    ("readings", record, "Readings"),
+    ("readings.phases", record, "PhaseBytes"),
+    ("equality", record, "Equality"),
+    ("environment", record, "Environment"),
+    ("notes", record, "Note"),
+)
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page with its text."""
+    written, _, _ = (DOCS / "format.md").read_text(encoding="utf-8").partition(FIELDS)
+    return {
+        DOCS / "commands.md": "\n".join(_commands()) + "\n",
+        DOCS / "format.md": written + FIELDS + "\n" + "\n".join(_structs()) + "\n",
+    }
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands\n\n`gcprof COMMAND --help` shows the same."
+    for name, function in COMMANDS.items():
+        group: Any = typer.main.get_command(application([name]))
+        about, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
+        yield f"\n## gcprof {name}\n\n{' '.join(about.split())}"
+        example = rest.partition("Example: ")[2].strip()
+        if example:
+            yield f"\n```\n{example}\n```"
+        yield "\n| | |\n|---|---|"
+        for one in group.commands[name].params:
+            is_option = one.param_type_name == "option"
+            words = (*one.opts, *one.secondary_opts) if is_option else (one.name.upper(),)
+            yield f"| {', '.join(f'`{word}`' for word in words)} | {_cell(one.help)} |"
+
+
+def _structs() -> Iterator[str]:
+    for title, module, name in STRUCTS:
+        source = inspect.getsource(module)
+        (found,) = [one for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == name]
+        about = " ".join((ast.get_docstring(found) or "").split())
+        yield f"## {title}\n\n{about}\n\n| field | type | |\n|---|---|---|"
+        for one in found.body:
+            if isinstance(one, ast.AnnAssign):
+                line = source.splitlines()[(one.end_lineno or one.lineno) - 1]
+                kind = ast.unparse(one.annotation).replace("|", "\\|")
+                yield f"| `{ast.unparse(one.target)}` | `{kind}` | {_cell(line.partition('  # ')[2])} |"
+        yield ""
+
+
+def _cell(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

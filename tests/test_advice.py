@@ -1,0 +1,299 @@
+"""What a group of rows is said to advise, what is best for a budget, and how surely: from numbers made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from profiler.analysis.advice import advise
+from profiler.analysis.budgets import MOST, stairs
+from profiler.analysis.categories import categories
+from profiler.analysis.certainty import certainty, is_apart
+from profiler.analysis.rows import Row, rows
+from profiler.record import Record
+from profiler.views.report.sentence import sentence
+from tests import examples, make
+from tests.make import MIB
+
+CALM = (0.100, 0.101, 0.102)
+
+
+def times(factor: float) -> tuple[float, ...]:
+    return tuple(factor * second for second in CALM)
+
+
+def said(records: Sequence[Record]) -> str:
+    table = rows(records)
+    return sentence(advise(table), table)
+
+
+def predicted(strategy: str, *, peak: int, seconds: tuple[float, ...] | None) -> Record:
+    found = make.record(strategy, peak=peak, case=make.case(strategy, device="fake:h100"))
+    readings = examples.untimed_readings(found.readings)
+    return msgspec.structs.replace(found, readings=msgspec.structs.replace(readings, step_seconds=seconds))
+
+
+def of(table: Sequence[Row], strategy: str) -> Row:
+    return next(row for row in table if row.case.strategy == strategy)
+
+
+# --- the sentence
+
+
+def test_the_fastest_that_saves_most_is_advised_with_what_it_saves_and_costs():
+    records = [
+        make.record("none", peak=100 * MIB, seconds=times(1)),
+        make.record("all", peak=50 * MIB, saved=10 * MIB, seconds=times(1.4)),
+        make.record("sqrt", peak=50 * MIB, saved=12 * MIB, seconds=times(1.19)),
+        make.record("every:k=2", peak=80 * MIB, seconds=times(1.05)),
+    ]
+
+    assert said(records).startswith("sqrt halves the peak (100 MiB to 50.0 MiB) for 19 % more time; below 50.0 MiB")
+
+
+def test_a_saving_that_is_no_half_is_told_in_percent():
+    records = [
+        make.record("none", peak=100 * MIB, seconds=times(1)),
+        make.record("all", peak=70 * MIB, seconds=times(2)),
+    ]
+
+    assert said(records).startswith("all lowers the peak by 30 % (100 MiB to 70.0 MiB) for 100 % more time;")
+
+
+def test_a_strategy_that_is_faster_is_said_to_be():
+    records = [make.record("none", seconds=times(1)), make.record("all", peak=70 * MIB, seconds=times(0.8))]
+
+    assert "for 20 % less time" in said(records)
+
+
+def test_where_nothing_saves_the_advice_is_to_keep_none():
+    records = [make.record("none", peak=100 * MIB), make.record("all", peak=99 * MIB, seconds=times(0.5))]
+
+    assert said(records).startswith("keep none: nothing here saves 2 % of its peak of 100 MiB")
+
+
+def test_one_row_has_nothing_to_be_compared_with():
+    assert said([make.record("none", peak=100 * MIB)]) == (
+        "none peaks at 100 MiB, and there is no other to compare with."
+    )
+
+
+def test_where_none_ran_out_of_memory_the_fastest_of_what_ran_is_advised():
+    records = [
+        make.failed("none", "out_of_memory", "96 MiB"),
+        make.record("all", peak=50 * MIB, seconds=times(1.4)),
+        make.record("sqrt", peak=60 * MIB, seconds=times(1.2)),
+    ]
+
+    assert said(records).startswith("none is out of memory; the fastest of what ran is sqrt (60.0 MiB, 121 ms a step)")
+
+
+def test_without_a_row_of_none_nothing_is_compared():
+    assert said([make.record("all")]).startswith("there is no row without checkpointing to compare with;")
+
+
+def test_where_nothing_ran_the_outcomes_are_all_that_is_said():
+    records = [make.failed("none", "out_of_memory", "96 MiB"), make.failed("all", "crashed", "signal 11")]
+
+    assert said(records) == "no row has a peak that could be compared: out of memory, crashed."
+
+
+def test_wrong_gradients_are_never_advised():
+    records = [
+        make.record("none", peak=100 * MIB, seconds=times(1)),
+        make.record("all", peak=50 * MIB, seconds=times(1.3)),
+        make.record("wrong", peak=10 * MIB, seconds=times(0.5), outcome="invalid"),
+    ]
+
+    found = advise(rows(records))
+
+    assert found.chosen is not None
+    assert (found.chosen.case.strategy, found.lowest) == ("all", found.chosen)
+    assert "wrong" not in said(records)
+
+
+def test_a_prediction_is_said_to_be_one():
+    records = [predicted("none", peak=100 * MIB, seconds=(0.1,)), predicted("all", peak=50 * MIB, seconds=(0.12,))]
+
+    text = said(records)
+
+    assert text.startswith("Predicted, not measured: all halves the peak (100 MiB to 50.0 MiB) for an estimated 20 %")
+    assert "nothing predicted here helps" in text
+
+
+def test_a_prediction_without_times_says_that_the_cost_is_not_known():
+    records = [predicted("none", peak=100 * MIB, seconds=None), predicted("all", peak=50 * MIB, seconds=None)]
+
+    assert "at a cost in time that is not known here" in said(records)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (times(1.5), "for 50 % more time"),
+        (times(1.005), "in a time that cannot be told from that of none"),
+        ((0.1, 0.2, 0.4), "but the times are noisy"),
+        ((0.2,), "for 98 % more time by a single sample"),
+    ],
+)
+def test_the_time_is_told_as_surely_as_it_is_known(seconds: tuple[float, ...], words: str):
+    records = [make.record("none", seconds=times(1)), make.record("all", peak=50 * MIB, seconds=seconds)]
+
+    assert words in said(records)
+
+
+def test_strategies_whose_times_overlap_are_named_as_equals():
+    records = [
+        make.record("none", peak=100 * MIB, seconds=times(1)),
+        make.record("all", peak=50 * MIB, seconds=times(1.200)),
+        make.record("sqrt", peak=50 * MIB, seconds=times(1.201)),
+        make.record("slow", peak=50 * MIB, seconds=times(1.5)),
+    ]
+
+    found = advise(rows(records))
+
+    assert [row.case.strategy for row in found.rivals] == ["sqrt"]
+    assert "and sqrt is as fast as far as can be told" in said(records)
+
+
+def test_of_equals_in_time_the_one_with_the_lowest_peak_is_advised():
+    records = [
+        make.record("none", peak=100 * MIB, seconds=times(1)),
+        make.record("all", peak=50 * MIB, seconds=times(1.201)),
+        make.record("sqrt", peak=52 * MIB, seconds=times(1.200)),
+    ]
+
+    found = advise(rows(records))
+
+    assert found.chosen is not None
+    assert found.chosen.case.strategy == "all"
+
+
+# --- why it is no lower
+
+
+def lowest(**fields: object) -> Sequence[Record]:
+    return [make.record("none", peak=200 * MIB, saved=150 * MIB), make.record("all", **fields)]
+
+
+@pytest.mark.parametrize(
+    ("peak", "static", "saved", "kind", "size"),
+    [
+        (100, 80, 10, "static", 60),  # a quarter of the static bytes is gradients that were not there
+        (100, 20, 60, "saved", 60),
+        (100, 20, 10, "transient", 75),
+    ],
+)
+def test_the_largest_part_of_the_lowest_peak_is_why_it_is_no_lower(
+    peak: int, static: int, saved: int, kind: str, size: int
+):
+    found = advise(rows(lowest(peak=peak * MIB, static=static * MIB, saved=saved * MIB)))
+
+    assert found.limit is not None
+    assert (found.limit.kind, found.limit.nbytes) == (kind, size * MIB)
+
+
+def test_a_peak_in_the_optimizer_is_why_it_is_no_lower():
+    records = lowest(peak=100 * MIB)
+    inside = msgspec.structs.replace(records[1].readings, peak_phase="optimizer")
+
+    assert "because the peak is then in the optimizer's step" in said(
+        [records[0], msgspec.structs.replace(records[1], readings=inside)]
+    )
+
+
+def test_no_reason_is_given_where_the_parts_were_not_measured():
+    records = lowest(peak=100 * MIB)
+    unknown = msgspec.structs.replace(records[1].readings, start_bytes=None)
+
+    text = said([records[0], msgspec.structs.replace(records[1], readings=unknown)])
+
+    assert text.endswith("below 100 MiB nothing measured here helps.")
+    assert "because" in said(records)  # the twin: a reason is given where they were
+
+
+# --- the best for every budget
+
+
+def test_every_budget_has_the_fastest_that_fits():
+    records = [
+        make.record("none", peak=100 * MIB, seconds=times(1)),
+        make.record("all", peak=40 * MIB, seconds=times(1.4)),
+        make.record("sqrt", peak=60 * MIB, seconds=times(1.2)),
+        make.record("poor", peak=70 * MIB, seconds=times(1.3)),
+    ]
+
+    found = stairs(rows(records))
+
+    told = [(stair.budget_bytes // MIB, stair.best.case.strategy, stair.by) for stair in found]
+    assert told == [(40, "all", "time"), (60, "sqrt", "time"), (100, "none", "time")]
+    assert [stair.rivals for stair in found] == [(), (), ()]
+
+
+def test_at_the_same_peak_none_stays_where_the_times_cannot_be_told_apart():
+    records = [make.record("none", seconds=times(1)), make.record("segments:k=1", seconds=times(0.999))]
+
+    (stair,) = stairs(rows(records))
+
+    assert stair.best.case.strategy == "none"
+    assert [row.case.strategy for row in stair.rivals] == ["segments:k=1"]
+
+
+def test_without_times_the_flops_decide():
+    def counted(strategy: str, peak: int, flops: int) -> Record:
+        found = predicted(strategy, peak=peak * MIB, seconds=None)
+        readings = msgspec.structs.replace(found.readings, forward_flops=flops, backward_flops=flops)
+        return msgspec.structs.replace(found, readings=readings)
+
+    found = stairs(rows([counted("none", 100, 3), counted("all", 50, 5), counted("poor", 60, 6)]))
+
+    assert [(stair.best.case.strategy, stair.by) for stair in found] == [("all", "flops"), ("none", "flops")]
+
+
+def test_without_times_and_flops_only_the_lowest_peak_is_known():
+    found = stairs(rows([predicted("none", peak=100, seconds=None), predicted("all", peak=50, seconds=None)]))
+
+    assert [(stair.best.case.strategy, stair.by) for stair in found] == [("all", "peak")]
+
+
+def test_of_very_many_stairs_both_ends_are_kept():
+    records = [make.record(f"every:k={at}", peak=1000 - at, seconds=times(1 + at)) for at in range(100)]
+
+    found = stairs(rows(records))
+
+    assert len(found) == MOST
+    assert (found[0].budget_bytes, found[-1].budget_bytes) == (901, 1000)
+
+
+# --- certainty, and the parts of a peak
+
+
+def test_rounds_tell_by_their_own_ratios():
+    def round_of(number: int, factor: float) -> list[Record]:
+        drift = 1 + 0.05 * number
+        found = {"none": 1.0, "a": factor, "b": factor + 0.05, "c": 2 * factor}
+        return [make.record(name, seconds=times(drift * by), round=number) for name, by in found.items()]
+
+    table = rows([*round_of(1, 1.2), *round_of(2, 1.3)])
+    none, a, b, c = (of(table, name) for name in ("none", "a", "b", "c"))
+
+    assert certainty(a, baseline=none) == "sure"
+    assert is_apart(a, none, baseline=none)
+    assert not is_apart(a, b, baseline=none)  # 1.20 to 1.30, and 1.25 to 1.35
+    assert is_apart(a, c, baseline=none)
+
+
+def test_the_categories_of_a_peak_sum_to_it():
+    readings = msgspec.structs.replace(make.record(peak=100 * MIB).readings, peak_gradient_bytes=3 * MIB)
+
+    found = {part.name: part.nbytes // MIB for part in categories(readings)}
+
+    assert found == {"parameters": 5, "inputs": 10, "gradients": 3, "saved": 60, "rest": 22}
+
+
+def test_what_is_static_and_was_not_told_apart_is_one_part():
+    readings = msgspec.structs.replace(make.record(peak=100 * MIB).readings, static_bytes=None)
+
+    assert {part.name: part.nbytes // MIB for part in categories(readings)} == {"static": 15, "saved": 60, "rest": 25}

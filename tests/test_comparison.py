@@ -1,0 +1,328 @@
+"""Several runs side by side: what is aligned, what is refused, what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiler.analysis import gates
+from profiler.analysis.comparison import Comparison, Match, compare
+from profiler.analysis.sides import ALIGN
+from profiler.case import Choice
+from profiler.errors import UserError
+from profiler.record import Environment, Record
+from tests import make
+from tests.make import MIB
+
+T4 = Environment(
+    gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="Tesla T4", device_bytes=1000 * MIB
+)
+H100 = msgspec.structs.replace(T4, device_name="NVIDIA H100 80GB HBM3", device_bytes=80 * 1000 * MIB)
+STEADY = (0.100, 0.101, 0.099, 0.100, 0.102)
+
+
+def record(strategy: str = "none", *, device: str = "cpu", slower: float = 1.0, **fields: Any) -> Record:
+    """A record whose case is of these fields, with steps of a tenth of a second."""
+    case = {name: fields.pop(name) for name in tuple(fields) if name in make.case().__struct_fields__}
+    seconds = tuple(second * slower for second in STEADY)
+    return make.record(
+        strategy, **{"seconds": seconds, "environment": T4, **fields}, case=make.case(strategy, device=device, **case)
+    )
+
+
+def against(first: list[Record], second: list[Record], **options: Any) -> Comparison:
+    return compare([("one", first), ("two", second)], **options)
+
+
+def only(found: Comparison) -> Match:
+    (match,) = found.matches
+    return match
+
+
+def test_rows_of_one_model_strategy_batch_and_precision_stand_beside_each_other():
+    first = [record("none"), record("all", peak=80 * MIB)]
+    second = [record("all", peak=40 * MIB), record("none")]
+
+    found = against(first, second)
+
+    assert [match.key["strategy"] for match in found.matches] == ["none", "all"]
+    contrast = found.matches[1].cells[1].peak
+    assert (contrast.ratio, contrast.verdict, contrast.low) == (0.5, "better", None)
+
+
+def test_the_baselines_own_cells_have_nothing_to_compare():
+    cell = only(against([record()], [record()])).cells[0]
+
+    assert (cell.peak, cell.time) == (None, None)
+    assert cell.peak_bytes == 100 * MIB
+
+
+def test_times_have_an_interval_that_holds_their_ratio():
+    contrast = only(against([record()], [record(slower=1.2)])).cells[1].time
+
+    assert contrast.ratio == pytest.approx(1.2)
+    assert contrast.low < 1.2 < contrast.high
+    assert contrast.verdict == "worse"
+
+
+def test_the_rounds_of_a_run_are_kept_apart():
+    apart = [record(round=number, slower=slower) for number, slower in ((1, 1.0), (2, 1.3))]
+
+    contrast = only(against(apart, apart)).cells[1].time
+
+    assert contrast.low < 0.7
+    assert contrast.verdict == "ambiguous"
+
+
+def test_every_difference_of_the_environment_is_told_and_the_rest_is_the_same():
+    found = against([record()], [record(environment=H100)])
+
+    assert {one.what: one.values for one in found.differences} == {
+        "device": ("Tesla T4", "NVIDIA H100 80GB HBM3"),
+        "memory": ("1,000 MiB", "78.1 GiB"),
+    }
+    assert "torch" in {one.what for one in found.same}
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("driver", "550.1", "560.2"), ("cuda", "12.8", "13.2"), ("num_threads", 2, 8), ("gcprof", "0.1.0", "0.2.0")],
+)
+def test_what_may_differ_is_told_and_not_refused(name: str, first: object, second: object):
+    sides = [[record(environment=msgspec.structs.replace(T4, **{name: value}))] for value in (first, second)]
+
+    (difference,) = against(*sides).differences
+
+    assert difference.values == (str(first), str(second))
+
+
+REFUSED = {
+    "torch": ({}, {"environment": msgspec.structs.replace(T4, torch="2.16.0")}),
+    "optimizer": ({}, {"optimizer": Choice("adam")}),
+    "accumulate": ({}, {"accumulate": 2}),
+    "keep_gradients": ({}, {"keep_gradients": True}),
+    "repair_batchnorm": ({}, {"repair_batchnorm": True}),
+    "blocks": ({}, {"blocks": "model.*"}),
+    "seed": ({}, {"seed": 1}),
+    "data": ({"built": None}, {"built": None, "data": "files"}),
+    "batch_size": ({}, {"batch_size": 128}),
+    "precision": ({}, {"precision": "bf16"}),
+    "model": ({}, {"model": Choice("mlp")}),
+    "num_parameters": ({}, {"built": msgspec.structs.replace(make.record().built, num_parameters=2000)}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_changes_the_meaning_is_refused_unless_it_is_allowed(name: str):
+    first, second = ([record(**fields)] for fields in REFUSED[name])
+
+    with pytest.raises(UserError, match=name) as refused:
+        against(first, second)
+
+    assert refused.value.exit_code == 4
+    assert refused.value.hint.endswith(f"--allow-different {name}")
+    assert len(against(first, second, allowed=[name]).matches) == 1
+
+
+def test_builds_of_one_torch_version_are_one_version():
+    other = msgspec.structs.replace(T4, torch="2.15.0+cu132")
+
+    found = against([record()], [record(environment=other)])
+
+    assert [one.what for one in found.differences] == ["torch"]
+
+
+def test_an_axis_that_is_not_aligned_by_would_make_two_rows_one():
+    twice = [record(), record(optimizer=Choice("adam"))]
+
+    with pytest.raises(UserError, match="optimizer") as refused:
+        against(twice, twice)
+
+    assert refused.value.exit_code == 4
+    assert refused.value.hint == "--align model,strategy,batch_size,precision,optimizer"
+    assert len(against(twice, twice, align=(*ALIGN, "optimizer")).matches) == 2
+
+
+def test_rows_of_one_run_only_and_rows_that_are_not_ok_stay_in_the_list():
+    first = [record("none"), record("all"), record("sqrt")]
+    second = [record("none"), make.failed("all", "out_of_memory", "why", environment=T4), record("first")]
+
+    cells = {match.key["strategy"]: match.cells for match in against(first, second).matches}
+
+    assert cells["sqrt"][1] is None
+    assert cells["first"][0] is None
+    assert (cells["all"][1].outcome, cells["all"][1].peak, cells["all"][1].time) == ("out_of_memory", None, None)
+
+
+def test_several_devices_of_one_run_are_sides_of_their_own():
+    run = [record(), record(device="fake:t4"), record(device="fake:h100")]
+
+    found = compare([("one", run)])
+
+    assert [side.name for side in found.sides] == ["A cpu", "B t4", "C h100"]
+    assert found.matches[0].cells[2].predicted
+
+
+@pytest.mark.parametrize(
+    ("device", "named", "short"),
+    [
+        ("cuda:0", "NVIDIA A100-SXM4-40GB", "A A100"),
+        ("cuda:0", "NVIDIA GeForce RTX 4090", "A RTX 4090"),
+        ("cuda:0", "Tesla T4", "A T4"),
+        ("cuda:0", "something new", "A cuda:0"),
+        ("cpu", "Intel(R) Xeon(R) Gold 6254", "A cpu"),
+    ],
+)
+def test_a_side_is_named_by_its_device_in_a_word(device: str, named: str, short: str):
+    run = [record(device=device, environment=msgspec.structs.replace(T4, device_name=named))]
+
+    assert against(run, run).sides[0].name == short
+
+
+def test_one_run_on_one_device_has_nothing_beside_it():
+    with pytest.raises(UserError, match="only one run"):
+        compare([("one", [record()])])
+
+
+def test_predicted_seconds_beside_measured_ones_have_the_interval_of_the_measured():
+    contrast = only(against([record(seconds=(0.1,), device="fake:t4")], [record(slower=1.3, device="cuda:0")])).cells[1]
+
+    assert contrast.time.low < 1.3 < contrast.time.high
+    assert contrast.time.verdict == "worse"
+
+
+def test_a_run_of_one_round_says_what_its_interval_does_not_know():
+    twice = [record(), record(round=2)]
+
+    assert "B: of one round" in against(twice, [record()]).remarks[0]
+    assert against(twice, twice).remarks == ()
+
+
+def test_devices_that_order_the_strategies_alike_agree():
+    first = [record("none", peak=90 * MIB), record("all", peak=50 * MIB, slower=1.3)]
+    second = [record("none", peak=80 * MIB, slower=0.1), record("all", peak=60 * MIB, slower=0.2)]
+
+    peak, time = against(first, second).orders
+
+    assert (peak.num_same, peak.swapped, peak.tau) == (1, (), 1.0)
+    assert (time.num_same, time.swapped, time.num_close) == (1, (), 0)
+
+
+def test_a_pair_that_swaps_is_named_the_better_on_the_baseline_first():
+    first = [record("none", slower=1.5), record("all")]
+    second = [record("none"), record("all", slower=1.5)]
+
+    _, time = against(first, second).orders
+
+    assert time.swapped == (("all", "none"),)
+    assert time.tau == -1.0
+
+
+def test_a_pair_within_the_noise_is_too_close_to_swap():
+    first = [record("none", slower=1.001), record("all")]
+    second = [record("none"), record("all", slower=1.001)]
+
+    peak, time = against(first, second).orders
+
+    assert (time.num_close, time.swapped, time.tau) == (1, (), None)
+    assert peak.num_close == 1  # both have the same peak
+
+
+def test_each_device_is_told_the_fastest_that_fits_its_own_memory():
+    rows = [("none", 500, 1.0), ("selective", 380, 1.1), ("all", 300, 1.3)]  # MiB besides CUDA's 600; T4 has 1000
+    first, second = (
+        [
+            record(name, peak=peak * MIB, slower=slower, device="fake:gpu", environment=environment)
+            for name, peak, slower in rows
+        ]
+        for environment in (T4, H100)
+    )
+
+    advice = against(first, second).advice
+
+    assert [one.strategy for one in advice] == ["selective", "none"]
+    assert advice[0].needed_bytes == (380 + 600) * MIB
+
+
+def test_a_device_that_holds_none_is_told_so():
+    small = msgspec.structs.replace(T4, device_bytes=650 * MIB)
+    run = [record("none", device="fake:gpu", environment=small)]
+
+    (advice, _) = against(run, run).advice
+
+    assert (advice.strategy, advice.reason) == (None, "none of these fits")
+
+
+def test_a_cpu_needs_no_room_for_cuda():
+    small = msgspec.structs.replace(T4, device_bytes=110 * MIB)
+
+    assert against([record(environment=small)], [record()]).advice[0].strategy == "none"  # its peak is 100 MiB
+
+
+def judged(text: str, first: list[Record], second: list[Record]) -> gates.Judgement:
+    return gates.judge(against(first, second), gates.parse(text))
+
+
+def test_a_gate_trips_over_its_limit_and_not_below():
+    first, second = [record(peak=100 * MIB)], [record(peak=103 * MIB)]
+
+    assert len(judged("peak:>2%", first, second).tripped) == 1
+    assert judged("peak:>3%", first, second).tripped == ()
+    assert judged("peak:>2%", second, first).tripped == ()
+
+
+def test_a_slower_step_trips_only_where_it_is_sure():
+    noisy = (0.05, 0.25, 0.10, 0.17, 0.13)
+
+    sure = judged("time:>5%", [record()], [record(slower=1.1)])
+    unsure = judged("time:>5%", [record(seconds=noisy)], [record(seconds=noisy)])
+    slower = judged("time:>5%", [record(seconds=noisy)], [record(seconds=tuple(second * 1.1 for second in noisy))])
+
+    assert len(sure.tripped) == 1
+    assert unsure == gates.Judgement(tripped=(), unsure=())
+    assert (len(slower.tripped), len(slower.unsure)) == (0, 1)
+
+
+@pytest.mark.parametrize("rule", ["peak:>50%", "time:>50%"])
+def test_a_row_that_is_gone_or_not_ok_any_more_trips_every_rule(rule: str):
+    first = [record("none"), record("all"), record("sqrt")]
+    second = [record("none"), make.failed("all", "out_of_memory", "why", environment=T4)]
+
+    tripped = judged(rule, first, second).tripped
+
+    assert [(one.key["strategy"], one.reason) for one in tripped] == [
+        ("all", "out of memory"),
+        ("sqrt", "not in this run"),
+    ]
+
+
+def test_a_row_that_was_not_ok_before_trips_nothing():
+    first = [record("none"), make.failed("all", "out_of_memory", "why", environment=T4)]
+
+    assert judged("peak:>0%", first, [record("none"), record("all")]).tripped == ()
+
+
+def test_a_rule_that_finds_nothing_to_judge_is_refused():
+    untimed = msgspec.structs.replace(record(), readings=msgspec.structs.replace(record().readings, step_seconds=None))
+
+    with pytest.raises(UserError, match="time") as refused:
+        judged("time:>5%", [untimed], [record()])
+
+    assert refused.value.exit_code == 4
+
+
+WRONG = ("", "peak", "peak>2%", "speed:>2%", "peak:>2", "peak:>-2%", "peak:>1%,peak:>2%", "peak:>x%")
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_rule_that_cannot_be_read_is_the_users_error(text: str):
+    with pytest.raises(UserError, match="--fail-on") as refused:
+        gates.parse(text)
+
+    assert refused.value.exit_code == 2
+
+
+def test_rules_are_read_with_spaces_and_decimals():
+    assert [str(rule) for rule in gates.parse(" peak : > 2 % ,time:>0.5%")] == ["peak:>2%", "time:>0.5%"]

@@ -1,0 +1,176 @@
+"""How several runs side by side look, on screens of all kinds and as Markdown."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+
+import msgspec
+import pytest
+
+from profiler.analysis.comparison import Comparison, compare
+from profiler.record import Environment, Record
+from profiler.units import MISSING
+from profiler.views import comparison, comparison_files, terminal
+from profiler.views.comparison_parts import parts
+from tests import examples, golden_files, make
+from tests.make import MIB
+
+H100 = msgspec.structs.replace(
+    examples.ENVIRONMENT, device_name="NVIDIA H100 80GB HBM3", device_bytes=900 * MIB, driver="580.65.06"
+)
+T4 = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Tesla T4", device_bytes=1100 * MIB)
+HOSTILE = "all:with=\x1b[31m[bold]a|b`c\x07"
+
+
+def before_and_after() -> Comparison:
+    """One device twice, in two rounds: rows that are gone, new, out of memory, without a time, slower, and the same."""
+    untimed = examples.point("segments:k=16", segments=16, seconds=0.13)
+    untimed = msgspec.structs.replace(untimed, readings=examples.untimed_readings(untimed.readings))
+    before = examples.sweep((2, 4, 8)) + examples.sweep((2, 4, 8), round=2) + [untimed]
+    after = [
+        *(examples.point("none", segments=1, seconds=0.1, round=number) for number in (1, 2)),
+        *(examples.point("segments:k=2", segments=2, seconds=0.14, round=number) for number in (1, 2)),
+        make.failed("segments:k=4", "out_of_memory", "tried to allocate 96 MiB", environment=examples.ENVIRONMENT),
+        untimed,
+        examples.point("sqrt", segments=17, seconds=0.14),
+    ]
+    return compare([("20261120T174900Z-mnist-cnn-3fa9c1", before), ("20261121T090000Z-mnist-cnn-77ab02", after)])
+
+
+def devices() -> Comparison:
+    """Three devices: one that puts the strategies in another order, and one that is predicted."""
+    return compare(
+        [
+            ("h200", on("cuda", examples.ENVIRONMENT, (0.100, 0.120, 0.130))),
+            ("h100", on("cuda", H100, (0.150, 0.200, 0.190))),
+            ("ref:predicted-t4/mnist-cnn", on("fake:t4", T4, (0.900, 1.100, 1.300))),
+        ]
+    )
+
+
+def on(device: str, environment: Environment, seconds: tuple[float, ...]) -> list[Record]:
+    names = ("none", "segments:k=2", "segments:k=8")
+    return [
+        examples.point(
+            name,
+            segments=int(name[-1]) if name != "none" else 1,
+            seconds=second,
+            round=number,
+            environment=environment,
+            case=make.case(name, device=device),
+        )
+        for name, second in zip(names, seconds, strict=True)
+        for number in ((1,) if device.startswith("fake") else (1, 2, 3))
+    ]
+
+
+def one() -> Comparison:
+    run = [examples.point("none", segments=1, seconds=0.1)]
+    return compare([("one", run), ("the same", run)])
+
+
+def hostile() -> Comparison:
+    environment = msgspec.structs.replace(examples.ENVIRONMENT, device_name="\x1b]0;x\x07[red]*GPU*|")
+    run = [examples.point(HOSTILE, segments=2, seconds=0.1)]
+    return compare([("a", run), ("b", [msgspec.structs.replace(run[0], environment=environment)])])
+
+
+CASES = {"pair": before_and_after, "devices": devices, "one": one, "hostile": hostile}
+
+
+def printed(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> str:
+    file = io.StringIO()
+    terminal.write(comparison.table(found, width=width, encoding=encoding), file=file)
+    return file.getvalue()
+
+
+def number_texts(found: Comparison) -> Counter[str]:
+    columns = [column for part in parts(found) for column in part.columns if column.is_number]
+    return Counter(cell for column in columns for cell in column.cells if cell != MISSING)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("name", ["pair", "devices", "one"])
+def test_the_comparison_looks_as_it_did(name: str, width: int):
+    golden_files.compare(f"compare-{name}-{width}.txt", printed(CASES[name](), width=width))
+
+
+@pytest.mark.parametrize("name", ["pair", "devices"])
+def test_the_files_look_as_they_did(name: str):
+    golden_files.compare(f"compare-{name}.md", comparison.markdown(CASES[name]()))
+    golden_files.compare(f"compare-{name}.csv", comparison_files.table(CASES[name]()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
+    found = CASES[name]()
+    numbers = number_texts(found)
+
+    for width in (*range(40, 121), 160, 200):
+        text = printed(found, width=width)
+        shown = Counter(re.findall(r"(?<!\S)(\S+(?: %)?(?: \(\S+\))?|out of memory)(?!\S)", text))
+        assert not numbers - shown - Counter({"out of memory": 9}), f"at width {width}"
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_cut_number_would_be_seen():
+    found = before_and_after()
+
+    assert number_texts(found) - Counter(printed(found, width=200).replace("140.0", "140.…").split())
+
+
+def test_a_row_that_is_gone_new_or_out_of_memory_is_named():
+    text = printed(before_and_after(), width=200)
+
+    assert "segments:k=8: only in A" in text
+    assert "sqrt: only in B" in text
+    assert "segments:k=4: out of memory in B: tried to allocate 96 MiB; ok in A" in text
+
+
+def test_a_pair_that_swaps_is_named():
+    text = printed(devices(), width=200)
+
+    assert "by time, B against A: 2 of 3 pairs in the same order (tau 0.33); swapped: segments:k=2 and segments" in text
+    assert "by time, C against A: all 3 pairs in the same order" in text
+
+
+def test_a_predicted_side_is_called_so():
+    lines = printed(devices(), width=200).splitlines()
+
+    how = next(line for line in lines if line.startswith("how"))
+    assert how.split() == ["how", "measured", "measured", "predicted"]
+
+
+def test_the_changes_are_those_of_the_values():
+    """The ratio that is shown is that of the two medians beside it."""
+    found = devices()
+
+    for match in found.matches:
+        baseline, *others = match.cells
+        for cell in others:
+            assert cell.time.ratio == pytest.approx(cell.step_seconds / baseline.step_seconds)
+            assert cell.peak.ratio == cell.peak_bytes / baseline.peak_bytes
+
+
+def test_it_can_be_printed_in_ascii():
+    printed(before_and_after(), width=80, encoding="ascii").encode("ascii")
+
+
+def test_text_of_others_does_nothing():
+    found = hostile()
+
+    text, markdown = printed(found, width=80), comparison.markdown(found)
+
+    assert "\x1b" not in text + markdown
+    assert "\x07" not in text + markdown
+    assert "\\[red\\]\\*GPU\\*\\|" in markdown
+
+
+def test_every_line_of_a_markdown_table_has_as_many_cells():
+    for name in CASES:
+        blocks = re.findall(r"(?:^\|.*\n)+", comparison.markdown(CASES[name]()), re.MULTILINE)
+        assert blocks
+        for block in blocks:
+            assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1

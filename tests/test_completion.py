@@ -1,0 +1,105 @@
+"""What a shell proposes for a word that is half typed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler import strategies, trackers, views
+from profiler.cli import COMMANDS, answer
+from tests import examples, make
+
+ROOT = Path(__file__).parents[1]
+
+
+def gcprof(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "profiler", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def proposed(typed: str) -> list[str]:
+    """What bash is told for this line; the last word is half typed, or not begun behind a space."""
+    number = len(typed.split()) - (not typed.endswith(" "))
+    asked = {"_GCPROF_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(number)}
+    return gcprof(**asked).stdout.split()
+
+
+@pytest.fixture
+def results(here: Path) -> Path:
+    for name in ("20261120T174900Z-mlp-3fa9c1", "20261121T090000Z-mlp-77ab02"):
+        examples.run(here / "results" / name, [make.record()])
+    return here / "results"
+
+
+def test_every_command_is_proposed():
+    assert proposed("gcprof ") == list(COMMANDS)
+    assert proposed("gcprof max") == ["max-batch"]
+
+
+def test_the_options_of_a_command_are_proposed():
+    assert proposed("gcprof show --sam") == ["--samples"]
+    assert proposed("gcprof max-batch --mem") == ["--memory"]
+
+
+@pytest.mark.parametrize("command", ["show", "plot", "export", "merge", "validate", "migrate"])
+def test_runs_are_proposed_the_newest_first(results, command):
+    newest, oldest = "20261121T090000Z-mlp-77ab02", "20261120T174900Z-mlp-3fa9c1"
+
+    assert proposed(f"gcprof {command} ") == ["last", newest, oldest]
+    assert proposed(f"gcprof {command} 20261120") == [oldest]
+
+
+def test_models_are_proposed_and_of_a_family_its_beginning():
+    assert proposed("gcprof run --model m") == ["mlp", "mnist-cnn"]
+    assert proposed("gcprof plan torchv") == ["torchvision:"]
+
+
+def test_of_a_list_the_last_word_is_completed():
+    assert proposed("gcprof run --strategies none,seg") == ["none,segments"]
+    shown = [name for name in strategies.TABLE if not name.startswith("_")]
+    assert proposed("gcprof strategies ") == shown
+
+
+def test_a_command_that_takes_a_model_or_a_run_proposes_both(results):
+    assert proposed("gcprof explain ")[:4] == [
+        "last",
+        "20261121T090000Z-mlp-77ab02",
+        "20261120T174900Z-mlp-3fa9c1",
+        "mlp",
+    ]
+
+
+def test_what_an_export_or_a_plot_can_be_is_proposed(here):
+    assert proposed("gcprof export --to ") == [*views.EXPORTS, *trackers.TRACKERS]
+    assert proposed("gcprof plot --kind ") == list(views.PLOTS)
+
+
+def test_a_shell_is_not_kept_waiting_by_torch():
+    asked = {"_GCPROF_COMPLETE": "complete_bash", "COMP_WORDS": "gcprof run --model m", "COMP_CWORD": "3"}
+
+    told = gcprof(**asked, PYTHONVERBOSE="1").stderr
+
+    assert "import 'typer.main'" in told
+    assert "import 'torch" not in told
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_is_shown(shell):
+    done = gcprof("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+
+    assert done.returncode == 0
+    assert f"_GCPROF_COMPLETE=complete_{shell}" in done.stdout
+
+
+def test_the_help_names_the_way_to_it(capsys):
+    assert answer(["--help"]) == 0
+    assert "--install-completion" in capsys.readouterr().out

@@ -1,0 +1,173 @@
+"""Two samples of seconds against each other: how often the verdict and the interval are right."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+
+import pytest
+from scipy import stats
+
+from profiler.analysis import student
+from profiler.analysis.contrasts import estimated, exact, sampled, units
+
+SHAPES = ((1, 5), (1, 10), (1, 30), (3, 5), (3, 10), (5, 5), (10, 5))  # rounds, and samples in each
+TIMES = 2000
+Draw = Callable[[random.Random], float]
+
+
+def normal(noise: float) -> Draw:
+    return lambda source: source.gauss(1.0, noise)
+
+
+def skewed(source: random.Random) -> float:
+    """As steps are: a shortest time, and now and then a longer one."""
+    return 1.0 + source.expovariate(50.0)
+
+
+def rounds(source: random.Random, draw: Draw, shape: tuple[int, int], *, slower: float = 1.0) -> list[list[float]]:
+    num_rounds, samples = shape
+    return [[slower * draw(source) for _ in range(samples)] for _ in range(num_rounds)]
+
+
+def covered(shape: tuple[int, int], draw: Draw, *, ratio: float = 1.07) -> float:
+    """How often the interval holds the true ratio."""
+    source = random.Random(7)
+    found = (sampled(rounds(source, draw, shape), rounds(source, draw, shape, slower=ratio)) for _ in range(TIMES))
+    return sum(one.low <= ratio <= one.high for one in found) / TIMES
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_the_same_run_twice_is_the_same_or_ambiguous_in_95_of_100(shape: tuple[int, int], noise: float):
+    source = random.Random(0)
+    draw = normal(noise)
+
+    found = [sampled(rounds(source, draw, shape), rounds(source, draw, shape)).verdict for _ in range(200)]
+
+    assert sum(one in ("same", "ambiguous") for one in found) >= 190
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_slow_down_by_a_twentieth_is_found_at_a_hundredth_of_noise(shape: tuple[int, int]):
+    source = random.Random(1)
+    draw = normal(0.01)
+
+    found = [sampled(rounds(source, draw, shape), rounds(source, draw, shape, slower=1.05)) for _ in range(400)]
+
+    assert sum(one.verdict == "worse" for one in found) >= 396
+
+
+def test_a_speed_up_is_better():
+    source = random.Random(2)
+
+    found = sampled(rounds(source, normal(0.01), (3, 5)), rounds(source, normal(0.01), (3, 5), slower=0.9))
+
+    assert found.verdict == "better"
+    assert found.low < found.ratio < found.high < 1
+
+
+def test_enough_samples_of_the_same_are_called_the_same():
+    source = random.Random(3)
+
+    found = [sampled(*(rounds(source, normal(0.01), (5, 10)) for _ in "ab")).verdict for _ in range(200)]
+
+    assert found.count("same") >= 180
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != (1, 5)], ids=str)
+def test_the_interval_holds_the_true_ratio_in_95_of_100(shape: tuple[int, int]):
+    sampling = 3 * (0.95 * 0.05 / TIMES) ** 0.5
+
+    assert 0.95 - sampling <= covered(shape, normal(0.01)) <= 0.96 + sampling
+
+
+@pytest.mark.parametrize("shape", [(1, 30), (3, 5)], ids=str)
+def test_the_interval_holds_it_for_skewed_steps_too(shape: tuple[int, int]):
+    assert 0.94 <= covered(shape, skewed) <= 0.975
+
+
+def test_an_interval_that_is_too_narrow_would_be_seen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(student, "quantile", lambda confidence, freedom: 1.96)
+
+    assert covered((3, 5), normal(0.01)) < 0.93
+
+
+CONSTANT = {"rounds": [[0.2] * 5] * 3, "one round": [[0.2] * 5], "inexact": [[0.1 + 0.2] * 7]}
+
+
+@pytest.mark.parametrize("samples", CONSTANT.values(), ids=CONSTANT)
+def test_constant_samples_divide_nothing_by_zero(samples: list[list[float]]):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        found = sampled(samples, samples)
+
+    assert (found.ratio, found.verdict) == (1.0, "same")
+    assert found.low == pytest.approx(1.0)
+    assert found.high == pytest.approx(1.0)
+
+
+def test_constant_samples_that_differ_are_worse():
+    found = sampled([[0.2, 0.2]], [[0.3, 0.3]])
+
+    assert found.verdict == "worse"
+    assert found.low <= found.ratio <= found.high
+    assert (found.low, found.high) == (pytest.approx(1.5), pytest.approx(1.5))
+
+
+def test_zeros_divide_nothing_by_zero():
+    assert sampled([[0.0, 0.0]], [[0.0, 0.0]]).verdict == "same"
+    assert sampled([[0.0, 0.0]], [[0.1, 0.1]]).verdict == "ambiguous"
+    assert sampled([[0.1, 0.1]], [[0.0, 0.1]]).verdict == "ambiguous"
+    assert estimated(0.0, 0.1).ratio is None
+
+
+def test_a_single_sample_has_no_interval_and_decides_nothing():
+    found = sampled([[0.1]], [[0.2, 0.2]])
+
+    assert (found.ratio, found.low, found.high, found.verdict) == (2.0, None, None, "ambiguous")
+
+
+def test_bytes_are_compared_exactly():
+    assert exact(2**30, 2**30).verdict == "same"
+    assert exact(2**30, 2**30 + 1).verdict == "worse"
+    assert exact(2**30, 2**29) == exact(2, 1)
+    assert exact(2, 1).low is None
+    assert exact(0, 0).ratio == 1.0
+    assert (exact(0, 1).ratio, exact(0, 1).verdict) == (None, "worse")
+
+
+def test_predicted_seconds_are_the_same_within_a_hundredth():
+    assert estimated(1.0, 1.009).verdict == "same"
+    assert estimated(1.0, 1.011).verdict == "worse"
+    assert estimated(1.0, 0.9).verdict == "better"
+
+
+def test_rounds_are_the_units_and_a_single_round_is_cut_into_stretches():
+    assert units([[1.0, 9.0, 2.0], [3.0], []]) == [2.0, 3.0]
+    assert units([[4.0, 1.0, 3.0]]) == [4.0, 1.0, 3.0]
+    assert units([[float(step) for step in range(20)]]) == [step + 0.5 for step in range(0, 20, 2)]
+
+
+def test_the_drift_of_a_process_is_not_taken_for_precision():
+    """Two rounds far apart: many samples within each must not make the interval narrow."""
+    source = random.Random(4)
+    apart = [[level * source.gauss(1.0, 0.001) for _ in range(100)] for level in (1.0, 1.1, 1.2)]
+
+    found = sampled(apart, apart)
+
+    assert found.low < 0.9
+    assert found.high > 1.1
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.99])
+def test_the_quantiles_are_those_of_scipy(confidence: float):
+    for tenths in range(20, 400):
+        true = stats.t.ppf((1 + confidence) / 2, tenths / 10)
+        within = 1e-9 if tenths % 10 == 0 else 0.01
+        assert student.quantile(confidence, tenths / 10) == pytest.approx(true, rel=within)
+    for tenths in range(10, 20):
+        true = stats.t.ppf((1 + confidence) / 2, tenths / 10)
+        assert student.quantile(confidence, tenths / 10) == pytest.approx(true, rel=0.04)

@@ -1,0 +1,176 @@
+"""Several run folders become one."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from profiler import store
+from profiler.case import Trial, encode
+from profiler.cli import answer
+from profiler.errors import UserError
+from profiler.record import Environment, Record
+from profiler.upkeep.merge import merge, write
+from tests import make
+
+HERE = Environment(
+    gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU", started="2026-11-20T10:00:00Z"
+)
+
+
+def shard(
+    folder: Path, *records: Record, created: str = "2026-11-20T10:00:00+00:00", more: tuple[str, ...] = ()
+) -> Path:
+    """A run folder with these records, which were planned, and trials of further strategies, which were not run."""
+    plan = (*(Trial(case=one.case, round=one.round) for one in records), *(Trial(case=make.case(one)) for one in more))
+    manifest = store.Manifest(created=created, command="gcprof run", plan=plan, environment=HERE)
+    store.save(folder, manifest=encode(manifest), trials=b"".join(encode(one) + b"\n" for one in records))
+    for one in records:
+        (folder / "logs" / f"{one.case.id}-{one.round}.log").write_text(f"{folder.name}: {one.case.strategy}")
+    return folder
+
+
+def record(strategy: str, **fields: object) -> Record:
+    started = fields.pop("started", "2026-11-20T10:00:00Z")
+    here = msgspec.structs.replace(HERE, **{"started": started, **fields.pop("environment", {})})
+    return make.record(strategy, environment=here, **fields)
+
+
+def text(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Path]:
+    return [
+        shard(tmp_path / "a", record("none"), record("segments:k=2"), more=("all",)),
+        shard(tmp_path / "b", record("none"), record("segments:k=4"), created="2026-11-20T11:00:00+00:00"),
+        shard(tmp_path / "c", record("none", round=2), record("segments:k=2", round=2), record("sqrt")),
+    ]
+
+
+def test_every_record_is_there_once_and_every_trial_of_all_plans(shards, tmp_path):
+    write(merge(shards), tmp_path / "whole")
+
+    whole = store.load(tmp_path / "whole")
+    names = [(one.case.strategy, one.round) for one in whole.records]
+    assert sorted(names) == [
+        ("none", 1),
+        ("none", 2),
+        ("segments:k=2", 1),
+        ("segments:k=2", 2),
+        ("segments:k=4", 1),
+        ("sqrt", 1),
+    ]
+    assert {trial.case.strategy for trial in whole.manifest.plan} == {name for name, _ in names} | {"all"}
+    assert len(whole.manifest.plan) == 7
+
+
+def test_any_order_of_the_runs_gives_the_same_folder_to_the_byte(shards, tmp_path):
+    folders = []
+    for number, order in enumerate(itertools.permutations(shards)):
+        folders.append(tmp_path / "merged" / str(number))
+        write(merge(order), folders[-1])
+
+    assert len(folders) == 6
+    assert all(text(folder) == text(folders[0]) for folder in folders)
+
+
+def test_other_runs_give_another_folder(shards, tmp_path):
+    write(merge(shards), tmp_path / "three")
+    write(merge(shards[:2]), tmp_path / "two")
+
+    assert text(tmp_path / "three") != text(tmp_path / "two")
+
+
+def test_merging_again_changes_nothing(shards, tmp_path):
+    write(merge(shards), tmp_path / "whole")
+    write(merge([tmp_path / "whole", *shards]), tmp_path / "again")
+
+    assert (tmp_path / "again" / "trials.jsonl").read_bytes() == (tmp_path / "whole" / "trials.jsonl").read_bytes()
+
+
+def test_of_two_results_of_a_trial_the_later_one_is_kept_and_told(tmp_path):
+    early = shard(tmp_path / "early", record("none", peak=1 << 30, started="2026-11-20T10:00:00Z"))
+    late = shard(tmp_path / "late", record("none", peak=1 << 29, started="2026-11-20T11:30:00+01:00"))
+
+    for order in ([early, late], [late, early]):
+        merged = merge(order)
+        assert [one.readings.peak_bytes for one in merged.records] == [1 << 29]
+        assert [(one.case.strategy, one.round, one.kept) for one in merged.conflicts] == [("none", 1, "late")]
+        assert [log.read_text() for log in merged.logs] == ["late: none"]
+
+
+def test_the_same_record_twice_is_no_conflict(shards):
+    merged = merge(shards[:2])
+
+    assert (merged.conflicts, merged.num_same) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("torch", "2.14.0"), ("gcprof", "0.0.9"), ("device_name", "another CPU"), ("num_threads", 8)]
+)
+def test_runs_whose_numbers_cannot_stand_beside_each_other_are_refused(tmp_path, field, value):
+    one = shard(tmp_path / "one", record("none", environment={"num_threads": 2}))
+    other = shard(tmp_path / "other", record("all", environment={"num_threads": 2, field: value}))
+
+    with pytest.raises(UserError, match=f"{field}.* is .* in 'o.*' and .* in 'o") as refused:
+        merge([one, other])
+
+    assert refused.value.exit_code == 4
+    assert "gcprof compare" in refused.value.hint
+
+
+def test_another_device_by_another_name_is_no_harm(tmp_path):
+    one = shard(tmp_path / "one", record("none"))
+    gpu = {"environment": {"device_name": "a GPU"}, "case": make.case("none", device="cuda:0")}
+    other = shard(tmp_path / "other", record("none", **gpu))
+
+    assert len(merge([one, other]).records) == 2
+
+
+def test_a_run_of_an_old_schema_is_sent_to_migrate(shards, monkeypatch):
+    from profiler import migration
+
+    monkeypatch.setitem(migration.STEPS, 0, migration.Step(manifest=dict, record=dict))
+    path = shards[1] / "trials.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":0', 1))
+
+    with pytest.raises(UserError, match="older schema") as refused:
+        merge(shards)
+
+    assert (refused.value.exit_code, refused.value.hint) == (4, f"gcprof migrate {shards[1]} --in-place")
+
+
+def test_a_damaged_run_is_not_merged(shards, tmp_path):
+    (shards[0] / "trials.jsonl").write_text("{\n")
+
+    assert answer(["merge", *map(str, shards), "-o", str(tmp_path / "whole")]) == 4
+    assert not (tmp_path / "whole").exists()
+
+
+def test_the_command_tells_what_it_did(shards, tmp_path, capsys):
+    again = shard(tmp_path / "again", record("none", peak=1 << 29, started="2026-11-21T10:00:00Z"))
+
+    assert answer(["merge", *map(str, shards), str(again), "-o", str(tmp_path / "whole")]) == 0
+
+    assert capsys.readouterr().err.splitlines() == [
+        "note: none, round 1: the results differ; kept the later one, of 'again'",
+        f"wrote 6 records of 4 runs to {tmp_path / 'whole'}, 1 record in more than one",
+        f"next: gcprof show {tmp_path / 'whole'}",
+    ]
+    assert answer(["show", str(tmp_path / "whole")]) == 0
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_run_alone_or_twice_is_refused(shards, number, capsys):
+    assert answer(["merge", *[str(shards[0])] * number]) == 2
+    assert "two runs or more, each named once" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_there_is_kept(shards, tmp_path):
+    assert answer(["merge", str(shards[0]), str(shards[1]), "-o", str(shards[2])]) == 2
+    assert len(store.load(shards[2]).records) == 3

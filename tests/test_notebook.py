@@ -1,0 +1,152 @@
+"""Stored runs from Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+
+import profiler
+from profiler.analysis.line import COLUMNS, line
+from profiler.errors import UserError
+from tests import examples, make
+
+ROOT = Path(__file__).parents[1]
+HOSTILE = "<script>alert(1)</script>&\"'"
+
+
+@pytest.fixture
+def run(here: Path):
+    examples.run(here / "results" / "first", examples.troubled())
+    return profiler.load("first")
+
+
+class Page(HTMLParser):
+    """The tags, the attributes and the cells of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.cells: list[list[str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attributes}
+        if tag == "tr":
+            self.cells.append([])
+
+    def handle_data(self, text):
+        if self.tags[-1] in ("td", "th"):
+            self.cells[-1].append(text)
+
+
+def test_a_run_is_named_by_path_by_name_or_by_last(run):
+    for word in ("last", "first", "results/first", run.folder):
+        assert profiler.load(word).records == run.records
+
+
+def test_what_is_no_run_is_refused(run):
+    with pytest.raises(UserError, match="'nothing' is no run"):
+        profiler.load("nothing")
+
+
+def test_the_frame_holds_every_number_of_every_row_in_base_units(run):
+    frame = run.to_pandas()
+
+    assert list(frame.columns) == list(COLUMNS)
+    for (_, found), row in zip(frame.iterrows(), run.rows(), strict=True):
+        expected = msgspec.structs.asdict(line(row))
+        values = {name: value if isinstance(value, tuple) or pd.notna(value) else None for name, value in found.items()}
+        assert values == expected
+
+
+def test_whole_numbers_stay_whole_where_one_is_missing(run):
+    frame = run.to_pandas()
+
+    assert str(frame.peak_bytes.dtype) == "Int64"
+    assert frame.peak_bytes.isna().any()
+    assert frame.peak_bytes.max() == max(row.readings.peak_bytes or 0 for row in run.rows())
+
+
+def test_the_frame_can_be_reckoned_with(run):
+    frame = run.to_pandas()
+
+    ok = frame[frame.outcome == "ok"].set_index("strategy")
+    assert ok.peak_bytes["segments:k=8"] / ok.peak_bytes["none"] == pytest.approx(ok.peak_ratio["segments:k=8"])
+
+
+def test_a_notebook_shows_a_table_of_every_row_with_its_reasons(run):
+    text = run._repr_html_()
+
+    page = Page(text)
+    assert [cells[0] for cells in page.cells[1:]] == [row.case.strategy for row in run.rows()]
+    assert "segments:k=3: out of memory: tried to allocate 96 MiB in the backward" in text
+    assert "8 rows, complete" in text
+
+
+def test_wrong_gradients_are_dim_and_no_saving(run):
+    (line,) = re.findall(r"<tr[^>]*><td[^>]*>_planted.*?</tr>", run._repr_html_())
+
+    assert line.startswith('<tr style="opacity:0.5">')
+    assert line.count("%") == 1  # its own spread
+
+
+def test_the_page_brings_all_it_needs_and_runs_nothing(here):
+    examples.run(here / "results" / "hostile", [make.record(HOSTILE), make.failed("all", "failed", HOSTILE)])
+
+    page = Page(profiler.load()._repr_html_())
+
+    assert set(page.tags) <= {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td"}
+    assert page.attributes == {"style"}
+    assert page.cells[1][0] == HOSTILE
+
+
+def test_that_parser_would_see_a_script():
+    assert "script" in Page(f"<div>{HOSTILE}</div>").tags
+
+
+def test_a_prediction_is_labelled(here):
+    examples.run(here / "results" / "run", [make.record("none", case=make.case("none", device="fake:cuda"))])
+
+    found = profiler.load()
+
+    assert "predicted, not measured" in found._repr_html_()
+    assert list(found.to_pandas().predicted) == [True]
+
+
+def test_a_long_table_is_cut_and_says_so(here):
+    examples.run(here / "results" / "run", [make.record(f"segments:k={number + 1}") for number in range(103)])
+
+    text = profiler.load()._repr_html_()
+
+    assert text.count("<tr") == 1 + 100
+    assert "and 3 rows more: to_pandas() holds them all" in text
+    assert len(profiler.load().to_pandas()) == 103
+
+
+def test_a_run_tells_what_it_is(run):
+    assert repr(run) == "<gcprof run first: 8 rows, complete>"
+
+
+@pytest.mark.parametrize(("name", "is_there"), [("load", False), ("apply", True)])
+def test_only_what_needs_torch_imports_it(name, is_there):
+    code = f"import sys, profiler; profiler.{name}; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+
+    assert done.stdout == f"{is_there}\n"
+
+
+def test_a_name_that_is_not_there_is_said():
+    with pytest.raises(AttributeError, match="'profiler' has no attribute 'lode'"):
+        _ = profiler.lode

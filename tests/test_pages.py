@@ -1,0 +1,62 @@
+"""The pages of docs/: what is made from the code is so, every example runs, every link is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from profiler.cli import answer
+from tests.pages import DOCS, pages
+
+PAGES = sorted(path for path in DOCS.rglob("*.md"))
+WITH_EXAMPLES = [path.name for path in PAGES if "```console" in path.read_text(encoding="utf-8")]
+
+
+def commands(name: str) -> list[list[str]]:
+    """The words of every command that a page shows with its prompt."""
+    blocks = re.findall(r"```console\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    return [shlex.split(line.removeprefix("$ gcprof ")) for line in lines]
+
+
+def python(name: str) -> list[str]:
+    """The Python of a page that is no include."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
+    return [block for block in blocks if "--8<--" not in block]
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_what_is_made_from_the_code_is_what_the_code_says(path):
+    assert path.read_text(encoding="utf-8") == pages()[path], "run `just docs` and look at the difference"
+
+
+def test_there_are_examples():
+    assert {"tutorial.md", "recipes.md"} <= set(WITH_EXAMPLES)
+    assert all(commands(name) for name in WITH_EXAMPLES)
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_every_example_of_a_page_runs_in_order(name, tmp_path, monkeypatch, capfd):
+    shutil.copy(DOCS / "examples" / "mine.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    for words in commands(name):
+        code = answer(words)
+        assert code == 0, f"gcprof {shlex.join(words)}\n{capfd.readouterr().err}"
+
+    for block in python(name):
+        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_every_link_of_a_page_leads_somewhere(path):
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
+
+    assert [link for link in links if not (path.parent / link).exists()] == []

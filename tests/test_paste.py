@@ -1,0 +1,113 @@
+"""Blocks for an issue: complete, and silent about whose machine it was."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+from pathlib import Path
+
+import pytest
+
+from profiler.cli import answer
+from profiler.views.paste import fenced, without_places
+from tests import examples, make
+
+HERE = str(Path.home() / "secret" / "project" / "train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/home/alice/work/train.py:make", "train.py:make"),
+        ("cannot open '/home/alice/x/y.bin': no", "cannot open 'y.bin': no"),
+        ("/Users/alice has no space", "~ has no space"),
+        (f"File {HERE}, line 3", "File train.py, line 3"),
+        ("../up/here.py and ./here/there.py", "here.py and there.py"),
+        ("error:/tmp/deep/file", "error:file"),
+        ("https://example.org/a/b is a page", "https://example.org/a/b is a page"),
+        ("12 MiB/s, 3/4, and/or", "12 MiB/s, 3/4, and/or"),
+        ("torchvision:resnet18, 1 / 2", "torchvision:resnet18, 1 / 2"),
+    ],
+)
+def test_of_a_path_only_the_last_name_is_told(text, told):
+    assert without_places(text) == told
+
+
+@pytest.mark.parametrize(("text", "fence"), [("plain", "```"), ("a ``` b", "````"), ("`````", "``````")])
+def test_a_fence_is_longer_than_any_in_it(text, fence):
+    assert fenced([text]) == f"{fence}text\n{text}\n{fence}"
+
+
+@pytest.fixture
+def block(here: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    model = f"{HERE}:make"
+    records = [
+        make.record("none", case=make.case("none", model=model), environment=examples.ENVIRONMENT),
+        make.failed("all", "failed", f"cannot open '{HERE}'", case=make.case("all", model=model)),
+    ]
+    examples.run(here / "results" / "run", records)
+
+    assert answer(["show", "--format", "md"]) == 0
+
+    return capsys.readouterr().out
+
+
+def test_the_block_of_a_run_holds_its_table_its_versions_and_its_device(block):
+    assert "| strategy | split |" in block
+    assert "| none | - | 60.0 | 100.0 | 20.0 |" in block
+    assert block.endswith(
+        "```text\ngcprof run mnist-cnn\n"
+        "NVIDIA H200, 700 MiB, gcprof 0.1.0, python 3.11.7, torch 2.15.0, Linux\n"
+        "a CPU, gcprof 0.1.0, python 3.11.7, torch 2.15.0, Linux\n```\n"
+    )
+
+
+def test_the_block_of_a_run_tells_of_no_folder(block):
+    assert "train.py:make" in block
+    assert "cannot open 'train.py'" in block
+    assert "secret" not in block
+    assert str(Path.home()) not in block
+
+
+def test_the_table_itself_holds_the_folder(here, capsys):
+    case = make.case("none", model=f"{HERE}:make")
+    examples.run(here / "results" / "run", [make.record("none", case=case)])
+
+    answer(["show"])
+
+    assert "secret" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--format", "md", "--samples"],
+        ["--format", "md", "--width", "80"],
+        ["--format", "md", "--json"],
+        ["--format", "html"],
+    ],
+)
+def test_what_has_no_effect_is_refused(here, words, capsys):
+    examples.run(here / "results" / "run", [make.record()])
+
+    assert answer(["show", *words]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_doctor_gives_a_block_with_versions_and_device(shared, capsys):
+    assert answer(["doctor", "--paste"]) == 0
+
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert (lines[0], lines[-1]) == ("```text", "```")
+    assert any(line.startswith("torch ") for line in lines)
+    assert any(line.startswith("cpu ") and "GiB" in line for line in lines)
+    assert "a tiny trial: ok" in out
+    assert platform.node() not in out.split()
+    assert getpass.getuser() not in out.split()
+    assert str(Path.home()) not in out
+
+
+def test_doctor_gives_a_block_or_a_document(capsys):
+    assert answer(["doctor", "--paste", "--json"]) == 2
+    assert "--paste has no effect with --json" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""The runs that come with gcprof: they are found, whole, and name neither host nor user."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from profiler import references, store
+from profiler.cli import answer
+from profiler.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+FILES = [references.folder() / name / file for name in references.names() for file in ("manifest.json", "trials.jsonl")]
+MACHINE = re.compile(rf"/home/|/root/|/tmp/|/work/|C:\\\\Users|\b{re.escape(platform.node() or '-')}\b")
+
+
+def test_there_are_predicted_ones_of_three_devices():
+    devices = {"predicted-t4", "predicted-a100-40", "predicted-h100"}
+
+    assert {f"{device}/{model}" for device in devices for model in ("mnist-cnn", "transformer")} <= set(
+        references.names()
+    )
+
+
+@pytest.mark.parametrize("name", references.names())
+def test_every_one_is_complete_and_says_whether_it_is_predicted(name: str):
+    run = store.load(references.find(f"ref:{name}"))
+
+    assert len(run.records) == len(run.manifest.plan)
+    assert {record.case.is_predicted for record in run.records} == {name.startswith("predicted-")}
+    assert all(record.outcome == "ok" for record in run.records)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(path.parts[-3:]))
+def test_none_names_a_machine(path: Path):
+    assert not MACHINE.search(path.read_text())
+
+
+def test_a_named_machine_would_be_seen():
+    assert MACHINE.search('"command": "gcprof run -o /home/someone/x"')
+    assert MACHINE.search(f"ran on {platform.node()}") or not platform.node()
+
+
+def test_the_wheel_takes_the_records_of_every_one_and_no_pictures():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    taken = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+
+    below = {path: where for path, where in taken.items() if path.startswith("results/")}
+    assert set(below) == {path.relative_to(ROOT).as_posix() for path in FILES}
+    assert all(where == f"profiler/{path}" for path, where in below.items())
+
+
+def test_an_unknown_one_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match="no reference run is called 'predicted-h100/mnist'") as refused:
+        references.find("ref:predicted-h100/mnist")
+
+    assert refused.value.exit_code == 4
+    assert refused.value.hint == "did you mean 'ref:predicted-h100/mnist-cnn'?"
+
+
+@pytest.mark.parametrize("word", ["ref:../../configs", "ref:", "ref:cpu"])
+def test_nothing_but_a_run_is_read(word: str):
+    with pytest.raises(UserError):
+        references.find(word)
+
+
+def test_they_are_listed_and_shown_by_their_names(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["list", "--ref", "--json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [
+        f"ref:{name}" for name in references.names()
+    ]
+
+    assert answer(["show", "ref:predicted-t4/mnist-cnn"]) == 0
+    assert "Tesla T4): predicted, not measured" in capsys.readouterr().out
+
+    assert answer(["plot", "ref:predicted-t4/mnist-cnn", "-o", "t4.png"]) == 0
+    assert (here / "t4.png").stat().st_size > 10_000
+
+
+def test_a_folder_has_no_effect_on_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["list", "--ref", "--folder", str(tmp_path)]) == 2

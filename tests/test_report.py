@@ -1,0 +1,408 @@
+"""The report as a file: what is in it, what is hidden, how large it is; its words on the command line."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import webbrowser
+from html import unescape
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from profiler.analysis.rows import rows
+from profiler.case import Choice, Trial
+from profiler.cli import answer
+from profiler.errors import UserError
+from profiler.record import Environment, Note, Record
+from profiler.store import Run, load
+from profiler.views.report import MOST_BYTES, render
+from profiler.views.report.frontier import NARROW, frontier
+from profiler.views.report.redaction import HIDDEN, hidden
+from profiler.views.report.scale import around
+from profiler.views.report.strips import strips
+from tests import examples, make
+from tests.make import MIB
+from tests.test_layers import modules_after
+
+REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "cpu" / "mnist-cnn"
+UUID = "GPU-3f9a1c22-77aa-4be1-9c1d-0123456789ab"
+SECRETS = Environment(
+    gcprof="0.1.0", python="3.11.7", system="Linux", device_name="NVIDIA H200", device_uuid=UUID, started="2026-11-20"
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return examples.run(tmp_path / "results" / "sweep", examples.sweep())
+
+
+def page(runs: Run | list[Run], *, redact: str = "default") -> str:
+    return render(runs if isinstance(runs, list) else [runs], redact=redact).decode()
+
+
+def text(html: str) -> str:
+    """What a reader sees: no tags, no style, no script."""
+    body = re.sub(r"<(style|script)>.*?</\1>", "", html, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def secretive() -> list[Record]:
+    """Records that hold what one may not want to show."""
+    fields = {"environment": SECRETS}
+    mine = Choice("alice/secret/train.py:make:layers=3")
+    other = Choice("bob/train.py:make:layers=3")
+    detail = f"RuntimeError in '/home/alice/my models/train.py' on {UUID}, told alice@example.org: 12 MiB/s at 3/4"
+    cases = [make.case("none", model=mine), make.case("none", model=other), make.case("all", model=mine)]
+    return [
+        make.record("none", peak=90 * MIB, **{**fields, "case": cases[0]}),
+        make.record("none", peak=70 * MIB, **{**fields, "case": cases[1]}),
+        make.failed("all", "failed", detail, **{**fields, "case": cases[2]}, notes=(Note(code="GCP007", text=detail),)),
+    ]
+
+
+# --- what is in it
+
+
+def test_every_number_of_the_reference_run_is_in_its_report():
+    found = load(REFERENCE)
+
+    shown = text(page(found))
+
+    for row in rows(found.records):
+        assert row.case.strategy in shown
+        for second in row.readings.step_seconds or ():
+            assert f"{second:.6g}" in shown
+    for part in ("lowers the peak by 16 %", "52.7 MiB", "GCP012", "Intel(R) Xeon(R) Processor", "bit-equal"):
+        assert part in shown
+    assert found.manifest.command in shown
+
+
+def test_a_report_is_the_same_bytes_every_time(run: Run):
+    assert render([run]) == render([load(run.folder)])
+
+
+def test_a_missing_timeline_is_said_and_the_peaks_of_phases_are_there(run: Run):
+    shown = text(page(run))
+
+    assert "A run stores the peak of each phase, not every operator" in shown
+    assert "optimizer peak" in shown
+
+
+def test_a_partial_run_is_said_to_be_one(tmp_path: Path):
+    found = examples.run(tmp_path / "run", examples.sweep(), more=(Trial(case=make.case("segments:k=7")),))
+
+    assert "1 trial of this run not there yet" in text(page(found))
+
+
+def test_what_went_wrong_is_told_with_its_reason(tmp_path: Path):
+    shown = text(page(examples.run(tmp_path / "run", examples.troubled())))
+
+    assert "segments:k=3: out of memory: tried to allocate 96 MiB in the backward" in shown
+    assert "_planted: invalid: gradient of 4.weight differs by 0.5" in shown
+
+
+def test_several_runs_are_compared_in_brief_and_each_has_its_section(run: Run):
+    html = page([run, load(REFERENCE)])
+
+    assert "They do not all say the same: segments:k=32 (1 of 2), segments:k=2 (1 of 2)." in text(html)
+    assert html.count("<article") == 2
+    assert 'href="#run-2-1"' in html
+    assert 'id="run-2-1"' in html
+
+
+def test_a_single_group_has_no_comparison(run: Run):
+    assert "In brief" not in text(page(run))
+
+
+def test_a_run_without_records_is_refused_and_one_beside_others_is_not(tmp_path: Path, run: Run):
+    empty = examples.run(tmp_path / "empty", [])
+
+    with pytest.raises(UserError, match="nothing to report"):
+        render([empty])
+    assert "No record." in text(page([empty, run]))
+
+
+# --- nothing gets in, nothing gets out
+
+
+def test_the_policy_allows_this_style_and_this_script_by_hash_and_nothing_else(run: Run):
+    html = page(run)
+
+    policy = unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', html)[1])
+    for tag in ("style", "script"):
+        (source,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        assert f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'" in policy
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+
+
+def test_nothing_in_the_page_is_remote_or_a_handler(run: Run):
+    html = page(run)
+
+    assert re.findall(r"(?:https?:)?//[a-z]", re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)) == []
+    assert re.findall(r"\s(?:on\w+|style|src)=", re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "<script>alert(1)</script>",
+        "</script><b>",
+        '"><img src=x onerror=alert(1)>',
+        "javascript:alert(1)",
+        "{{ 7 * 7 }}",
+    ],
+)
+def test_hostile_words_are_only_ever_text(tmp_path: Path, words: str):
+    none = make.record("none", case=make.case("none", model=Choice(words)))
+    named = make.record(words, case=make.case(words, model=Choice(words)), notes=(Note(code=words, text=words),))
+    broken = make.failed("x", "failed", words, case=make.case("x", model=Choice(words)))
+
+    html = page(examples.run(tmp_path / "run", [none, named, broken]), redact="none")
+
+    assert words in text(html)
+    assert html.count("<script") == 1
+    assert "<img" not in html
+    assert "<b>" not in html
+
+
+def test_marks_that_turn_the_reading_around_are_left_out(tmp_path: Path):
+    html = page(examples.run(tmp_path / "run", [make.record("none"), make.record("a‮b⁧c\x07")]))
+
+    assert "abc" in html
+    assert not re.search("[‪-‮⁦-⁩\x07]", html)
+
+
+def test_very_long_names_are_shortened_in_their_middle(tmp_path: Path):
+    name = "begin" + "x" * 5000 + "end"
+
+    html = page(examples.run(tmp_path / "run", [make.record("none"), make.record(name)]))
+
+    assert name not in html
+    assert re.search(r"beginx+…x+end", html)
+    assert len(html) < 100_000
+
+
+# --- what is hidden
+
+
+def test_folders_addresses_and_numbers_of_devices_are_hidden_and_measurements_are_not(tmp_path: Path):
+    shown = text(page(examples.run(tmp_path / "run", secretive())))
+
+    assert not re.search(r"alice|bob|secret|my models|3f9a1c22", shown)
+    assert "RuntimeError in [path]/train.py on [hidden], told [hidden]: 12 MiB/s at 3/4" in shown
+    for kept in ("NVIDIA H200", "layers=3", "90.0 MiB", "70.0 MiB", "gcprof run mnist-cnn"):
+        assert kept in shown
+
+
+def test_none_hides_nothing(tmp_path: Path):
+    shown = text(page(examples.run(tmp_path / "run", secretive()), redact="none"))
+
+    for kept in ("alice/secret/train.py:make:layers=3", UUID, "alice@example.org", "/home/alice/my models/train.py"):
+        assert kept in shown
+
+
+def test_all_hides_names_of_devices_options_of_models_the_command_and_texts_of_failures(tmp_path: Path):
+    shown = text(page(examples.run(tmp_path / "private name", secretive()), redact="all"))
+
+    assert not re.search(r"alice|bob|NVIDIA|layers|train|RuntimeError in '|gcprof run mnist|private name", shown)
+    for kept in ("90.0 MiB", "70.0 MiB", "run 1", f"all: failed: {HIDDEN}"):
+        assert kept in shown
+
+
+@pytest.mark.parametrize("level", ["default", "all"])
+def test_two_models_that_would_look_alike_are_still_two(tmp_path: Path, level: str):
+    html = page(examples.run(tmp_path / "run", secretive()), redact=level)
+
+    assert html.count('class="group"') == 2
+    assert "#2" in text(html)
+
+
+def test_hiding_changes_no_number_of_a_run(run: Run):
+    numbers = [
+        re.findall(r"\d[\d.,]*", text(page(run, redact=level)).partition("Run it again")[0])
+        for level in ("none", "default")
+    ]
+
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("open /home/alice failed", "open [path] failed"),
+        ("open ~/x/train.py:12 failed", "open [path]/train.py:12 failed"),
+        (r"C:\Users\alice\train.py", "[path]/train.py"),
+        ("--data=/mnt/alice", "--data=[path]"),
+        ("see file:///home/alice/a.txt", "see [path]/a.txt"),
+        ('File "/srv/alice/a b/net.py", line 3', "File [path]/net.py, line 3"),
+        ("1.5 GiB/s at ~5 % of 3/4, x / y, cuda:0, and/or", "1.5 GiB/s at ~5 % of 3/4, x / y, cuda:0, and/or"),
+    ],
+)
+def test_paths_are_found_in_texts_and_nothing_else_is(before: str, after: str):
+    assert hidden(before) == after
+
+
+def test_a_command_loses_its_folders(tmp_path: Path):
+    found = examples.run(tmp_path / "run", examples.sweep((2,)))
+    command = "gcprof run --model alice/train.py:make --strategies plan:file=plans/a.json,all models/bob"
+    found = msgspec.structs.replace(found, manifest=msgspec.structs.replace(found.manifest, command=command))
+
+    shown = text(page(found))
+
+    assert "alice" not in shown
+    assert "bob" in shown.partition("[path]/bob")[1]
+    assert "all" in shown
+
+
+# --- pictures
+
+
+def test_ticks_are_round_and_within():
+    scale = around([0.13, 0.97], start=0, end=100)
+
+    assert [tick.text for tick in scale.ticks()] == ["0.2", "0.4", "0.6", "0.8"]
+    assert [scale.at(value) for value in (0.13, 0.97)] == [0.0, 100.0]
+
+
+def test_all_points_at_one_place_are_in_the_middle():
+    scale = around([5.0, 5.0], start=0, end=100)
+
+    assert scale.at(5.0) == 50.0
+
+
+def test_a_picture_of_nothing_is_none():
+    assert frontier(rows([make.failed("none", "crashed", "signal 11")])) is None
+    assert strips(rows([make.failed("none", "crashed", "signal 11")]), most=10) is None
+
+
+def test_the_names_of_points_meet_neither_each_other_nor_another_point():
+    found = frontier(rows(examples.sweep(tuple(range(1, 33)))))
+
+    assert found is not None
+    named = [point for point in found.points if point.side and not point.is_for_wide]
+    assert len(named) > 2
+    for point in named:
+        x, long = point.x * NARROW / 100, 7 * len(point.name) + 10
+        left, right = (x, x + long) if point.side == "right" else (x - long, x)
+        others = [one for one in found.points if abs(one.y - point.y) < 8 and abs(one.x - point.x) > 0.5]
+        assert [one.name for one in others if left < one.x * NARROW / 100 < right] == []
+
+
+def test_dots_that_are_left_out_are_counted_and_the_extremes_are_drawn():
+    seconds = tuple(0.1 + 0.0001 * at for at in range(300))
+
+    found = strips(rows([make.record("none", seconds=seconds)]), most=20)
+
+    assert found is not None
+    (strip,) = found.strips
+    assert found.num_left_out == 280
+    assert len(strip.dots) <= 20
+    assert {dot[0] for dot in strip.dots} >= {2.0, 98.0}  # the margins: the smallest and the largest
+    assert "300 samples" in strip.text
+
+
+# --- size
+
+
+def test_ten_thousand_records_are_a_page_of_less_than_600_kilobytes(tmp_path: Path):
+    records = [
+        make.record(
+            f"every:k={at}" if at else "none", peak=(1000 - at) * MIB, round=number, seconds=(0.1 + 0.0001 * at,)
+        )
+        for number in range(1, 26)
+        for at in range(400)
+    ]
+    environment = SECRETS
+    plan = tuple(Trial(case=record.case, round=record.round) for record in records)
+    found = examples.run(tmp_path / "run", [])
+    manifest = msgspec.structs.replace(found.manifest, plan=plan, environment=environment)
+
+    html = render([msgspec.structs.replace(found, manifest=manifest, records=tuple(records))])
+
+    assert len(records) == 10_000
+    assert 100_000 < len(html) < MOST_BYTES
+    shown = text(html.decode())
+    assert "more rows are left out, so that this page stays small" in shown
+    assert "none" in shown
+
+
+def test_many_groups_are_cut_and_counted(tmp_path: Path):
+    records = [
+        make.record(name, case=make.case(name, batch_size=at)) for at in range(1, 61) for name in ("none", "all")
+    ]
+
+    html = page(examples.run(tmp_path / "run", records))
+
+    assert "groups of rows left out" in text(html)
+    assert len(html.encode()) < MOST_BYTES
+
+
+def test_a_small_run_loses_nothing(run: Run):
+    assert "left out" not in text(page(run))
+
+
+# --- the command
+
+
+@pytest.mark.usefixtures("here")
+def test_the_command_writes_the_page_and_says_what_is_next(run: Run, capsys: pytest.CaptureFixture[str]):
+    code = answer(["report", str(run.folder), "-o", "page.html"])
+
+    out, err = capsys.readouterr()
+    assert (code, out) == (0, "")
+    assert err == f"wrote page.html\nnext: gcprof export {run.folder} --to csv -o table.csv\n"
+    assert Path("page.html").read_bytes() == render([load(run.folder)])
+
+
+@pytest.mark.usefixtures("here")
+def test_a_page_is_not_written_over_without_force(run: Run):
+    Path("report.html").write_text("mine")
+
+    assert answer(["report", str(run.folder)]) == 2
+    assert Path("report.html").read_text() == "mine"
+    assert answer(["report", str(run.folder), "--force"]) == 0
+    assert Path("report.html").read_text().lstrip().startswith("<!doctype html>")
+
+
+@pytest.mark.usefixtures("here")
+def test_where_it_cannot_be_written_the_exit_code_is_74(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert answer(["report", str(run.folder), "-o", "nowhere/report.html"]) == 74
+    assert "cannot write 'nowhere/report.html'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("here")
+def test_a_level_that_is_none_is_refused(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert answer(["report", str(run.folder), "--redact", "al"]) == 2
+    assert "did you mean 'all'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("opens", "words"), [(True, ""), (False, "there is no browser to open it with")])
+def test_open_hands_the_file_to_the_browser(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, opens: bool, words: str
+):
+    asked: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: asked.append(address) or opens)
+
+    code = answer(["report", str(run.folder), "--open"])
+
+    assert (code, asked) == (0, [Path("report.html").resolve().as_uri()])
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("here")
+def test_the_report_needs_neither_torch_nor_matplotlib(run: Run):
+    found = modules_after(["report", str(run.folder)])
+
+    assert not found & {"torch", "matplotlib", "pandas"}
+    assert {"jinja2", "profiler.views.report"} <= found  # the twin: imports are seen
+
+
+def test_templates_style_and_script_are_in_the_package():
+    folder = Path(render.__code__.co_filename).parent
+
+    assert {path.name for path in folder.iterdir()} >= {"page.html", "section.html", "style.css", "script.js"}

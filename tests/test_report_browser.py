@@ -1,0 +1,379 @@
+"""The report in a real browser: by mouse, keyboard, screen reader, in the dark, on paper and on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiler.case import Choice
+from profiler.store import load
+from profiler.views.report import render
+from tests import examples, make
+from tests.browser import Visit, chromium
+from tests.make import MIB
+
+REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "cpu" / "mnist-cnn"
+HOSTILE = '<script>alert(1)</script><img src="http://example.invalid/x" onerror="alert(2)">'
+
+Visitor = Callable[..., Visit]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    yield from chromium()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The reports that are visited, by what is in them."""
+    root = tmp_path_factory.mktemp("reports")
+    runs = {
+        "reference": [load(REFERENCE)],
+        "troubled": [examples.run(root / "runs" / "troubled", examples.troubled())],
+        "sweep": [examples.run(root / "runs" / "sweep", examples.sweep())],
+        "hostile": [examples.run(root / "runs" / "hostile", hostile())],
+    }
+    runs["several"] = [run for found in runs.values() for run in found]
+    for name, found in runs.items():
+        (root / f"{name}.html").write_bytes(render(found))
+    return {name: root / f"{name}.html" for name in runs}
+
+
+@pytest.fixture
+def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Visitor]:
+    contexts = []
+
+    def open_page(name: str | Path, **settings: Any) -> Visit:
+        contexts.append(browser.new_context(**settings))
+        return Visit(contexts[-1], name if isinstance(name, Path) else pages[name])
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def hostile() -> list[Any]:
+    """Names and texts that would do harm where they were not escaped."""
+    model = Choice(f"{HOSTILE}javascript:alert(3)")
+    none = make.record("none", case=make.case("none", model=model))
+    named = make.record(HOSTILE, peak=MIB, case=make.case(HOSTILE, model=model))
+    broken = make.failed(
+        "x", "failed", f"</script></style></textarea>{HOSTILE}", case=make.case("x" * 500, model=model)
+    )
+    return [none, named, broken]
+
+
+def column(visit: Visit, name: str) -> list[str]:
+    """The cells of a column as they are shown."""
+    heads = visit.page.locator("table.sortable").first.locator("thead th").all_inner_texts()
+    at = next(number for number, head in enumerate(heads, start=1) if head.split(" ▲")[0].split(" ▼")[0] == name)
+    cells = visit.page.locator("table.sortable").first.locator(f"tbody tr:not([hidden]) > :nth-child({at})")
+    return cells.all_inner_texts()
+
+
+def colour(visit: Visit) -> str:
+    return visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+# --- nothing but itself
+
+
+@pytest.mark.parametrize("name", ["reference", "troubled", "several", "hostile"])
+def test_a_page_asks_for_nothing_but_itself_and_complains_of_nothing(visit: Visitor, pages: dict[str, Path], name: str):
+    found = visit(name)
+
+    assert found.requests == [pages[name].as_uri()]
+    assert (found.complaints, found.dialogs) == ([], [])
+
+
+def test_hostile_names_are_shown_as_text_and_run_nothing(visit: Visitor):
+    found = visit("hostile")
+
+    assert "<script>alert(1)" in found.page.inner_text("main")
+    assert found.page.locator("main script, main img, main a[href^='javascript']").count() == 0
+    assert found.page.locator("script").count() == 1
+    assert found.dialogs == []
+
+
+def test_the_same_names_would_do_harm_where_they_were_not_escaped(visit: Visitor, tmp_path: Path):
+    (tmp_path / "open.html").write_text(f"<main>{HOSTILE}</main>")
+
+    found = visit(tmp_path / "open.html")
+
+    assert found.dialogs[0] == "1"
+    assert "http://example.invalid/x" in found.requests
+
+
+def test_what_the_policy_does_not_allow_is_stopped_even_where_it_gets_into_the_page(
+    visit: Visitor, pages: dict[str, Path], tmp_path: Path
+):
+    text = pages["sweep"].read_text(encoding="utf-8")
+    (tmp_path / "changed.html").write_text(text.replace("</main>", f"{HOSTILE}</main>"), encoding="utf-8")
+
+    found = visit(tmp_path / "changed.html")
+
+    assert found.dialogs == []
+    assert any("Content Security Policy" in complaint for complaint in found.complaints)
+
+
+# --- the table
+
+
+def test_the_keyboard_sorts_by_a_column_and_back(visit: Visitor):
+    found = visit("reference")
+    button = found.page.get_by_role("button", name="step ms", exact=True)
+    button.focus()
+
+    found.page.keyboard.press("Enter")
+    up = [float(cell) for cell in column(found, "step ms")]
+    found.page.keyboard.press("Space")
+    down = [float(cell) for cell in column(found, "step ms")]
+
+    assert up == sorted(up)
+    assert down == sorted(down, reverse=True)
+    assert up[0] < up[-1]
+    assert found.page.get_by_role("columnheader", name="step ms").get_attribute("aria-sort") == "descending"
+    assert found.page.locator(".said").inner_text() == "sorted by step ms, descending"
+
+
+def test_what_was_not_measured_stays_last_however_one_sorts(visit: Visitor):
+    found = visit("troubled")
+
+    for _ in range(2):
+        found.page.get_by_role("button", name="peak MiB", exact=True).click()
+
+        assert column(found, "peak MiB")[-3:] == ["-", "-", "-"]
+        assert column(found, "peak MiB")[0] != "-"
+
+
+def test_names_sort_by_their_numbers(visit: Visitor):
+    found = visit("reference")
+
+    found.page.get_by_role("button", name="strategy", exact=True).click()
+
+    assert column(found, "strategy")[-2:] == ["segments:k=16", "segments:k=32"]
+
+
+def test_the_filter_leaves_what_matches_and_says_how_much(visit: Visitor):
+    found = visit("reference")
+
+    found.page.get_by_label("Filter").fill("K=3")
+
+    assert column(found, "strategy") == ["segments:k=32"]
+    assert found.page.locator(".said").inner_text() == "1 of 7 rows"
+
+
+CLIPBOARD = """
+Object.defineProperty(navigator, "clipboard", { value: { writeText: async (words) => { %s } } });
+"""
+
+
+@pytest.mark.parametrize(
+    ("button", "first", "second"),
+    [
+        ("Copy as Markdown", "| strategy | split | saved MiB |", "| --- | ---: | ---: |"),
+        ("Copy as CSV", "strategy,split,saved MiB,", "none,,602.0,"),
+    ],
+)
+def test_the_table_is_copied_as_text(visit: Visitor, button: str, first: str, second: str):
+    found = visit("sweep")
+    found.page.evaluate(CLIPBOARD % "window.copied = words;")
+
+    found.page.get_by_role("button", name=button).click()
+
+    lines = found.page.evaluate("window.copied").splitlines()
+    assert lines[0].startswith(first)
+    assert lines[1].startswith(second)
+    assert found.page.locator(".said").inner_text() == "copied"
+
+
+def test_where_copying_is_not_allowed_the_text_is_there_to_be_copied_by_hand(visit: Visitor):
+    found = visit("sweep")
+    found.page.evaluate(CLIPBOARD % "throw new Error('not allowed');")
+
+    found.page.get_by_role("button", name="Copy as CSV").click()
+    area = found.page.get_by_label("The table as text")
+    area.wait_for()
+
+    assert area.input_value().startswith("strategy,split")
+    assert "by hand" in found.page.locator(".said").inner_text()
+
+
+def test_no_copied_cell_is_a_formula(visit: Visitor, tmp_path: Path):
+    records = [make.record("none"), make.record("=1+1"), make.record("-2+3 cmd")]
+    (tmp_path / "formula.html").write_bytes(render([examples.run(tmp_path / "run", records)]))
+    found = visit(tmp_path / "formula.html")
+    found.page.evaluate(CLIPBOARD % "window.copied = words;")
+
+    found.page.get_by_role("button", name="Copy as CSV").click()
+
+    lines = found.page.evaluate("window.copied").splitlines()
+    assert [line.partition(",")[0] for line in lines[2:]] == ["'=1+1", "'-2+3 cmd"]
+    assert ",0.0 %," in lines[2]  # a number stays one
+
+
+# --- the frontier and the budget
+
+
+def test_the_slider_names_the_fastest_that_fits(visit: Visitor):
+    found = visit("sweep")
+    slider, output = found.page.get_by_role("slider"), found.page.locator(".slider output")
+
+    slider.focus()
+    found.page.keyboard.press("End")
+    most = output.inner_text()
+    found.page.keyboard.press("Home")
+    least = output.inner_text()
+
+    assert most.startswith("take none (peak 662 MiB")
+    assert least == "nothing measured fits: the lowest peak is 153 MiB, by segments:k=32"
+    assert output.get_attribute("aria-live") == "polite"
+    assert slider.get_attribute("aria-valuetext") == "138 MiB"
+
+
+def test_the_slider_stops_at_every_choice_and_changes_there(visit: Visitor):
+    found = visit("sweep")
+    output = found.page.locator(".slider output")
+    found.page.get_by_role("slider").focus()
+    found.page.keyboard.press("Home")
+    told = []
+
+    for _ in range(60):
+        found.page.keyboard.press("ArrowRight")
+        told.append(output.inner_text().split(" (")[0])
+
+    assert list(dict.fromkeys(told[told.index("take segments:k=32") :])) == [
+        "take segments:k=32",
+        "take segments:k=16",
+        "take segments:k=8",
+        "take segments:k=4",
+        "take none",
+    ]
+
+
+def test_the_slider_begins_at_what_the_sentence_advises(visit: Visitor):
+    found = visit("reference")
+
+    assert found.page.locator("p.advice").inner_text().startswith("segments:k=2 ")
+    assert found.page.locator(".slider output").inner_text().startswith("take segments:k=2 ")
+
+
+def test_the_best_within_the_budget_is_marked_among_the_points_and_what_is_beyond_is_pale(visit: Visitor):
+    found = visit("sweep")
+
+    found.page.get_by_role("slider").press("End")
+    marked = found.page.locator(".point.best").evaluate_all("points => points.map((one) => one.ariaLabel)")
+    found.page.get_by_role("slider").press("Home")
+
+    assert [words.split(":")[0] for words in marked] == ["none"]
+    assert found.page.locator(".point.best").count() == 0
+    assert found.page.locator(".point.beyond").count() == found.page.locator(".point").count() == 7
+
+
+def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_times(visit: Visitor):
+    found = visit("sweep")
+    shown = found.page.locator(".shown")
+
+    found.page.get_by_role("button", name="segments:k=8: ").locator(".mark").hover()
+    told = [shown.inner_text()]
+    found.page.locator(".point[tabindex='0']").focus()
+    for _ in range(4):
+        found.page.keyboard.press("ArrowRight")
+        told.append(shown.inner_text())
+
+    assert [words.split(": peak")[0] for words in told] == [
+        "segments:k=8",
+        "none",
+        "segments:k=2",
+        "segments:k=4",
+        "segments:k=8",
+    ]
+    assert told[0] == "segments:k=8: peak 225 MiB (-66 %), step 130 ms (+29 %), spread ±1.0 %"
+
+
+def test_a_tap_shows_a_point(visit: Visitor):
+    found = visit("sweep", has_touch=True, viewport={"width": 360, "height": 740})
+
+    found.page.locator(".point").nth(2).locator(".touch").tap()
+
+    assert found.page.locator(".shown").inner_text() == found.page.locator(".point").nth(2).get_attribute("aria-label")
+
+
+def test_the_points_are_one_stop_of_the_tab_key(visit: Visitor):
+    found = visit("sweep")
+
+    assert found.page.locator(".point[tabindex='0']").count() == 1
+
+
+# --- everyone can read it
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("reference", "light"), ("reference", "dark"), ("several", "dark")])
+def test_axe_finds_nothing(visit: Visitor, name: str, scheme: str):
+    found = visit(name, color_scheme=scheme)
+
+    assert found.violations() == []
+
+
+def test_axe_would_find_something(visit: Visitor, tmp_path: Path):
+    (tmp_path / "bad.html").write_text("<html><body><input><p style='color:#aaa'>pale</p></body></html>")
+
+    rules = {one.partition(":")[0] for one in visit(tmp_path / "bad.html").violations()}
+
+    assert {"label", "color-contrast", "html-has-lang"} <= rules
+
+
+def test_the_dark_is_dark_and_paper_is_white_even_in_the_dark(visit: Visitor):
+    assert colour(visit("reference")) == "rgb(255, 255, 255)"
+    dark = visit("reference", color_scheme="dark")
+    assert colour(dark) == "rgb(20, 24, 29)"
+
+    dark.page.emulate_media(media="print", color_scheme="dark")
+
+    assert colour(dark) == "rgb(255, 255, 255)"
+
+
+def test_paper_shows_what_is_folded_and_no_tools(visit: Visitor):
+    found = visit("reference")
+    assert found.page.locator(".tools").first.is_visible()
+
+    found.page.emulate_media(media="print")
+    found.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+
+    assert not found.page.locator(".tools").first.is_visible()
+    assert found.page.get_by_role("table", name="Raw samples").is_visible()
+
+
+@pytest.mark.parametrize("name", ["reference", "several"])
+def test_a_phone_scrolls_down_only(visit: Visitor, name: str):
+    found = visit(name, viewport={"width": 360, "height": 740})
+
+    assert found.page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_without_scripts_the_choices_and_every_number_are_there(visit: Visitor):
+    found = visit("reference", java_script_enabled=False)
+
+    assert found.page.locator(".choices li").all_inner_texts()[-1].startswith("from 52.7 MiB: take none")
+    assert not found.page.locator(".slider").is_visible()
+    assert found.page.locator("table.sortable tbody tr").count() == 7
+
+
+def test_a_prediction_beside_a_measurement_is_labelled_everywhere(visit: Visitor, tmp_path: Path):
+    measured = [make.record(name, case=make.case(name, device="cuda:0")) for name in ("none", "all")]
+    guessed = [
+        msgspec.structs.replace(one, case=make.case(one.case.strategy, device="fake:h100"), equality=None)
+        for one in measured
+    ]
+    (tmp_path / "both.html").write_bytes(render([examples.run(tmp_path / "run", [*measured, *guessed])]))
+
+    found = visit(tmp_path / "both.html")
+
+    second = found.page.locator("section.group").nth(1)
+    assert second.locator("p.advice").inner_text().startswith("Predicted, not measured: ")
+    assert "predicted peak" in (second.locator(".point").first.get_attribute("aria-label") or "")
+    assert found.page.get_by_role("table", name="Predicted and measured").count() == 2

@@ -1,0 +1,244 @@
+"""Stored runs in experiment trackers: what is written is read back by the tracker's own reader."""
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from profiler import store, trackers
+from profiler.cli import answer
+from profiler.trackers.entries import entries
+from tests import examples, make
+from tests.make import MIB
+
+ROOT = Path(__file__).parents[1]
+RECORDS = [
+    make.record("none", peak=100 * MIB, seconds=(0.1, 0.2, 0.3)),
+    make.record("segments:k=2", peak=50 * MIB, seconds=(0.2, 0.2, 0.6)),
+    make.failed("segments:k=400", "skipped", "301 modules cannot be cut into 400 segments"),
+]
+PREDICTED = make.record("all", peak=40 * MIB, case=make.case("all", device="fake:cuda"))
+
+
+@pytest.fixture
+def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> store.Run:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_DIR", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return examples.run(here / "run", [*RECORDS, PREDICTED])
+
+
+def test_the_case_is_the_parameters_and_what_was_measured_the_metrics(run):
+    none, half, skipped, _ = entries(run)
+
+    assert half.parameters["strategy"] == "segments:k=2"
+    assert half.parameters["batch_size"] == 64
+    assert (half.metrics["peak_bytes"], half.metrics["peak_ratio"]) == (50 * MIB, 0.5)
+    assert (half.metrics["saved_bytes"], half.metrics["static_bytes"]) == (60 * MIB, 20 * MIB)
+    assert (none.metrics["step_seconds"], half.metrics["step_seconds"]) == (0.2, 0.2)
+    assert half.samples["step_seconds"] == (0.2, 0.2, 0.6)
+    assert (skipped.metrics, skipped.tags["outcome"]) == ({}, "skipped")
+
+
+def test_what_is_predicted_says_so_in_every_name(run):
+    *measured, predicted = entries(run)
+
+    assert {name.startswith("predicted_") for name in (*predicted.metrics, *predicted.samples)} == {True}
+    assert predicted.tags["kind"] == "predicted"
+    assert not any(name.startswith("predicted_") for entry in measured for name in entry.metrics)
+
+
+def test_wrong_gradients_are_no_ratio(here):
+    wrong = make.record("_planted", peak=1, outcome="invalid")
+
+    entry = entries(examples.run(here / "run", [RECORDS[0], wrong]))[1]
+
+    assert "peak_ratio" not in entry.metrics
+    assert entry.tags["outcome"] == "invalid"
+
+
+def test_tensorboard_reads_the_scalars_back(run):
+    assert answer(["export", "run", "--to", "tensorboard", "-o", "board"]) == 0
+
+    entry = entries(run)[1]
+    read = EventAccumulator(f"board/segments-k=2-{entry.id}").Reload()
+    assert [event.value for event in read.Scalars("peak_bytes")] == [50 * MIB]
+    assert [(event.step, round(event.value, 6)) for event in read.Scalars("samples/step_seconds")] == [
+        (0, 0.2),
+        (1, 0.2),
+        (2, 0.6),
+    ]
+    assert len([path for path in Path("board").iterdir() if path.is_dir()]) == 4
+
+
+def test_tensorboard_reads_the_hyper_parameters_back(run):
+    trackers.load(trackers.TRACKERS["tensorboard"])(run, Path("board"))
+
+    read = EventAccumulator(f"board/segments-k=2-{entries(run)[1].id}").Reload()
+    content = read.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    found = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert found["strategy"].string_value == "segments:k=2"
+    assert found["batch_size"].number_value == 64
+    overview = EventAccumulator("board").Reload().summary_metadata["_hparams_/experiment"].plugin_data.content
+    names = {info.name.tag for info in HParamsPluginData.FromString(overview).experiment.metric_infos}
+    assert {"peak_bytes", "predicted_peak_bytes", "time_ratio"} <= names
+
+
+def test_tensorboards_files_are_the_same_every_time_and_never_overwritten(run, capsys):
+    for folder in ("one", "two"):
+        assert answer(["export", "run", "--to", "tensorboard", "-o", folder]) == 0
+
+    assert tree("one") == tree("two")
+    assert answer(["export", "run", "--to", "tensorboard", "-o", "one"]) == 2
+    assert "'one' is there already" in capsys.readouterr().err
+
+
+def tree(folder: str) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_without_a_folder_the_run_keeps_them_with_what_is_derived(run, capsys):
+    assert answer(["export", "run", "--to", "tensorboard"]) == 0
+
+    assert (run.folder / "derived" / "tensorboard").is_dir()
+    assert capsys.readouterr().err.splitlines() == [
+        "wrote 4 rows to run/derived/tensorboard",
+        "next: tensorboard --logdir run/derived/tensorboard",
+    ]
+
+
+def test_mlflow_reads_a_local_store_back_and_knows_what_is_there(run, capsys):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    assert answer(["export", "run", "--to", "mlflow", "-o", "store"]) == 0
+    assert answer(["export", "run", "--to", "mlflow", "-o", "store"]) == 0
+
+    client = MlflowClient(tracking_uri=Path("store").absolute().as_uri())
+    found = client.search_runs([client.get_experiment_by_name("gcprof").experiment_id])
+    assert len(found) == 4
+    (half,) = (one for one in found if one.info.run_name == "segments:k=2")
+    assert half.data.params["batch_size"] == "64"
+    assert half.data.metrics["peak_bytes"] == 50 * MIB
+    assert half.data.tags["outcome"] == "ok"
+    samples = client.get_metric_history(half.info.run_id, "sample_step_seconds")
+    assert [one.value for one in samples] == [0.2, 0.2, 0.6]
+    assert "wrote 0 rows to file://" in (err := capsys.readouterr().err)
+    assert "4 rows there already" in err
+
+
+def test_mlflow_goes_where_the_environment_says(run, here, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (here / "elsewhere").as_uri())
+
+    assert answer(["export", "run", "--to", "mlflow"]) == 0
+
+    assert (here / "elsewhere").is_dir()
+    assert not (run.folder / "derived" / "mlflow").exists()
+
+
+def test_a_store_that_mlflow_cannot_reach_is_told(run, monkeypatch, capsys):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://store")
+
+    assert answer(["export", "run", "--to", "mlflow"]) == 74
+    assert "MLflow cannot write to 'nonsense://store'" in capsys.readouterr().err
+
+
+def gcprof(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    return subprocess.run(
+        [sys.executable, "-m", "profiler", *words],
+        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_wandb_is_written_offline_without_an_account(run):
+    pytest.importorskip("wandb")
+    done = gcprof("export", "run", "--to", "wandb", "-o", "board")
+
+    assert (done.returncode, done.stdout) == (0, "")
+    files = sorted(Path("board/wandb").glob("offline-run-*/*.wandb"))
+    assert {path.stem.removeprefix("run-") for path in files} == {entry.id for entry in entries(run)}
+    (half,) = (wandb_records(path) for path in files if path.stem == f"run-{entries(run)[1].id}")
+    config = {item.key: item.value_json for one in half for item in one.run.config.update}
+    assert (config["strategy"], config["batch_size"]) == ('"segments:k=2"', "64")
+    summary = {item.key: item.value_json for one in half for item in one.summary.update}
+    assert float(summary["peak_bytes"]) == 50 * MIB
+    steps = [
+        item.value_json
+        for one in half
+        for item in one.history.item
+        if (item.key or "/".join(item.nested_key)) == "sample/step_seconds"
+    ]
+    assert steps == ["0.2", "0.2", "0.6"]
+
+
+def wandb_records(path: Path) -> list:
+    """What is in a `.wandb` file: LevelDB's log format behind a head of 7 bytes, in blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    text, at, whole, found = path.read_bytes(), 7, b"", []
+    assert text.startswith(b":W&B")
+    while at + 7 <= len(text):
+        if 32768 - at % 32768 < 7:  # too little room for a head: the rest of the block is empty
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", text[at : at + 7])
+        whole += text[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            found.append(Record.FromString(whole))
+            whole = b""
+    return found
+
+
+def test_wandb_never_asks_for_a_login(run):
+    pytest.importorskip("wandb")
+    done = gcprof("export", "run", "--to", "wandb", WANDB_MODE="online")
+
+    assert done.returncode == 2
+    assert "WANDB_API_KEY holds no key" in done.stderr
+
+
+@pytest.mark.parametrize("kind", trackers.TRACKERS)
+def test_where_the_library_is_missing_the_extra_is_named(kind, run, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.partition(".")[0] == kind]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, kind, None)
+    monkeypatch.delitem(sys.modules, f"profiler.trackers.{kind}", raising=False)
+
+    assert answer(["export", "run", "--to", kind]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"gcprof: this needs {kind}",
+        f"hint: pip install 'gcprof[{kind}]'",
+    ]
+
+
+@pytest.mark.parametrize("kind", trackers.TRACKERS)
+def test_trackers_are_written_where_torch_is_not_imported(kind, run):
+    pytest.importorskip(kind)
+    code = (
+        f"import sys; from profiler.cli import answer; answer({['export', 'run', '--to', kind]!r}); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert kind in done.stdout.split()
+    assert "torch" not in done.stdout.split()
+
+
+def test_force_has_no_effect_on_a_tracker(run, capsys):
+    assert answer(["export", "run", "--to", "tensorboard", "-o", "board", "--force"]) == 2
+    assert "--force has no effect on --to tensorboard" in capsys.readouterr().err

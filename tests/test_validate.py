@@ -1,0 +1,163 @@
+"""Every line of a run folder is looked at; what is wrong is named with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from profiler.case import encode
+from profiler.cli import answer
+from profiler.record import PhaseBytes
+from profiler.upkeep.validate import validate
+from tests import examples, make
+
+ROOT = Path(__file__).parents[1]
+GOOD = [make.record("none"), make.record("segments:k=2"), make.failed("all", "skipped", "why")]
+
+
+def found(folder: Path) -> list[tuple[str, str, bool]]:
+    return [(Path(one.where).name, one.text, one.is_damage) for one in validate(folder).findings]
+
+
+def damaged(folder: Path, **readings: object) -> list[tuple[str, str, bool]]:
+    """What is found of a run whose second record has these readings."""
+    wrong = msgspec.structs.replace(GOOD[1], readings=msgspec.structs.replace(GOOD[1].readings, **readings))
+    return found(examples.run(folder / "run", [GOOD[0], wrong]).folder)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return examples.run(tmp_path / "run", GOOD).folder
+
+
+def add(run: Path, text: bytes) -> None:
+    with (run / "trials.jsonl").open("ab") as file:
+        file.write(text)
+
+
+def test_a_sound_run_is_fine(run, capsys):
+    assert answer(["validate", str(run)]) == 0
+
+    out, err = capsys.readouterr()
+    assert out == f"{run}: 3 records, fine\n"
+    assert err == f"next: gcprof show {run}\n"
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "results" / "reference").rglob("manifest.json")), ids=str)
+def test_the_committed_runs_are_fine(folder):
+    assert found(folder.parent) == []
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"schema": "x"}', b"\xff\xfe", b"null"])
+def test_a_line_that_cannot_be_read_is_named_and_the_others_are_read(run, text):
+    add(run, text + b"\n")
+
+    report = validate(run)
+
+    assert [(Path(one.where).name, one.is_damage) for one in report.findings] == [("trials.jsonl:4", True)]
+    assert report.num_records == 3
+
+
+def test_a_newer_schema_is_damage_to_this_reader(run):
+    add(run, encode(make.record()).replace(b'"schema":1', b'"schema":99', 1) + b"\n")
+
+    ((where, text, is_damage),) = found(run)
+
+    assert (where, is_damage) == ("trials.jsonl:4", True)
+    assert "schema 99" in text
+
+
+def test_an_older_schema_is_worth_knowing(run):
+    path = run / "trials.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":0', 1))
+
+    assert found(run) == [("trials.jsonl:1", "schema 0, and 1 is the present one: gcprof migrate", False)]
+
+
+@pytest.mark.parametrize(
+    ("readings", "text"),
+    [
+        ({"saved_bytes": -1}, "saved_bytes is -1"),
+        ({"step_seconds": (0.1, -0.2)}, "step_seconds is -0.2"),
+        ({"phases": {"forward": PhaseBytes(allocated=-5)}}, "phases.forward.allocated is -5"),
+        ({"peak_bytes": 19 * make.MIB}, "the peak of 19.0 MiB is below the static 20.0 MiB"),
+        ({"step_seconds": ()}, "ok, and its step has no time samples"),
+        ({"step_seconds": None}, "ok, and its step has no time samples"),
+    ],
+)
+def test_an_impossible_number_is_damage(tmp_path, readings, text):
+    assert damaged(tmp_path, **readings) == [("trials.jsonl:2", text, True)]
+
+
+def test_a_peak_of_the_static_bytes_alone_is_possible(tmp_path):
+    assert damaged(tmp_path, peak_bytes=20 * make.MIB) == []
+
+
+def test_a_torn_line_is_damage(run):
+    add(run, b'{"schema": 1, "case"')
+
+    assert found(run) == [("trials.jsonl:4", "the last line is torn", True)]
+
+
+def test_a_repeated_record_is_worth_knowing(run):
+    add(run, encode(GOOD[0]) + b"\n" + encode(make.record("none", peak=101 * make.MIB)) + b"\n")
+
+    assert found(run) == [
+        ("trials.jsonl:4", "the same record as line 1; the later one counts", False),
+        ("trials.jsonl:5", "another result of the trial of line 4; the later one counts", False),
+    ]
+
+
+def test_a_record_outside_the_plan_is_worth_knowing(run):
+    add(run, encode(make.record("sqrt", round=2)) + b"\n")
+
+    assert found(run) == [("trials.jsonl:4", "not in the plan: sqrt, round 2", False)]
+
+
+def test_a_file_that_does_not_belong_is_worth_knowing(run):
+    (run / "notes.txt").touch()
+
+    assert found(run) == [("notes.txt", "no file of a run folder", False)]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "trials.jsonl"])
+def test_a_damaged_file_is_named_and_the_other_is_still_looked_at(run, name):
+    (run / name).write_text("{\n")
+
+    findings = found(run)
+
+    assert [where for where, _, is_damage in findings if is_damage] == [
+        name if name == "manifest.json" else "trials.jsonl:1"
+    ]
+
+
+def test_records_that_are_gone_are_damage(run):
+    (run / "trials.jsonl").unlink()
+
+    assert found(run) == [("trials.jsonl", "the file is missing", True)]
+
+
+def test_the_command_prints_file_and_line_and_ends_with_4(run, capsys):
+    add(run, b"{}\n")
+    (run / "notes.txt").touch()
+
+    assert answer(["validate", str(run)]) == 4
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{run}/trials.jsonl:4: ")
+    assert lines[1] == f"{run}/notes.txt: note: no file of a run folder"
+    assert lines[2] == f"{run}: 3 records, damaged in 1 place"
+
+
+def test_one_damaged_run_of_several_is_enough(run, tmp_path, capsys):
+    other = examples.run(tmp_path / "other", GOOD).folder
+    add(other, b"{}\n")
+
+    assert answer(["validate", str(run), str(other), "--json"]) == 4
+
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["num_records"], first["findings"]) == (3, [])
+    assert [one["where"] for one in second["findings"]] == [f"{other}/trials.jsonl:4"]
