@@ -13,7 +13,7 @@ test:
 
 # write the golden files anew; look at the difference before committing it
 golden:
-    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_axes_views.py tests/test_comparison_views.py
+    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_comparison_views.py tests/test_axes_views.py
 
 # every kind of picture from committed runs: writes docs/gallery.md and docs/gallery/
 gallery *words:
@@ -64,6 +64,10 @@ bench-published *names:
 # one small model of every family: writes docs/models.md
 bench-families *words:
     {{python}} -m benchmarks.families {{words}}
+
+# when sampling stops, on simulated steps of which the median is known
+bench-sampling:
+    {{python}} -m benchmarks.sampling
 
 # predicted against measured bytes, every strategy: writes docs/accuracy.md
 bench-accuracy:

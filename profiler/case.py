@@ -8,8 +8,10 @@ from functools import cache
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from profiler.errors import UserError
+from profiler.series.stopping import Sampling
 
 PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
 OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
@@ -71,7 +73,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     verify: str = "auto"  # auto, off, strict
     seed: int = 0
     warmup: int = 1
-    samples: int = 5  # timed steps a round
+    samples: int = 5  # timed steps a round; at least so many, where there is
+    sampling: Sampling | UnsetType = UNSET  # until when there are more; it is in the id only where it is set
 
     @property
     def id(self) -> str:

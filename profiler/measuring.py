@@ -161,7 +161,11 @@ class _Bench:
         _, step = self.build().trainer()
         case = self.trial.case
         return timing.read(
-            self.device, lambda mark: self._counted(step, mark), warmup=case.warmup, samples=case.samples
+            self.device,
+            lambda mark: self._counted(step, mark),
+            warmup=case.warmup,
+            samples=case.samples,
+            sampling=case.sampling,
         )
 
     def _baseline(self, case: Case) -> Equality:

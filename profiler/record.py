@@ -13,10 +13,12 @@ from typing import Literal
 import msgspec
 
 from profiler.case import Case, Choice
+from profiler.devices import Conditions
 
 SCHEMA = 1
 
 Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "crashed", "failed"]
+Stopped = Literal["target", "samples", "seconds"]  # the median was sure enough, or their number or time was spent
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -48,6 +50,9 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     backward_seconds: tuple[float, ...] | None = None
     optimizer_seconds: tuple[float, ...] | None = None
     step_seconds: tuple[float, ...] | None = None
+    warmup_seconds: tuple[float, ...] | None = None  # steps before these: the first, those asked for, those found
+    stopped: Stopped | None = None  # why there are no more samples
+    conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
 
 
 class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from profiler import catalogue, models, optimizers, strategies, trials
 from profiler.case import FAKE, Case, Choice, Trial, split_choices
 from profiler.errors import UserError
+from profiler.sampling import sampling
+from profiler.series.stopping import Sampling
 
 SEGMENTS = "1,2,4,8,16,32"
 MOST = 100_000  # steps of a kind in a round
+UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
 LARGEST = 1_000_000  # segments; more than any chain has modules
 VERIFY = ("auto", "off", "strict")
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
@@ -52,6 +56,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_grads: bool | None = None
     rounds: int | None = None
     samples: int | None = None
+    precision_target: str | None = None
+    max_samples: int | None = None
+    max_seconds: float | None = None
     warmup: int | None = None
     seed: int | None = None
 
@@ -67,7 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def override(base: Request, words: Request) -> Request:
     """The sweep file's request with the command line's words in place of its own."""
     given = {name: value for name, value in msgspec.structs.asdict(words).items() if value is not None}
-    return msgspec.structs.replace(base, **given)
+    lost = UNTIL if "samples" in given else ("samples",) if given.keys() & set(UNTIL) else ()
+    return msgspec.structs.replace(base, **{**dict.fromkeys(lost), **given})
 
 
 def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
@@ -90,6 +98,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     _check_data(request.data, wanted)
     devices = _devices(request.device, choose_device, remarks)
+    until = _sampling(request, devices[0])
     if devices == ["cpu"]:
         wanted = list(dict.fromkeys(_smaller(model, remarks) for model in asked))
     cases = [
@@ -101,6 +110,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
             precision=precision,
             accumulate=accumulate,
             device=device,
+            sampling=until,
             **fields,
         )
         for device in devices
@@ -141,6 +151,19 @@ def _fields(request: Request) -> dict[str, Any]:
         "warmup": _within(0, MOST, "--warmup", request.warmup, 1),
         "samples": _within(1, MOST, "--samples", request.samples, 5),
     }
+
+
+def _sampling(request: Request, device: str) -> Sampling | UnsetType:
+    """Until when the time is sampled; unset where a fixed number is asked for, or nothing is measured."""
+    given = {name: value for name in UNTIL if (value := getattr(request, name)) is not None}
+    is_fixed = request.samples is not None
+    if given and (is_fixed or device.startswith(FAKE)):
+        without = "--samples, which is a fixed number" if is_fixed else f"'{device}', which is predicted for"
+        flag = f"--{next(iter(given)).replace('_', '-')}"
+        raise UserError(f"{flag} has no effect with {without}", hint="leave one of them out")
+    if is_fixed or device.startswith(FAKE):
+        return UNSET
+    return sampling(**given)
 
 
 def parse_segments(text: str, remarks: list[str]) -> list[Choice]:

@@ -25,8 +25,8 @@ ENVIRONMENT = Environment(
     started="2026-11-20T17:49:00Z",
 )
 WRONG = Equality(loss_equal=False, gradients_equal=False, buffers_equal=True, random_state_equal=True)
-ONE_SEGMENT = Note(code="segments:k=1", text="checkpoints nothing: the last segment is never checkpointed")
-NOISY = Note(code="noisy", text="the samples spread by more than 5 %; raise --samples")
+ONE_SEGMENT = Note(code="GCP001", text="checkpoints nothing: the last segment is never checkpointed")
+NOISY = Note(code="GCP012", text="the samples spread by more than 5 %; raise --samples")
 
 
 def point(strategy: str, *, segments: int, seconds: float, round: int = 1, **fields: Any) -> Record:

@@ -11,8 +11,9 @@ from typing import Any
 
 import typer.main
 
-from profiler import case, record, store
+from profiler import case, devices, record, store
 from profiler.cli import COMMANDS, application
+from profiler.series import stopping
 
 DOCS = Path(__file__).parent.parent / "docs"
 FIELDS = "<!-- fields -->\n"
@@ -20,10 +21,12 @@ STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("manifest.json", store, "Manifest"),
     ("A trial of the plan", case, "Trial"),
     ("A case", case, "Case"),
+    ("sampling", stopping, "Sampling"),
     ("A record", record, "Record"),
     ("built", record, "Built"),
     ("readings", record, "Readings"),
     ("readings.phases", record, "PhaseBytes"),
+    ("readings.conditions", devices, "Conditions"),
     ("equality", record, "Equality"),
     ("environment", record, "Environment"),
     ("notes", record, "Note"),

@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
-    {"blame", "errors", "units"},
+    {"blame", "errors", "series", "units"},
     {"references", "case", "workload", "devices", "blocks", "extras"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "trials"},
+    | {"device_choice", "sampling", "trials"},
     {"spec", "assemble", "views", "trackers", "upkeep"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging"},
@@ -62,6 +62,7 @@ HOMES = {
     "rich": {"views"},
     "typer": {"cli"},
     "psutil": {"devices"},
+    "pynvml": {"devices"},
 }
 
 

@@ -96,7 +96,7 @@ def test_more_segments_than_modules_are_skipped_with_the_reason(whole: Whole):
 
 
 def test_one_segment_is_said_to_checkpoint_nothing(whole: Whole):
-    assert "note: segments:k=1: checkpoints nothing" in whole.done.stdout
+    assert "note: GCP001 segments:k=1: checkpoints nothing" in whole.done.stdout
 
 
 def test_the_real_split_stands_beside_the_number_of_segments(whole: Whole):
@@ -353,6 +353,10 @@ BAD_WORDS = [
     ("--rounds 0", 2, "--rounds: 0"),
     ("--samples 0", 2, "--samples: 0"),
     ("--warmup -1", 2, "--warmup: -1"),
+    ("--precision-target 2", 2, "--precision-target: '2'"),
+    ("--max-samples 5", 2, "--max-samples cannot be 5"),
+    ("--max-seconds nan", 2, "--max-seconds cannot be nan"),
+    ("--samples 5 --max-samples 9", 2, "--max-samples has no effect with --samples"),
     ("--rounds two", 2, "'--rounds'"),
     ("--verify maybe", 2, "'maybe'"),
     ("--device tpu", 2, "'tpu'"),

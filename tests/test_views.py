@@ -4,9 +4,12 @@ import io
 import re
 from collections import Counter
 
+import msgspec
 import pytest
 
 from profiler.analysis.rows import Row
+from profiler.record import Readings
+from profiler.series.stopping import Sampling
 from profiler.units import MISSING
 from profiler.views import terminal
 from profiler.views.cells import columns, remarks
@@ -157,7 +160,7 @@ def test_a_note_is_told_once_for_all_its_strategies():
     told = remarks(examples.table(records))
 
     names = "segments:k=2, segments:k=3, segments:k=4, segments:k=5 and 2 more"
-    assert told == [f"{names}: {examples.NOISY.text}"]
+    assert told == [f"GCP012 {names}: {examples.NOISY.text}"]
 
 
 def test_control_characters_and_markup_of_others_do_nothing():
@@ -205,6 +208,41 @@ def test_samples_are_all_shown_in_order():
 
     step = next(line for line in text.splitlines() if line.startswith("step"))
     assert step.split()[-3:] == ["300.0", "100.0", "200.0"]
+
+
+def test_the_samples_tell_their_warm_up_and_why_they_ended():
+    case = make.case("none", sampling=Sampling())
+    limits = {"warmup_seconds": (0.9, 0.5, 0.4), "stopped": "seconds"}
+    enough = {"warmup_seconds": (0.8, 0.6), "stopped": "target"}
+    rounds = [
+        make.record("none", case=case, round=number, seconds=(0.1,) * 3, readings=told(seconds, **more))
+        for number, seconds, more in ((1, (0.1, 0.2, 0.3), limits), (2, (0.2, 0.2, 0.2), enough))
+    ]
+
+    lines = samples(examples.table(rounds)).plain.splitlines()
+
+    assert next(line for line in lines if line.startswith("warm-up")).split()[1:] == [
+        "900.0", "500.0", "400.0", "800.0", "600.0",
+    ]  # fmt: skip
+    assert lines[lines.index("none") + 3 + 3] == (
+        "the median is sure to ±50.0 %; "
+        "round 1: 3 samples, --max-seconds reached, 3 of warm-up, 1 of them found; "
+        "round 2: 3 samples, sure enough, 2 of warm-up"
+    )
+
+
+def told(seconds: tuple[float, ...], **more) -> Readings:
+    return msgspec.structs.replace(make.record(seconds=seconds).readings, **more)
+
+
+def test_a_fixed_number_of_samples_was_asked_for():
+    few = make.record("none", seconds=(0.1, 0.2), readings=told((0.1, 0.2), stopped="samples"))
+    before = make.record("none", seconds=(0.1, 0.2))
+
+    asked, untold = (samples(examples.table([record])).plain.splitlines()[-1] for record in (few, before))
+
+    assert asked == "too few samples to be sure of the median; round 1: 2 samples, as asked"
+    assert untold == "too few samples to be sure of the median; round 1: 2 samples"
 
 
 def test_samples_break_between_numbers():

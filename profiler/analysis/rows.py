@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median, quantiles
+from statistics import median
 
 import msgspec
 
+from profiler.analysis import trust
 from profiler.case import Case
 from profiler.record import Built, Environment, Equality, Note, Readings, Record
+from profiler.series.interval import interval
+from profiler.series.spread import spread
 
-NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
 UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
 
 Point = tuple[int, float]  # peak in bytes, step in seconds
@@ -32,6 +34,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peak_ratio: float | None  # to the same case without checkpointing; None where the outcome is not ok: no saving
     step_seconds: float | None  # median over all rounds
     step_spread: float | None  # half the interquartile range over the median
+    step_interval: tuple[float, float] | None  # that holds the median at 95 %, over all rounds
+    rounds: tuple[Record, ...]  # in order, each with its own samples
     time_ratio: float | None  # median over the rounds of the ratio within a round
     time_ratio_range: tuple[float, float] | None  # smallest and largest of these ratios
     prediction_error: float | None  # predicted over measured peak, less 1, where there are both
@@ -45,8 +49,8 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
     pooled = {case: _pool(found) for case, found in rounds.items()}
-    peaks = _twin_peaks(pooled)
-    built = [_row(case, rounds, pooled, peaks) for case in rounds]
+    peaks, drifts = _twin_peaks(pooled), trust.between_rounds(rounds)
+    built = [_row(case, rounds, pooled, peaks, drifts.get(case.baseline)) for case in rounds]
     frontiers = _frontiers(built)
     return tuple(
         msgspec.structs.replace(row, on_frontier=True) if _point(row) in frontiers[group(row)] else row for row in built
@@ -77,7 +81,7 @@ def _pool(records: list[Record]) -> Record:
     if len(records) == 1:
         return first
     worst = next((record for record in records if record.outcome != "ok"), first)
-    names = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
+    names = ("warmup_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
     samples = {name: _joined([getattr(record.readings, name) for record in records]) for name in names}
     readings = msgspec.structs.replace(first.readings, **samples)
     return msgspec.structs.replace(first, readings=readings, outcome=worst.outcome, detail=worst.detail)
@@ -88,14 +92,15 @@ def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None
     return tuple(second for one in measured for second in one) or None
 
 
-def _row(case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks) -> Row:
+def _row(
+    case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks, drift: Note | None
+) -> Row:
     record, found, baseline = pooled[case], rounds[case], case.baseline
     none = pooled.get(baseline)
     ratios = _time_ratios(found, rounds.get(baseline, [])) if record.outcome == "ok" else []
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
-    width = spread(seconds) if seconds else None
-    notes = {note.code: note for one in found for note in one.notes} | _noise(width, ratios)
+    notes = [*(note for one in found for note in one.notes), *([drift] if drift else []), *trust.doubts(found, ratios)]
     return Row(
         case=case,
         outcome=record.outcome,
@@ -108,11 +113,13 @@ def _row(case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record
         static_bytes=static(record.readings),
         peak_ratio=_ratio(record.readings.peak_bytes, baseline_peak),
         step_seconds=median(seconds) if seconds else None,
-        step_spread=width,
+        step_spread=spread(seconds) if seconds else None,
+        step_interval=interval(seconds) if seconds else None,
+        rounds=tuple(sorted(found, key=lambda record: record.round)),
         time_ratio=median(ratios) if ratios else None,
         time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
         prediction_error=_prediction_error(peaks.get(case.twin, {})) if peaks else None,
-        notes=tuple(notes.values()),
+        notes=tuple({note.code: note for note in notes}.values()),
         on_frontier=False,
     )
 
@@ -133,14 +140,6 @@ def _prediction_error(peaks: dict[bool, int | None]) -> float | None:
     return None if ratio is None else ratio - 1
 
 
-def _noise(width: float | None, ratios: list[float]) -> dict[str, Note]:
-    """What makes the times of a row less than sure: their spread, and that of the rounds."""
-    if width is None or (width <= NOISY and (not ratios or max(ratios) - min(ratios) <= 2 * NOISY)):
-        return {}
-    text = "the times are noisy; a quiet machine, or more --rounds and --samples, would make them surer"
-    return {"GCP012": Note(code="GCP012", text=text)}
-
-
 def verdict(record: Record) -> str:
     """What the equality pass says of the gradients, in a word or two."""
     equality = record.equality
@@ -155,14 +154,6 @@ def verdict(record: Record) -> str:
     if record.outcome == "invalid":
         return "differ"
     return "not verifiable" if (equality.noise_floor or 0.0) > UNSURE else "within noise"
-
-
-def spread(samples: tuple[float, ...]) -> float | None:
-    """Half the interquartile range over the median; None for fewer than two samples."""
-    if len(samples) < 2:
-        return None
-    low, middle, high = quantiles(samples, n=4, method="inclusive")
-    return (high - low) / 2 / middle if middle else None
 
 
 def _time_ratios(found: list[Record], baseline: list[Record]) -> list[float]:

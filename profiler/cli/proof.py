@@ -68,7 +68,7 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
 def _notes(lines: Sequence[Shown]) -> list[str]:
     """What recomputes do to buffers, once."""
     found = {note.code: note.text for line in lines if line.measured for note in line.measured.notes}
-    return [f"note: {found['GCP004']}"] if "GCP004" in found else []
+    return [f"note: GCP004: {found['GCP004']}"] if "GCP004" in found else []
 
 
 def _went_well(line: Shown) -> bool:

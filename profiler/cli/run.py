@@ -57,7 +57,16 @@ def run(
     rounds: Annotated[
         int | None, typer.Option(help="Rounds over all cases, each in fresh processes. [default: 3]")
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Timed steps a round. [default: 5]")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Timed steps a round, exactly. [default: 5 or more, until the median is sure]")
+    ] = None,
+    precision_target: Annotated[
+        str | None, typer.Option(help="How sure each round's median shall be: its 95 % interval. [default: 2%]")
+    ] = None,
+    max_samples: Annotated[int | None, typer.Option(help="Timed steps a round at most. [default: 100]")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Seconds of timed steps a round, after 5 of them. [default: 2]")
+    ] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps before them, after a first one. [default: 1]")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights and batch. [default: 0]")] = None,
     config: Annotated[Path | None, typer.Option(help="A sweep file (TOML); options given here win over it.")] = None,
@@ -83,7 +92,8 @@ def run(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         device=device, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
         warmup=warmup, seed=seed, precision=precision, accumulate=accumulate, blocks=blocks,
-        repair_batchnorm=repair_batchnorm, predict=predict,
+        repair_batchnorm=repair_batchnorm, predict=predict, precision_target=precision_target,
+        max_samples=max_samples, max_seconds=max_seconds,
     )  # fmt: skip
     if not 0 < stage_limit <= LONGEST:
         raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")

@@ -36,7 +36,7 @@ def show(
     from profiler.store import load
 
     one_of(form, ("table", "md"), flag="--format")
-    _refuse_without_effect(json=json, form=form, samples=samples, columns=columns, over=over)
+    _refuse_without_effect(json=json, form=form, samples=samples, over=over, columns=columns)
     found = load(run_folder(run))
     for warning in found.warnings:
         aside(f"warning: {warning}")
@@ -62,10 +62,15 @@ def show(
         next_command("gcprof", "plot", run, "--kind", "memory", "-o", "memory.png")
 
 
-def _refuse_without_effect(*, json: bool, form: str, samples: bool, columns: int | None, over: str | None) -> None:
+def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | None, columns: int | None) -> None:
     from profiler.errors import UserError
 
-    asked = {"--format": form != "table", "--samples": samples, "--over": bool(over), "--width": columns is not None}
+    asked = {
+        "--format": form != "table",
+        "--samples": samples,
+        "--over": over is not None,
+        "--width": columns is not None,
+    }
     idle = [flag for flag, is_asked in asked.items() if is_asked]
     if json and idle:
         hint = "the document holds every sample; leave one of them out"

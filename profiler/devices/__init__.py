@@ -49,6 +49,21 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None = None
 
 
+class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What it was like at the device at one moment; None for what it does not tell."""
+
+    at_seconds: float  # since the device was opened
+    clock_hertz: float | None = None
+    highest_clock_hertz: float | None = None
+    celsius: float | None = None
+    watts: float | None = None
+    limit_watts: float | None = None
+    held_by: tuple[str, ...] = ()  # what keeps the clock down: heat, power limit, ...
+    num_others: int | None = None  # processes on the device besides this one
+    others_seconds: float | None = None  # of all cores, that others took since the device was opened
+    num_cores: int | None = None
+
+
 class Device(Protocol):
     """One device, by the name that torch has for it."""
 
@@ -63,3 +78,4 @@ class Device(Protocol):
         """Give cached memory back, so that the next pass starts as a fresh process would."""
 
     def facts(self) -> Facts: ...
+    def conditions(self) -> Conditions: ...

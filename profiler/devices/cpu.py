@@ -10,9 +10,10 @@ from typing import Any
 import psutil
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from profiler.devices import Facts, Span
+from profiler.devices import Conditions, Facts, Span
 
 MARK = "gcprof: mark"
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # guests are counted under user
 
 
 def connect(device: str) -> Cpu:
@@ -82,6 +83,7 @@ class Cpu:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._opened = time.monotonic(), _others_seconds()
 
     def watch(self, resting_bytes: int) -> CpuWatch:
         return CpuWatch(resting_bytes)
@@ -97,6 +99,21 @@ class Cpu:
 
     def facts(self) -> Facts:
         return Facts(name=_processor(), total_bytes=psutil.virtual_memory().total)
+
+    def conditions(self) -> Conditions:
+        at, others = self._opened
+        return Conditions(
+            at_seconds=time.monotonic() - at,
+            others_seconds=_others_seconds() - others,
+            num_cores=psutil.cpu_count(),
+        )
+
+
+def _others_seconds() -> float:
+    """Seconds for which all cores together were busy, but not with this process; what other machines stole included."""
+    spent = psutil.cpu_times()
+    busy = sum(getattr(spent, name, 0.0) for name in BUSY)
+    return float(busy) - time.process_time()
 
 
 def _processor() -> str:

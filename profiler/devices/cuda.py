@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
 
-from profiler.devices import Facts, Span
+from profiler.devices import Conditions, Facts, Span, nvml
 
 
 def connect(device: str) -> Cuda:
@@ -76,6 +77,9 @@ class Cuda:
         self.name = name
         self._device = torch.device(name)
         torch.cuda.set_device(self._device)
+        self._opened = time.monotonic()
+        self._board: nvml.Board | None = None
+        self._is_looked_up = False
 
     def watch(self, resting_bytes: int) -> CudaWatch:
         return CudaWatch(self._device)
@@ -98,6 +102,13 @@ class Cuda:
             uuid=str(getattr(properties, "uuid", "")) or None,
             driver=_driver(),
         )
+
+    def conditions(self) -> Conditions:
+        if not self._is_looked_up:
+            uuid = self.facts().uuid
+            self._board, self._is_looked_up = nvml.find(uuid) if uuid else None, True
+        at = time.monotonic() - self._opened
+        return self._board.conditions(at) if self._board else Conditions(at_seconds=at)
 
 
 def _driver() -> str | None:

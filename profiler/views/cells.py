@@ -131,14 +131,14 @@ def reasons(rows: Iterable[Row]) -> list[str]:
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
-    """One line for each code of note, with the strategies that it concerns."""
+    """One line for each code of note, by which docs/notes explains it, with the strategies that it concerns."""
     strategies: dict[str, list[str]] = {}
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
         for note in row.notes:
             strategies.setdefault(note.code, []).append(row.case.strategy)
             texts.setdefault(note.code, {})[note.text] = None
-    return [f"{_named(strategies[code])}: {_one(list(texts[code]))}" for code in texts]
+    return [f"{code} {_named(strategies[code])}: {_one(list(texts[code]))}" for code in texts]
 
 
 def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:

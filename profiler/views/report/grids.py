@@ -7,8 +7,9 @@ from statistics import median
 
 import msgspec
 
-from profiler.analysis.rows import Row, spread
+from profiler.analysis.rows import Row
 from profiler.record import PHASES, Equality, Readings
+from profiler.series.spread import spread
 from profiler.units import MISSING, bytes_text, error_text, seconds_text, spread_text
 from profiler.views.cells import columns
 from profiler.views.explanation import shortened

@@ -1,0 +1,57 @@
+"""Clock, temperature, power and processes of one NVIDIA board, where NVML answers. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from profiler.devices import Conditions
+
+try:
+    import pynvml
+except ImportError:  # the extra `gpu` has it
+    pynvml = None
+
+# nvmlClocksThrottleReason...; the others are settings, not trouble. Source: nvml.h
+HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply"}
+
+
+def find(uuid: str) -> Board | None:
+    """The board with torch's UUID; None where NVML is not there or does not know it."""
+    if pynvml is None:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return Board(pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"))
+    except pynvml.NVMLError:
+        return None
+
+
+class Board:
+    """One board; every number that it does not tell is None."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def conditions(self, at_seconds: float) -> Conditions:
+        """Read now, in a millisecond or so; this process must have worked on the device before."""
+        reasons = self._told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+        processes = self._told(pynvml.nvmlDeviceGetComputeRunningProcesses)
+        return Conditions(
+            at_seconds=at_seconds,
+            clock_hertz=self._told(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
+            highest_clock_hertz=self._told(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
+            celsius=self._told(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU, unit=1.0),
+            watts=self._told(pynvml.nvmlDeviceGetPowerUsage, unit=1e-3),
+            limit_watts=self._told(pynvml.nvmlDeviceGetEnforcedPowerLimit, unit=1e-3),
+            held_by=tuple(dict.fromkeys(name for bit, name in HOLDS.items() if reasons & bit)),
+            # in a container the numbers of processes are not ours: one of them is this one
+            num_others=None if processes is None else max(0, len(processes) - 1),
+        )
+
+    def _told(self, query: Callable[..., Any], *which: int, unit: float | None = None) -> Any:
+        try:
+            answer = query(self._handle, *which)
+        except pynvml.NVMLError:
+            return None
+        return answer if unit is None else answer * unit

@@ -1,0 +1,1 @@
+"""What a series of samples says of itself: pure arithmetic, knows nothing of torch, of devices or of screens."""

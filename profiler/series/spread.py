@@ -1,0 +1,14 @@
+"""How far samples are apart: knows nothing of what they are samples of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import quantiles
+
+
+def spread(samples: Sequence[float]) -> float | None:
+    """Half the interquartile range over the median; None for fewer than two samples."""
+    if len(samples) < 2:
+        return None
+    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / 2 / middle if middle else None

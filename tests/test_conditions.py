@@ -1,0 +1,126 @@
+"""What devices say of themselves: by an NVML that is written down, and by the CPU that is here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from profiler.devices import Conditions, nvml
+from profiler.devices.cpu import Cpu
+
+
+class NotSupported(Exception):
+    """What NVML raises for what a board does not tell."""
+
+
+class Nvml(SimpleNamespace):
+    """An NVML with one board; what is not given is not supported there."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVMLError = 1, 0, NotSupported
+
+    def __init__(self, uuid: str = "GPU-12-34", **told):
+        super().__init__(uuid=uuid, told=told)
+
+    def nvmlInit(self) -> None:
+        self.told.get("init", lambda: None)()
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != self.uuid:
+            raise NotSupported(uuid)
+        return f"handle of {uuid}"
+
+    def __getattr__(self, name: str):
+        def query(handle: str, *which: int):
+            assert handle == f"handle of {self.uuid}"
+            if name not in self.told:
+                raise NotSupported(name)
+            return self.told[name]
+
+        return query
+
+
+ANSWERS = {
+    "nvmlDeviceGetClockInfo": 1410,
+    "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetTemperature": 84,
+    "nvmlDeviceGetPowerUsage": 690_500,
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1 | 0x4 | 0x20 | 0x40,
+    "nvmlDeviceGetComputeRunningProcesses": ["this one", "another"],
+}
+
+
+def test_a_board_tells_clock_heat_power_and_processes_in_base_units(monkeypatch):
+    monkeypatch.setattr(nvml, "pynvml", Nvml(**ANSWERS))
+
+    found = nvml.find("12-34").conditions(3.5)
+
+    assert found == Conditions(
+        at_seconds=3.5,
+        clock_hertz=1.41e9,
+        highest_clock_hertz=1.98e9,
+        celsius=84.0,
+        watts=690.5,
+        limit_watts=700.0,
+        held_by=("the power limit", "heat"),
+        num_others=1,
+    )
+
+
+def test_a_board_that_is_idle_is_not_held(monkeypatch):
+    monkeypatch.setattr(nvml, "pynvml", Nvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x1 | 0x2 | 0x10 | 0x100))
+
+    assert nvml.find("12-34").conditions(0.0).held_by == ()
+
+
+@pytest.mark.parametrize(("processes", "others"), [([], 0), (["this one"], 0), (["a", "b", "c"], 2)])
+def test_one_of_the_processes_on_the_board_is_this_one(monkeypatch, processes, others):
+    monkeypatch.setattr(nvml, "pynvml", Nvml(nvmlDeviceGetComputeRunningProcesses=processes))
+
+    assert nvml.find("12-34").conditions(0.0).num_others == others
+
+
+def test_what_a_board_does_not_tell_is_none(monkeypatch):
+    monkeypatch.setattr(nvml, "pynvml", Nvml())
+
+    assert nvml.find("12-34").conditions(1.0) == Conditions(at_seconds=1.0)
+
+
+def test_without_nvml_or_the_board_there_are_no_conditions(monkeypatch):
+    def no_driver():
+        raise NotSupported("driver not loaded")
+
+    for library, uuid in [(None, "12-34"), (Nvml(), "56-78"), (Nvml(init=no_driver), "12-34")]:
+        monkeypatch.setattr(nvml, "pynvml", library)
+        assert nvml.find(uuid) is None
+    monkeypatch.setattr(nvml, "pynvml", Nvml(uuid="MIG-56"))
+    assert nvml.find("MIG-56") is not None  # its name is taken as it is
+
+
+def test_what_this_process_computes_is_nobody_elses(monkeypatch):
+    spent = SimpleNamespace(user=10.0, system=2.0, idle=50.0, iowait=5.0, guest=3.0, steal=1.0)
+    mine = iter([1.0, 3.0])
+    monkeypatch.setattr("profiler.devices.cpu.psutil.cpu_times", lambda: spent)
+    monkeypatch.setattr("profiler.devices.cpu.psutil.cpu_count", lambda: 4)
+    monkeypatch.setattr(time, "process_time", lambda: next(mine))
+
+    device = Cpu("cpu")
+    spent.user, spent.steal, spent.idle = 14.0, 1.5, 90.0
+    found = device.conditions()
+
+    assert found.others_seconds == pytest.approx((14 - 10) + (1.5 - 1) - (3 - 1))
+    assert found.num_cores == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts of all cores are told otherwise elsewhere")
+def test_the_cpu_that_is_here_tells_its_cores_and_its_time():
+    device = Cpu("cpu")
+
+    first, last = device.conditions(), device.conditions()
+
+    assert last.at_seconds >= first.at_seconds >= 0
+    assert last.num_cores >= 1
+    assert last.others_seconds >= -1.0  # the system counts in hundredths, this process exactly

@@ -1,0 +1,254 @@
+"""How long the time is sampled: from the words to the record, on a device whose times are written down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from profiler import sweep
+from profiler.case import Case, Choice, decode, encode
+from profiler.cli import answer
+from profiler.devices import Conditions
+from profiler.errors import UserError
+from profiler.meters import time as timing
+from profiler.record import Record
+from profiler.sampling import sampling
+from profiler.series.stopping import Sampling
+from profiler.spec import Request, override, plan
+from profiler.store import load
+from tests import make
+from tests.conftest import measured
+
+REFERENCE = Path(__file__).parent.parent / "results" / "reference" / "cpu" / "mnist-cnn" / "trials.jsonl"
+
+
+class Scripted:
+    """A device on which every step takes what is written down, half of it forward and half backward."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.left = list(seconds)
+        self.num_read = 0
+
+    def synchronize(self) -> None: ...
+
+    def stopwatch(self) -> Scripted:
+        return self
+
+    def mark(self) -> None: ...
+
+    def seconds(self) -> list[float]:
+        taken = self.left.pop(0)
+        return [taken / 2, taken / 2]
+
+    def conditions(self) -> Conditions:
+        self.num_read += 1
+        return Conditions(at_seconds=float(self.num_read))
+
+
+def step(mark):
+    for phase in ("forward", "backward", "end"):
+        mark(phase)
+
+
+def test_a_fixed_number_of_samples_is_kept_to_however_noisy_they_are():
+    device = Scripted([9.0, 5.0, *range(1, 8), 100.0])
+
+    found = timing.read(device, step, warmup=1, samples=7)
+
+    assert found["step_seconds"] == (1, 2, 3, 4, 5, 6, 7)
+    assert found["forward_seconds"] == found["backward_seconds"] == (0.5, 1, 1.5, 2, 2.5, 3, 3.5)
+    assert found["warmup_seconds"] == (9.0, 5.0)
+    assert found["stopped"] == "samples"
+    assert device.left == [100.0]
+
+
+def test_sampling_goes_on_until_the_median_is_sure():
+    device = Scripted([9.0, 5.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+
+    found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling(max_seconds=99))
+
+    assert (len(found["step_seconds"]), found["stopped"]) == (10, "target")  # of ten, an end is the second largest
+    assert len(device.left) == 1
+
+
+def test_what_is_found_to_be_warm_up_is_kept_and_marked():
+    device = Scripted([9.0, 5.0, 4.0, 3.0, *[1.0] * 12])
+
+    found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling(max_seconds=99))
+
+    assert found["warmup_seconds"] == (9.0, 5.0, 4.0, 3.0)
+    assert found["step_seconds"] == (1.0,) * 6
+    assert found["stopped"] == "target"
+
+
+def test_no_step_that_was_run_is_missing_from_the_record():
+    seconds = [9.0, 4.0, *(1 + index % 7 / 10 for index in range(60))]
+    device = Scripted(seconds)
+
+    found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling(max_samples=50, max_seconds=99))
+
+    assert [*found["warmup_seconds"], *found["step_seconds"]] == pytest.approx(seconds[: -len(device.left)])
+    assert (len(found["step_seconds"]), found["stopped"]) == (50, "samples")
+
+
+def test_the_device_is_asked_after_the_warm_up_at_every_look_and_at_the_end():
+    device = Scripted([1.0] * 20)
+
+    found = timing.read(device, step, warmup=1, samples=9)
+
+    assert [one.at_seconds for one in found["conditions"]] == [1, 2, 3, 4]  # then after 6, 8 and 9 samples
+
+
+def test_slow_steps_are_sampled_no_longer_than_a_fixed_number_of_them():
+    device = Scripted([3.0, 3.0, *[3.0, 3.5, 2.5] * 5])
+
+    found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling())
+
+    assert (len(found["step_seconds"]), found["stopped"]) == (5, "seconds")
+
+
+def test_a_measured_record_tells_its_warm_up_and_why_it_ended():
+    record = measured("mlp", "none", passes=("time",), samples=3, warmup=1)
+
+    assert (len(record.readings.step_seconds), len(record.readings.warmup_seconds)) == (3, 2)
+    assert record.readings.stopped == "samples"
+    assert record.num_steps == 5
+    first, last = record.readings.conditions
+    assert last.at_seconds > first.at_seconds > 0
+    assert last.num_cores >= 1
+    assert decode(encode(record), Record) == record
+
+
+def test_a_measured_record_holds_as_many_samples_as_its_precision_takes():
+    until = Sampling(precision_target=0.5, max_samples=6, max_seconds=60)
+    record = measured("mlp", "none", passes=("time",), samples=5, sampling=until)
+
+    num_found = len(record.readings.warmup_seconds) - 1
+    assert len(record.readings.step_seconds) + num_found == 6
+    assert record.readings.stopped in ("target", "samples")
+    assert decode(encode(record), Record) == record
+
+
+def planned(**words) -> list[Case]:
+    return [trial.case for trial in plan(Request(segments="2", **words), lambda word: word).trials]
+
+
+def test_without_words_the_median_is_sampled_to_two_percent():
+    none = planned(device="cpu")[0]
+
+    assert none.sampling == Sampling(precision_target=0.02, max_samples=100, max_seconds=2.0)
+    assert none.samples == 5
+
+
+def test_samples_are_a_fixed_number():
+    none = planned(device="cpu", samples=5)[0]
+
+    assert (none.sampling, none.samples) == (UNSET, 5)
+
+
+def test_a_prediction_samples_nothing():
+    assert planned(device="fake:cpu")[0].sampling is UNSET
+
+
+def test_words_choose_how_sure_the_median_shall_be():
+    case = planned(device="cpu", precision_target="0.5 %", max_samples=40, max_seconds=7)[0]
+
+    assert case.sampling == Sampling(precision_target=0.005, max_samples=40, max_seconds=7)
+
+
+@pytest.mark.parametrize("word", ["2", "0.02", "", "%", "0%", "51%", "-2%", "nan%", "2%%", "²%"])
+def test_what_is_no_precision_is_refused(word):
+    with pytest.raises(UserError, match="--precision-target") as caught:
+        sampling(precision_target=word)
+
+    assert "2%" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ({"max_samples": 5}, "--max-samples cannot be 5"),
+        ({"max_samples": 10_001}, "--max-samples"),
+        ({"max_seconds": 0}, "--max-seconds cannot be 0"),
+        ({"max_seconds": -1.5}, "--max-seconds"),
+        ({"max_seconds": float("nan")}, "--max-seconds"),
+        ({"max_seconds": float("inf")}, "--max-seconds"),
+    ],
+)
+def test_impossible_limits_are_refused(words, flag):
+    with pytest.raises(UserError, match=flag):
+        sampling(**words)
+
+
+@pytest.mark.parametrize("words", [{"precision_target": "2%"}, {"max_samples": 50}, {"max_seconds": 1.0}])
+def test_a_limit_without_effect_is_refused(words):
+    (name,) = words
+    flag = f"--{name.replace('_', '-')} has no effect"
+
+    with pytest.raises(UserError, match=f"{flag} with --samples"):
+        planned(device="cpu", samples=5, **words)
+    with pytest.raises(UserError, match=f"{flag} with 'fake:cpu'"):
+        planned(device="fake:cpu", **words)
+    assert planned(device="cpu", **words)
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_run_samples_until_it_is_told_to_stop(here):
+    words = "--model mlp --segments 2 --device cpu --rounds 1 --precision-target 0.1% --max-samples 7 --verify off"
+
+    assert answer(["run", *words.split(), "-o", "run"]) == 0
+
+    found = [record.readings for record in load(here / "run").records]
+    assert [len(one.step_seconds) + len(one.warmup_seconds) for one in found] == [2 + 7, 2 + 7]
+    assert {one.stopped for one in found} <= {"samples", "target"}
+
+
+def test_a_sweep_file_may_say_how_sure_the_median_shall_be(tmp_path):
+    (tmp_path / "sweep.toml").write_text('precision_target = "5%"\nmax_samples = 40\nmax_seconds = 10\n')
+
+    request = sweep.read(tmp_path / "sweep.toml")
+
+    assert request == Request(precision_target="5%", max_samples=40, max_seconds=10.0)
+
+
+def test_the_command_line_wins_over_the_other_way_of_a_sweep_file():
+    fixed = override(Request(precision_target="1%", max_samples=9), Request(samples=3))
+    free = override(Request(samples=3), Request(max_seconds=9.0))
+
+    assert (fixed.samples, fixed.precision_target, fixed.max_samples) == (3, None, None)
+    assert (free.samples, free.max_seconds) == (None, 9.0)
+
+
+def test_a_case_without_the_new_words_is_written_and_called_as_before():
+    case = make.case("none")
+    text = (
+        '{"accumulate":1,"batch_size":64,"blocks":null,"data":"synthetic","device":"cpu","keep_gradients":false,'
+        '"model":"mnist-cnn:channels=32","optimizer":"sgd","precision":"fp32","repair_batchnorm":false,"samples":5,'
+        '"seed":0,"strategy":"none","verify":"auto","warmup":1}'
+    )
+
+    assert encode(case, order="sorted").decode() == text
+    assert case.id == "b3d2a986474b"
+    assert msgspec.structs.replace(case, sampling=Sampling()).id != case.id
+
+
+def test_records_from_before_are_read():
+    line = REFERENCE.read_text(encoding="utf-8").splitlines()[0]
+    record = decode(line, Record)
+
+    assert "warmup_seconds" not in json.loads(line)["readings"]
+    assert record.case.sampling is UNSET
+    assert record.readings.stopped is record.readings.warmup_seconds is record.readings.conditions is None
+
+
+def test_a_choice_of_words_is_part_of_the_case():
+    sure, surer = (
+        make.case("none", model=Choice("mlp"), sampling=Sampling(precision_target=one)) for one in (0.02, 0.01)
+    )
+
+    assert sure.id != surer.id
+    assert {sure: 1}[decode(encode(sure), Case)] == 1

@@ -1,0 +1,192 @@
+"""What a series of samples says of itself: by arithmetic, and by series of which the truth is known."""
+
+from __future__ import annotations
+
+import random
+from math import comb
+from statistics import median
+
+import pytest
+
+from profiler.series.drift import drift
+from profiler.series.interval import EXACT, interval, uncertainty
+from profiler.series.stopping import Sampling, is_look, reason
+from profiler.series.warmup import num_warmup
+
+STEADY = (1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00)
+ENDLESS = Sampling(max_samples=10_000, max_seconds=1e9)
+
+
+def noisy(count: int, noise: float, *, seed: int, middle: float = 1.0) -> list[float]:
+    """Samples around a known median."""
+    draw = random.Random(seed)
+    return [middle * (1 + noise * draw.gauss()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [6, 7, 11, 20, 101, 1000])
+def test_the_interval_is_the_narrowest_pair_that_holds_the_median_often_enough(count):
+    low, high = interval(range(1, count + 1))
+
+    def outside(rank: int) -> float:  # the median is below the rank-th of the samples, or above the rank-th last
+        return 2 * sum(comb(count, below) for below in range(rank)) / 2**count
+
+    assert high == count + 1 - low
+    assert outside(low) <= 0.05 < outside(low + 1)
+
+
+def test_six_samples_are_the_fewest_with_an_interval():
+    assert interval((1, 2, 3, 4, 5)) is None
+    assert interval((6, 2, 3, 5, 4, 1)) == (1, 6)
+    assert interval((1, 2, 3, 4, 5), level=0.9) == (1, 5)  # 2 / 2**5 is less than a tenth
+
+
+def test_of_many_samples_the_interval_is_that_of_the_normal_distribution():
+    exact, (low, high) = interval(range(EXACT)), interval(range(EXACT + 1))
+
+    assert exact is not None
+    assert abs(low - exact[0]) <= 1
+    assert high - low == pytest.approx(1.96 * EXACT**0.5, abs=3)  # whole ranks on both sides
+
+
+@pytest.mark.parametrize(("count", "noise"), [(6, 0.01), (15, 0.05), (60, 0.1)])
+def test_the_interval_holds_the_median_as_often_as_it_says(count, noise):
+    found = [interval(noisy(count, noise, seed=seed)) for seed in range(2000)]
+
+    share = sum(low <= 1.0 <= high for low, high in found) / len(found)
+
+    assert 0.94 <= share <= 0.985  # never less than 95 %; of six samples 96.9 %, since there is no pair between
+
+
+def test_an_interval_of_another_median_misses_it():
+    found = [interval(noisy(60, 0.1, seed=seed, middle=1.1)) for seed in range(200)]
+
+    assert sum(low <= 1.0 <= high for low, high in found) < 20
+
+
+def test_the_uncertainty_is_the_farther_end_of_the_interval_over_the_median():
+    assert uncertainty((8, 9, 10, 10, 11, 13)) == pytest.approx(0.3)
+    assert uncertainty((8, 9, 10)) is None
+    assert uncertainty((0.0,) * 6) is None
+
+
+def test_the_first_steps_are_warm_up_as_long_as_they_are_slower_than_the_later_ones():
+    assert num_warmup((2.0, 1.6, 1.3, *STEADY)) == 3
+    assert num_warmup(STEADY) == 0
+
+
+def test_a_slow_step_in_the_middle_is_no_warm_up():
+    assert num_warmup((*STEADY[:3], 3.0, *STEADY)) == 0
+
+
+def test_two_percent_are_no_warm_up():
+    assert num_warmup((1.02, *[1.0] * 9)) == 0
+    assert num_warmup((1.03, *[1.0] * 9)) == 1
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 8, 40])
+def test_at_most_half_of_the_steps_are_warm_up_and_five_are_left(count):
+    halving = [1 / 2**index for index in range(count)]
+
+    assert num_warmup(halving) <= max(0, min(count // 2, count - 5))
+    assert count - num_warmup(halving) >= min(count, 5)
+
+
+def test_of_steps_without_warm_up_some_are_taken_for_it_once_in_fifty_at_most():
+    found = [num_warmup(noisy(12, 0.05, seed=seed)) for seed in range(2000)]
+
+    assert sum(number > 0 for number in found) / len(found) < 0.02
+
+
+def test_a_rise_is_told_by_its_size():
+    rising = [1 + index / 100 for index in range(30)]
+
+    assert drift([rising]) == pytest.approx((1 + 24.5 / 100) / (1 + 4.5 / 100) - 1)  # medians of the thirds
+    assert drift([rising[::-1]]) == pytest.approx((1 + 4.5 / 100) / (1 + 24.5 / 100) - 1)
+
+
+def test_what_may_be_chance_is_no_drift():
+    assert drift([(1.0, 1.1, 1.2)]) is None  # one order of six
+    assert drift([]) is None
+    assert drift([(1.0,), (1.0, 1.0, 1.0, 1.0)]) is None
+
+
+def test_small_drifts_of_several_series_add_up():
+    rising = (1.0, 1.1, 1.2)
+
+    assert drift([rising] * 4) is None
+    assert drift([rising] * 5) == pytest.approx(0.2)
+
+
+def test_each_series_is_in_its_own_order():
+    apart = [[level + step for step in (0.03, 0.01, 0.04, 0.02)] for level in range(1, 9)]
+
+    assert drift(apart) is None  # though later series are larger
+
+
+@pytest.mark.parametrize(("rounds", "count"), [(1, 30), (3, 6), (3, 20), (7, 3)])
+def test_without_a_drift_one_is_seen_in_less_than_one_of_a_hundred(rounds, count):
+    alarms = sum(
+        drift([noisy(count, 0.05, seed=1000 * seed + round_) for round_ in range(rounds)]) is not None
+        for seed in range(1000)
+    )
+
+    assert alarms < 10
+
+
+def test_a_drift_as_large_as_the_noise_is_seen_mostly():
+    def drifting(seed: int) -> list[float]:
+        return [sample * (1 + 0.1 * index / 30) for index, sample in enumerate(noisy(30, 0.02, seed=seed))]
+
+    assert sum(drift([drifting(seed)]) is not None for seed in range(200)) > 190
+
+
+def test_a_long_series_is_looked_at_in_stretches():
+    rising = [1 + index / 10_000 for index in range(5_001)]
+
+    assert drift([rising]) == pytest.approx((1 + 5 / 12) / (1 + 1 / 12) - 1, abs=0.002)  # middles of the thirds
+    assert drift([noisy(5_001, 0.05, seed=1)]) is None
+
+
+def test_sampling_is_looked_at_after_a_fifth_more_samples():
+    looks = [count for count in range(1, 60) if is_look(count)]
+
+    assert looks == [6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 48, 58]
+
+
+def test_sampling_ends_where_the_median_is_sure_enough():
+    assert reason((1.0, 1.01, 0.99, 1.0, 1.0, 1.0), ENDLESS, least=5) == "target"
+    assert reason((1.0, 1.03, 0.99, 1.0, 1.0, 1.0), ENDLESS, least=5) is None  # its interval reaches 3 %
+    assert reason((1.0,) * 7, ENDLESS, least=5) is None  # seven are not looked at
+    assert reason((1.0,) * 5, ENDLESS, least=5) is None
+
+
+def test_sampling_ends_where_its_number_or_its_time_is_spent():
+    wide = (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.5)
+
+    assert reason(wide, Sampling(max_samples=7, max_seconds=99), least=5) == "samples"
+    assert reason(wide, Sampling(max_samples=99, max_seconds=14), least=5) == "seconds"
+    assert reason(wide, Sampling(max_samples=99, max_seconds=15), least=5) is None
+    assert reason(wide[:4], Sampling(max_samples=99, max_seconds=1), least=5) is None  # the least there are in any case
+    assert reason(wide[:5], Sampling(max_samples=99, max_seconds=1), least=5) == "seconds"
+
+
+def test_warm_up_counts_for_the_limits_and_not_for_the_target():
+    series = (9.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+    assert reason(series, ENDLESS, least=5) is None  # five steady ones have no interval
+    assert reason((*series, 1.0, 1.0), ENDLESS, least=5) == "target"
+    assert reason((9.0, *series, 1.0, 1.0), ENDLESS, least=9) is None
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.05])
+def test_looking_again_and_again_costs_little_of_the_certainty(noise):
+    def sampled(seed: int) -> list[float]:
+        series = noisy(2000, noise, seed=seed)
+        end = next(count for count in range(5, 2000) if reason(series[:count], ENDLESS, least=5))
+        return series[:end]
+
+    found = [sampled(seed) for seed in range(300)]
+
+    intervals = [interval(one) for one in found]
+    assert sum(low <= 1 <= high for low, high in intervals) / len(found) > 0.91
+    assert sum(abs(median(one) - 1) <= 0.02 for one in found) / len(found) > 0.95  # what was asked for

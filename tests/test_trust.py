@@ -1,0 +1,207 @@
+"""Notes about the times of a row, from samples and conditions that are written down."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from profiler.analysis.rows import rows
+from profiler.devices import Conditions
+from profiler.record import Record
+from profiler.series.stopping import Sampling
+from tests import make
+
+PAGES = Path(__file__).parent.parent / "docs" / "notes"
+CALM = (0.100, 0.101, 0.099, 0.100, 0.101, 0.099)
+FALLING = tuple(0.16 - index * 0.001 for index in range(40))
+THROTTLED = Conditions(
+    at_seconds=1.0, clock_hertz=1.41e9, highest_clock_hertz=1.98e9, celsius=84, watts=690, limit_watts=700,
+    held_by=("heat",),
+)  # fmt: skip
+WELL = Conditions(at_seconds=0.0, clock_hertz=1.98e9, highest_clock_hertz=1.98e9, celsius=60, watts=400)
+
+
+def record(
+    strategy: str = "none", *, seconds: tuple[float, ...] = CALM, round: int = 1, sampling=None, **told
+) -> Record:
+    made = make.record(strategy, seconds=seconds, round=round)
+    case = msgspec.structs.replace(made.case, sampling=sampling) if sampling else made.case
+    return msgspec.structs.replace(made, case=case, readings=msgspec.structs.replace(made.readings, **told))
+
+
+def notes(*records: Record) -> dict[str, str]:
+    """Of the first row, by code."""
+    return {note.code: note.text for note in rows(records)[0].notes}
+
+
+def busy(*others_seconds: float, num_cores: int = 2) -> tuple[Conditions, ...]:
+    """One reading a second."""
+    return tuple(
+        Conditions(at_seconds=float(at), others_seconds=taken, num_cores=num_cores)
+        for at, taken in enumerate(others_seconds)
+    )
+
+
+def test_calm_times_on_a_calm_device_have_no_notes():
+    assert notes(record(conditions=(WELL, WELL), stopped="target", sampling=Sampling())) == {}
+
+
+def test_a_median_that_is_less_sure_than_was_asked_for_says_what_helps():
+    wide = (0.100, 0.095, 0.105, 0.100, 0.096, 0.104)
+    asked = {"seconds": wide, "sampling": Sampling(precision_target=0.02), "stopped": "seconds"}
+
+    found = notes(record(**asked))
+
+    assert found["GCP021"].startswith("the median is sure to ±5.0 %, not to ±2.0 %")
+    assert "--max-seconds" in found["GCP021"]
+    assert "--max-samples" not in found["GCP021"]
+    assert "GCP021" not in notes(record(seconds=wide, stopped="samples"))  # a fixed number was asked for
+    assert "GCP021" not in notes(record(**{**asked, "sampling": Sampling(precision_target=0.06)}))
+
+
+def test_all_rounds_together_are_surer_than_each():
+    wide = (0.100, 0.095, 0.105, 0.100, 0.100, 0.100)
+    rounds = [record(seconds=wide, round=number, sampling=Sampling()) for number in (1, 2, 3)]
+
+    assert "GCP021" in notes(rounds[0])
+    assert "GCP021" not in notes(*rounds)
+
+
+def test_too_few_samples_for_an_interval_are_not_sure():
+    found = notes(record(seconds=(1.0,) * 5, sampling=Sampling(), stopped="seconds"))
+
+    assert found["GCP021"].startswith("5 samples cannot tell how sure the median is; more --rounds")
+
+
+def test_a_prediction_has_no_doubts_of_a_measurement():
+    real = record(seconds=(1.0,), sampling=Sampling())
+    case = msgspec.structs.replace(real.case, device="fake:cpu")
+
+    assert "GCP021" in notes(real)
+    assert notes(msgspec.structs.replace(real, case=case)) == {}
+
+
+def test_steps_that_still_become_faster_have_not_settled():
+    found = notes(record(seconds=FALLING))
+
+    middles = (0.16 - 0.001 * 33) / (0.16 - 0.001 * 6) - 1  # of the last third and the first
+    assert f"{middles * 100:.0f} %" in found["GCP022"]
+    assert "--warmup" in found["GCP022"]
+    assert "GCP023" not in found
+
+
+def test_steps_that_become_slower_drift():
+    found = notes(record(seconds=FALLING[::-1]))
+
+    assert "+21 %" in found["GCP023"]
+    assert "GCP022" not in found
+
+
+def test_a_small_drift_is_let_pass():
+    assert notes(record(seconds=tuple(0.1 + index * 0.0001 for index in range(40)))) == {}  # 3 %, and certain
+
+
+def test_strategies_that_become_slower_together_drift_from_round_to_round():
+    names = ("none", *(f"segments:k={k}" for k in range(2, 6)))
+
+    def run(*levels: float) -> list[Record]:
+        return [
+            record(name, round=number, seconds=tuple(level * second for second in CALM))
+            for number, level in enumerate(levels, start=1)
+            for name in (names if number % 2 else names[::-1])
+        ]
+
+    slower = rows(run(1.0, 1.05, 1.1))
+
+    assert {note.code for row in slower for note in row.notes} == {"GCP023"}
+    assert "+10 % from the first rounds to the last" in slower[-1].notes[0].text
+    assert not any(row.notes for row in rows(run(1.0, 1.1, 1.05)))
+    assert not any(row.notes for row in rows(run(1.0, 1.01, 1.02)))
+    assert not any(row.notes for row in rows(run(1.0, 1.05, 1.1)[:6]))  # of a single round, nobody can tell
+
+
+def test_one_strategy_of_three_rounds_is_too_little_for_a_drift():
+    rounds = [record(round=number, seconds=tuple(number * second for second in CALM)) for number in (1, 2, 3)]
+
+    assert "GCP023" not in notes(*rounds)
+
+
+def test_of_calm_runs_hardly_any_row_is_doubted():
+    draw = random.Random(0)
+
+    def calm(name: str, number: int) -> Record:
+        return record(name, round=number, seconds=tuple(0.1 * (1 + 0.01 * draw.gauss()) for _ in range(8)))
+
+    runs = [rows([calm(name, number) for number in (1, 2, 3) for name in ("none", "all", "sqrt")]) for _ in range(200)]
+
+    assert sum(bool(row.notes) for run in runs for row in run) <= 6  # of 600
+
+
+def test_a_clock_that_is_held_down_says_by_what_and_how_far():
+    found = notes(record(conditions=(WELL, THROTTLED)))
+
+    assert found["GCP024"].startswith(
+        "the clock was held down by heat: 1,410 MHz to 1,980 MHz of 1,980 MHz, up to 84 C, up to 690 W of 700 W;"
+    )
+
+
+def test_a_clock_that_falls_is_held_down_also_where_nothing_says_by_what():
+    slow = msgspec.structs.replace(WELL, clock_hertz=1.8e9)
+
+    assert "GCP024" in notes(record(conditions=(WELL, slow)))
+    assert "GCP024" not in notes(record(conditions=(slow, WELL)))  # it rose: the device was idle before
+    assert "GCP024" not in notes(record(conditions=(slow, slow)))  # a locked clock
+
+
+def test_a_limit_that_costs_no_clock_is_let_pass():
+    nearly = msgspec.structs.replace(THROTTLED, clock_hertz=1.95e9)
+
+    assert "GCP024" not in notes(record(conditions=(nearly, nearly)))
+    assert "GCP024" in notes(record(conditions=(Conditions(at_seconds=0.0, held_by=("heat",)),)))  # no clock is told
+
+
+def test_other_processes_on_the_gpu_are_counted():
+    shared = msgspec.structs.replace(WELL, num_others=1)
+
+    assert "shared with 1 other process:" in notes(record(conditions=(WELL, shared)))["GCP025"]
+    assert "GCP025" not in notes(record(conditions=(WELL, msgspec.structs.replace(WELL, num_others=0))))
+
+
+@pytest.mark.parametrize(
+    ("conditions", "is_said"),
+    [
+        (busy(0.5, 2.0), True),  # 1.5 of 2 cores
+        (busy(0.5, 0.69), False),  # less than a tenth of them
+        (busy(0.5, 0.71), True),
+        (busy(0.5, 2.0, num_cores=64), False),
+        (busy(2.0), False),  # no time has passed
+        ((WELL, WELL), False),  # not told
+    ],
+)
+def test_other_processes_on_the_cpu_are_said_from_a_tenth_of_the_cores(conditions, is_said):
+    assert ("GCP025" in notes(record(conditions=conditions))) == is_said
+
+
+def test_short_rounds_are_taken_together():
+    short = tuple(msgspec.structs.replace(one, at_seconds=one.at_seconds / 4) for one in busy(0.0, 0.3))
+
+    assert "GCP025" not in notes(record(conditions=short))
+    assert "1.2 of 2 cores" in notes(*(record(round=number, conditions=short) for number in (1, 2)))["GCP025"]
+
+
+def test_the_examples_of_the_pages_are_what_is_said():
+    wide = (0.100, 0.095, 0.105, 0.100, 0.096, 0.104)
+    made = {
+        "GCP012": record(seconds=(0.1, 0.2, 0.4)),
+        "GCP021": record(seconds=wide, sampling=Sampling(), stopped="seconds"),
+        "GCP022": record(seconds=tuple(0.2 - index * 0.001 for index in range(40))),
+        "GCP023": record(seconds=tuple(0.16 + index * 0.001 for index in range(40))),
+        "GCP024": record(conditions=(WELL, THROTTLED)),
+        "GCP025": record(conditions=busy(0.0, 1.5)),
+    }
+
+    for code, one in made.items():
+        assert notes(one)[code] in (PAGES / f"{code}.md").read_text(encoding="utf-8"), notes(one)[code]
