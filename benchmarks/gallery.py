@@ -20,9 +20,9 @@ from profiler.cli import answer
 ROOT = Path(__file__).parent.parent
 PAGE, FOLDER = ROOT / "docs" / "gallery.md", ROOT / "docs" / "gallery"
 WIDTH, COLOURS = 1200, 128  # pixels, and how many colours they have: small enough for a page of many
-MEASURED = "results/reference/cpu/mnist-cnn"
-BATCHES = "results/reference/predicted-t4/transformer-batches"
-DEPTHS = "results/reference/predicted-t4/cifar-resnet-depths"
+MEASURED = "ref:cpu/mnist-cnn"
+BATCHES = "ref:predicted-t4/transformer-batches"
+DEPTHS = "ref:predicted-t4/cifar-resnet-depths"
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,9 +142,7 @@ def page() -> str:
     parts = [
         "# Gallery",
         "",
-        "Every kind of picture, drawn from runs that are in the repository: the commands work as they stand in a "
-        "checkout.",
-        "`just gallery` draws them all.",
+        "Every kind of picture, drawn from runs that come with gcprof: the commands work as they stand.",
     ]
     for one in PICTURES:
         parts += ["", f"## {one.title}", "", "```", one.command, "```", "", one.about, ""]

@@ -9,6 +9,7 @@ import typer.main
 
 from benchmarks import gallery
 from profiler.cli import ClickError, application
+from profiler.cli.words import run_folder
 from profiler.views import PLOTS
 from profiler.views.style import STYLES
 
@@ -41,7 +42,7 @@ def test_its_command_is_one_and_draws_what_is_shown(picture):
 
     assert values["output"] == Path(f"{picture.name}.png")
     if "run" in values:
-        assert (gallery.ROOT / str(values["run"]) / "manifest.json").is_file()
+        assert (run_folder(str(values["run"])) / "manifest.json").is_file()
 
 
 def test_a_flag_that_there_is_not_would_be_refused():
