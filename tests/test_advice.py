@@ -87,7 +87,40 @@ def test_where_none_ran_out_of_memory_the_fastest_of_what_ran_is_advised():
         make.record("sqrt", peak=60 * MIB, seconds=times(1.2)),
     ]
 
-    assert said(records).startswith("none is out of memory; the fastest of what ran is sqrt (60.0 MiB, 121 ms a step)")
+    assert said(records).startswith("none ran out of memory; the fastest of what ran is sqrt (60.0 MiB, 121 ms a step)")
+
+
+def test_a_noisy_row_is_not_taken_before_one_that_is_faster_at_the_same_peak():
+    records = [
+        make.record("segments:k=1", peak=52 * MIB, seconds=(0.219, 0.220, 0.221)),
+        make.record("segments:k=2", peak=44 * MIB, seconds=(0.254, 0.255, 0.256)),
+        make.record("segments:k=4", peak=44 * MIB, seconds=(0.2, 0.256, 0.3)),
+    ]
+
+    found = said(records)
+
+    assert "the fastest of what ran is segments:k=1 " in found
+    assert [one.best.case.strategy for one in stairs(rows(records))] == ["segments:k=2", "segments:k=1"]
+
+
+def test_at_the_same_peak_the_faster_of_two_single_samples_is_named_by_both():
+    records = [
+        make.record("none", peak=52 * MIB, seconds=(0.2,)),
+        make.record("segments:k=2", peak=44 * MIB, seconds=(0.28,)),
+        make.record("segments:k=8", peak=44 * MIB, seconds=(0.24,)),
+    ]
+
+    assert said(records).startswith("segments:k=8 lowers")
+    assert [one.best.case.strategy for one in stairs(rows(records))] == ["segments:k=8", "none"]
+
+
+def test_more_memory_is_not_bought_with_what_may_be_chance():
+    records = [
+        make.record("none", peak=50 * MIB, seconds=(0.98, 1.0, 1.02)),
+        make.record("all", peak=80 * MIB, seconds=(0.97, 0.999, 1.02)),
+    ]
+
+    assert [one.best.case.strategy for one in stairs(rows(records))] == ["none"]
 
 
 def test_without_a_row_of_none_nothing_is_compared():

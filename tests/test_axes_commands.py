@@ -30,7 +30,7 @@ def test_show_prints_the_numbers_over_an_axis(here: Path, capsys: pytest.Capture
 
     out, err = capsys.readouterr()
     assert "peak memory (MiB) by batch size" in out
-    assert "the most samples a second in a memory" in out
+    assert "the most samples a second up to a peak" in out
     assert err == f"next: gcprof plot {RUN} --kind heat --over batch-size -o heat.png\n"
 
 
@@ -124,3 +124,7 @@ def test_what_models_have_of_their_own_is_not_told():
 def test_a_prediction_beside_its_measurement_needs_no_device_to_be_told_apart():
     assert told(make.case(device="cuda:0"), make.case(device="fake:cuda")) == ()
     assert told(make.case(device="fake:t4"), make.case(device="fake:h100")) == ("device",)
+
+
+def test_the_step_of_a_line_is_the_median_of_an_even_number_of_samples():
+    assert describe(make.record(seconds=(0.1, 0.2, 0.4, 0.8))).endswith("step 300 ms")

@@ -358,3 +358,15 @@ def test_an_ascii_terminal_gets_ascii(results: Path):
     assert done.returncode == 0
     assert "+-1.0 %" in done.stdout
     assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("lost", "'lost' has no manifest.json"), ("nowhere", "'nowhere' is no run")]
+)
+def test_a_word_that_is_no_run_is_named_where_there_are_no_runs_at_all(tmp_path, monkeypatch, capsys, word, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lost").mkdir()
+
+    assert answer(["show", word]) == 4
+
+    assert said in capsys.readouterr().err

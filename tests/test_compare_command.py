@@ -147,3 +147,11 @@ def test_names_of_folders_are_shown_and_no_paths(results: Path, capsys: pytest.C
     out = capsys.readouterr().out
     assert "old" in out
     assert str(results) not in out
+
+
+def test_a_run_without_a_record_is_named(results: Path, capsys: pytest.CaptureFixture[str]):
+    (results / "new" / "trials.jsonl").write_bytes(b"")
+
+    assert answer(["compare", "old", "new"]) == 4
+
+    assert "'new' has no records yet" in capsys.readouterr().err

@@ -326,3 +326,9 @@ def test_a_rule_that_cannot_be_read_is_the_users_error(text: str):
 
 def test_rules_are_read_with_spaces_and_decimals():
     assert [str(rule) for rule in gates.parse(" peak : > 2 % ,time:>0.5%")] == ["peak:>2%", "time:>0.5%"]
+
+
+def test_of_times_that_cannot_be_told_apart_none_is_what_a_device_should_use():
+    run = [record("none"), record("segments:k=1", slower=0.9999)]
+
+    assert against(run, run).advice[0].strategy == "none"

@@ -174,3 +174,13 @@ def test_one_run_alone_or_twice_is_refused(shards, number, capsys):
 def test_a_folder_that_is_there_is_kept(shards, tmp_path):
     assert answer(["merge", str(shards[0]), str(shards[1]), "-o", str(shards[2])]) == 2
     assert len(store.load(shards[2]).records) == 3
+
+
+def test_a_torn_line_is_told_and_the_rest_is_merged(shards, tmp_path, capsys):
+    with (shards[0] / "trials.jsonl").open("ab") as file:
+        file.write(b'{"schema":1,"ca')
+
+    assert answer(["merge", *map(str, shards), "-o", str(tmp_path / "whole")]) == 0
+
+    assert "warning: a: the last line of trials.jsonl is torn" in capsys.readouterr().err
+    assert len(store.load(tmp_path / "whole").records) == len(merge(shards).records)

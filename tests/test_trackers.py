@@ -242,3 +242,9 @@ def test_trackers_are_written_where_torch_is_not_imported(kind, run):
 def test_force_has_no_effect_on_a_tracker(run, capsys):
     assert answer(["export", "run", "--to", "tensorboard", "-o", "board", "--force"]) == 2
     assert "--force has no effect on --to tensorboard" in capsys.readouterr().err
+
+
+def test_a_run_that_comes_with_gcprof_is_not_written_to(capsys):
+    assert answer(["export", "ref:cpu/mnist-cnn", "--to", "tensorboard"]) == 2
+
+    assert "is not written to" in capsys.readouterr().err

@@ -83,7 +83,11 @@ def test_an_older_schema_is_worth_knowing(run):
         ({"saved_bytes": -1}, "saved_bytes is -1"),
         ({"step_seconds": (0.1, -0.2)}, "step_seconds is -0.2"),
         ({"phases": {"forward": PhaseBytes(allocated=-5)}}, "phases.forward.allocated is -5"),
-        ({"peak_bytes": 19 * make.MIB}, "the peak of 19.0 MiB is below the static 20.0 MiB"),
+        ({"peak_bytes": 19 * make.MIB, "saved_bytes": None}, "the peak of 19.0 MiB is below the static 20.0 MiB"),
+        (
+            {"saved_bytes": 101 * make.MIB, "peak_bytes": 100 * make.MIB},
+            "the peak of 100 MiB is below the saved 101 MiB",
+        ),
         ({"step_seconds": ()}, "ok, and its step has no time samples"),
         ({"step_seconds": None}, "ok, and its step has no time samples"),
     ],
@@ -93,7 +97,7 @@ def test_an_impossible_number_is_damage(tmp_path, readings, text):
 
 
 def test_a_peak_of_the_static_bytes_alone_is_possible(tmp_path):
-    assert damaged(tmp_path, peak_bytes=20 * make.MIB) == []
+    assert damaged(tmp_path, peak_bytes=20 * make.MIB, saved_bytes=None) == []
 
 
 def test_a_torn_line_is_damage(run):
@@ -137,7 +141,10 @@ def test_a_damaged_file_is_named_and_the_other_is_still_looked_at(run, name):
 def test_records_that_are_gone_are_damage(run):
     (run / "trials.jsonl").unlink()
 
-    assert found(run) == [("trials.jsonl", "the file is missing", True)]
+    assert found(run) == [
+        ("trials.jsonl", "the file is missing", True),
+        ("run", "3 of 3 planned trials not there: gcprof run --resume", False),
+    ]
 
 
 def test_the_command_prints_file_and_line_and_ends_with_4(run, capsys):

@@ -70,11 +70,12 @@ def _good(known: Sequence[Row], baseline: Row) -> list[Row]:
 
 
 def _fastest(rows: Sequence[Row], baseline: Row | None) -> Row:
-    """By time as far as it can be told, then by peak; the first of equals."""
+    """By time as far as it can be told, then by peak; what another beats in both by its median is never taken."""
     timed = sorted((row for row in rows if row.step_seconds is not None), key=lambda row: row.step_seconds or 0.0)
     if not timed:
         return min(rows, key=_peak)
     first = timed[0]
+    timed = [row for at, row in enumerate(timed) if all(_peak(row) < _peak(faster) for faster in timed[:at])]
     return min((row for row in timed if row is first or _is_rival(row, first, baseline)), key=_peak)
 
 

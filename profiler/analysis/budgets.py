@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.certainty import is_apart
+from profiler.analysis.certainty import is_apart, overlaps
 from profiler.analysis.rows import Row
 
 MOST = 40
@@ -42,11 +42,12 @@ def stairs(rows: Sequence[Row]) -> tuple[Stair, ...]:
 
 
 def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
-    """At the same peak only what can be told to be faster is better: of equals, the first one stays."""
+    """Faster; and where it takes more memory, or stands in for `none`, not by what may be chance."""
     if _cost(row) >= _cost(before):
         return False
     by_time = _cost(row)[0] == _cost(before)[0] == 0
-    return _peak(row) > _peak(before) or not by_time or is_apart(row, before, baseline=baseline)
+    is_free = _peak(row) == _peak(before) and before is not baseline
+    return is_free or not by_time or not overlaps(row, before, baseline=baseline)
 
 
 def _stair(best: Row, known: Sequence[Row], baseline: Row | None) -> Stair:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from profiler.analysis.budgets import stairs
 from profiler.analysis.fit import needed
 from profiler.analysis.rows import Row
 from profiler.analysis.sides import Side, without_strategy
@@ -49,8 +50,9 @@ def _advice(group: tuple[str, ...], side: Side, align: Sequence[str]) -> Advice:
     if not fitting:
         least = min(nbytes for _, nbytes in known)
         return msgspec.structs.replace(said, needed_bytes=least, reason="none of these fits")
-    timed = [(seconds, nbytes, row) for seconds, nbytes, row in fitting if seconds is not None]
-    if not timed:
+    if all(seconds is None for seconds, _, _ in fitting):
         return msgspec.structs.replace(said, reason="no times")
-    seconds, nbytes, row = min(timed, key=lambda one: one[:2])
-    return msgspec.structs.replace(said, strategy=str(row.case.strategy), needed_bytes=nbytes, step_seconds=seconds)
+    best = stairs([row for _, _, row in fitting])[-1].best
+    return msgspec.structs.replace(
+        said, strategy=str(best.case.strategy), needed_bytes=taken(best), step_seconds=best.step_seconds
+    )

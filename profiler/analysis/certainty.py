@@ -33,6 +33,14 @@ def is_apart(row: Row, other: Row, *, baseline: Row | None) -> bool:
     return mine is not None and others is not None and (mine[1] < others[0] or others[1] < mine[0])
 
 
+def overlaps(row: Row, other: Row, *, baseline: Row | None) -> bool:
+    """Whether the spreads of two rows are known and reach into each other: a faster one may then be so by chance."""
+    if row.case.is_predicted and other.case.is_predicted:
+        return False
+    mine, others = _spans(row, other, baseline)
+    return mine is not None and others is not None and mine[0] <= others[1] and others[0] <= mine[1]
+
+
 def certainty(row: Row, *, baseline: Row | None) -> str:
     """Of the time against the baseline: "missing", "estimated", "single", "noisy", "same" or "sure"."""
     if row.time_ratio is None:

@@ -66,6 +66,9 @@ def compare(
     Raises UserError (exit code 4) where they cannot be compared, or mix what is not allowed to differ.
     """
     align = [name for name in align if name not in allowed]
+    empty = next((name for name, records in runs if not records), None)
+    if empty is not None:
+        raise UserError(f"'{empty}' has no records yet", hint="let it run to its end, or leave it out", exit_code=4)
     found = sides(runs, align=align)
     if len(found) < 2:
         raise UserError("there is only one run on one device here", hint="name two runs", exit_code=4)

@@ -38,6 +38,7 @@ def export(
     """
     from profiler import trackers, views
     from profiler.errors import UserError
+    from profiler.references import PREFIX
     from profiler.store import load
 
     kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
@@ -46,6 +47,8 @@ def export(
         raise UserError(f"--force has no effect on {where}", hint="name a file with -o")
     if kind == "parquet" and output is None and sys.stdout.isatty():
         raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
+    if kind in trackers.TRACKERS and output is None and run.startswith(PREFIX):
+        raise UserError(f"'{run}' comes with gcprof and is not written to", hint="name a folder with -o")
     found = load(run_folder(run))
     for warning in found.warnings:
         aside(f"warning: {warning}")

@@ -30,6 +30,8 @@ def merge(
     found = merged([run_folder(word) for word in runs])
     folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in found.manifest.plan])
     write(found, folder)
+    for warning in found.warnings:
+        aside(f"warning: {warning}")
     for one in found.conflicts:
         aside(f"note: {one.case.strategy}, round {one.round}: the results differ; kept the later one, of '{one.kept}'")
     same = f", {count_text(found.num_same, 'record')} in more than one" if found.num_same else ""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 COMMAND: ContextVar[Sequence[str]] = ContextVar("COMMAND", default=())  # the words of the command at work
+LISTED = "`gcprof list` shows the runs"
 RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
 
 
@@ -32,16 +33,17 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
         return references.find(word)
     if (Path(word) / "manifest.json").is_file():
         return Path(word)
+    if word != "last" and Path(word).exists():
+        raise UserError(f"'{word}' has no manifest.json: it is no run folder", hint=LISTED, exit_code=4)
     known = runs(below)
-    if not known:
-        hint = "measure something first: gcprof run"
-        raise UserError(f"there are no runs below '{below}'", hint=hint, exit_code=4 if word != "last" else 2)
+    if not known and word == "last":
+        raise UserError(f"there are no runs below '{below}'", hint="measure something first: gcprof run")
     if word == "last":
         return max(known, key=lambda path: ((path / "manifest.json").stat().st_mtime_ns, path.name))
     names = [path.name for path in known]
     if word in names:
         return below / word
-    raise UserError(f"'{word}' is no run", hint=nearest(word, names) or "`gcprof list` shows the runs", exit_code=4)
+    raise UserError(f"'{word}' is no run", hint=nearest(word, names) or LISTED, exit_code=4)
 
 
 def one_of(word: str, known: Iterable[str], *, flag: str) -> str:

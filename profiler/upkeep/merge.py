@@ -38,6 +38,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     logs: tuple[Path, ...]  # of the records that were kept
     conflicts: tuple[Conflict, ...]
     num_same: int  # records that more than one run holds
+    warnings: tuple[str, ...] = ()  # what could not be read
 
 
 def merge(folders: Sequence[Path]) -> Merged:
@@ -64,6 +65,7 @@ def merge(folders: Sequence[Path]) -> Merged:
             for key in keys
             if len({encode(record) for _, record in offers[key]}) > 1
         ),
+        warnings=tuple(f"{run.folder.name}: {warning}" for run in found for warning in run.warnings),
         num_same=sum(len(offers[key]) - len({encode(record) for _, record in offers[key]}) for key in keys),
     )
 

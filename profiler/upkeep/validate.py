@@ -13,7 +13,7 @@ from profiler.analysis.rows import static
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
 from profiler.record import SCHEMA, Record
-from profiler.units import bytes_text
+from profiler.units import bytes_text, count_text
 
 KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans")
 Key = tuple[Case, int]
@@ -47,6 +47,10 @@ def validate(folder: Path) -> Report:
     findings += _repeated(records)
     findings += [finding for where, record in records for finding in _looked_at(where, record, plan)]
     findings += _torn(folder)
+    owed = (plan or {}).keys() - {(record.case, record.round) for _, record in records}
+    if owed:
+        told = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
+        findings.append(Finding(where=str(folder), text=told, is_damage=False))
     findings += [
         Finding(where=str(path), text="no file of a run folder", is_damage=False)
         for path in sorted(folder.iterdir())
@@ -126,6 +130,9 @@ def _looked_at(where: str, record: Record, plan: dict[Key, Trial] | None) -> Ite
     floor, peak = static(readings), readings.peak_bytes
     if floor is not None and peak is not None and peak < floor:
         told = f"the peak of {bytes_text(peak)} is below the static {bytes_text(floor)}"
+        yield Finding(where=where, text=told)
+    if readings.saved_bytes is not None and peak is not None and peak < readings.saved_bytes:
+        told = f"the peak of {bytes_text(peak)} is below the saved {bytes_text(readings.saved_bytes)}"
         yield Finding(where=where, text=told)
     is_timed = trial is not None and "time" in trial.passes and not record.case.is_predicted
     if is_timed and record.outcome == "ok" and not readings.step_seconds:

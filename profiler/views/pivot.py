@@ -48,7 +48,7 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
         parts += [Text(), paragraph(title, width=width, encoding=encoding, style="bold")]
         parts += [fitted(columns(cells, across, up, quantity), width=width, encoding=encoding)]
     if {across.name, up.name} == BATCHES and (best := stairs(rows)):
-        parts += [Text(), paragraph("the most samples a second in a memory", width=width, style="bold")]
+        parts += [Text(), paragraph("the most samples a second up to a peak", width=width, style="bold")]
         parts += [fitted(_stairs(best), width=width, encoding=encoding)]
     below = _legend(rows, across)
     parts += [Text()] if below else []

@@ -87,7 +87,7 @@ def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
         alpha=0.3,
         drawstyle="steps-post",
         zorder=2,
-        label="most samples a second in this memory",
+        label="most samples a second up to this peak",
     )
     return [corner for (x, y), (right, _) in pairwise(corners) for corner in ((x, y), (right, y))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import TextIO
 
 from rich.console import Console
@@ -59,11 +60,11 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
 def describe(record: Record, *, varying: Sequence[str] = ()) -> str:
     """One trial in one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
     readings = record.readings
-    seconds = sorted(readings.step_seconds or ())
+    seconds = readings.step_seconds
     facts = [
         "predicted" if record.case.is_predicted and record.outcome == "ok" else record.outcome.replace("_", " "),
         f"peak {bytes_text(readings.peak_bytes)}" if readings.peak_bytes is not None else "",
-        f"step {seconds_text(seconds[len(seconds) // 2])}" if seconds else "",
+        f"step {seconds_text(median(seconds))}" if seconds else "",
         (record.detail or "").splitlines()[0] if record.detail else "",
     ]
     axes = "".join(f"{field.replace('_', ' ')} {getattr(record.case, field)} " for field in varying)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from profiler.analysis.advice import Advice, Limit
 from profiler.analysis.budgets import Stair
+from profiler.analysis.certainty import NOISY
 from profiler.analysis.rows import Row
 from profiler.units import bytes_text, change_range_text, change_text, seconds_text
 from profiler.views.cells import outcome
@@ -69,10 +70,12 @@ def _first(advice: Advice, rows: Sequence[Row]) -> str:
 
 def _without_baseline(chosen: Row, advice: Advice, rows: Sequence[Row]) -> str:
     none = next((row for row in rows if row.case.strategy == "none"), None)
-    why = f"none is {outcome(none)}" if none else "there is no row without checkpointing to compare with"
+    failed = "ran out of memory" if none and none.outcome == "out_of_memory" else "has no result"
+    why = f"none {failed}" if none else "there is no row without checkpointing to compare with"
     best = "the fastest" if chosen.step_seconds is not None else "the lowest peak"
     time = f", {_estimated(chosen)}{seconds_text(chosen.step_seconds)} a step" if chosen.step_seconds else ""
-    return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}"
+    noisy = ", but the times are noisy" if any(note.code == NOISY for note in chosen.notes) else ""
+    return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}{noisy}"
 
 
 def _is_alone(rows: Sequence[Row]) -> bool:
