@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import Row, rows
 from profiler.case import Choice
 from profiler.errors import UserError
 from profiler.record import Record
@@ -224,3 +224,14 @@ def test_a_figure_that_is_there_is_kept(tmp_path: Path):
         plot(examples.table(CASES["usual"]), kind="memory", path=path)
 
     assert path.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(("number", "is_drawn"), [(24, True), (25, False)])
+def test_a_picture_of_more_panels_than_can_be_read_is_refused(number, is_drawn):
+    found = rows([make.record(case=make.case("none", batch_size=size + 1)) for size in range(number)])
+
+    if is_drawn:
+        assert len(draw(found, kind="time").axes) == number
+    else:
+        with pytest.raises(UserError, match="25 panels"):
+            draw(found, kind="time")

@@ -24,6 +24,7 @@ SUFFIXES = ("png", "svg", "pdf")
 DPI = 100  # of the layout
 AROUND = 1.9  # inches of a panel's height that are above and below its axes, where titles are short
 USUAL = STYLES["default"]
+MOST = 24  # panels: of more, nothing could be read
 
 
 def plot(
@@ -43,6 +44,9 @@ def draw(rows: Sequence[Row], *, kind: str, style: Style = USUAL, over: Sequence
     panels = [panel for panel in view.panels(rows, over) if any(view.has(row) for row in panel)]
     if not panels:
         raise UserError(f"nothing to plot: no row has {view.NEEDS}", hint="`gcprof show` says which numbers there are")
+    if len(panels) > MOST:
+        hint = f"one holds {MOST}; --kind heat, growth and throughput show many cases in one panel"
+        raise UserError(f"{len(panels)} panels are too many for one picture", hint=hint)
     with at_work(style):
         return _lay_out(view, panels, style)
 
