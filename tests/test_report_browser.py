@@ -248,9 +248,7 @@ def test_the_slider_stops_at_every_choice_and_changes_there(visit: Visitor):
 
     assert list(dict.fromkeys(told[told.index("take segments:k=32") :])) == [
         "take segments:k=32",
-        "take segments:k=16",
-        "take segments:k=8",
-        "take segments:k=4",
+        "take segments:k=8",  # k=16 and k=4 take more memory for times that may be the same
         "take none",
     ]
 
