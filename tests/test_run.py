@@ -370,8 +370,8 @@ BAD_WORDS = [
     ("superfluous", 2, "superfluous"),
 ]
 RESUMED = [
-    ("--resume nowhere", 4, "there are no runs"),
-    ("--resume .", 4, "there are no runs"),
+    ("--resume nowhere", 4, "is no run"),
+    ("--resume .", 4, "no manifest.json"),
     ("--resume RUN --model mlp", 2, "--resume goes on with the run's own cases"),
     ("--resume RUN --rounds 4", 2, "--resume goes on with the run's own cases"),
     ("--resume RUN -o other", 2, "--output has no effect with --resume"),
