@@ -12,11 +12,11 @@ from profiler.analysis.holdings import Peak
 from profiler.case import encode
 from profiler.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.cells import Column
-from profiler.views.plain import plain
+from profiler.views.grid import grid
 from profiler.views.terminal import fitted, paragraph
 
 OUTSIDE = "(outside of all modules)"
-LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 78, 20  # so that it stays within 25 lines of 80 columns
+LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
 CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
 REMEDIES = {
     "checkpointing": "finer checkpointing",
@@ -32,8 +32,8 @@ def explanation(found: Explanation, *, title: str, width: int | None = None, enc
     """At most 25 lines of 80 columns: the peak, its floor, the reason, what is live, and what would lower it."""
     lines = [_peak(found), _floor(found), *([f"reason: {found.reason.text}"] if found.reason else [])]
     said = [paragraph(line, width=width, encoding=encoding) for line in lines]
-    parts = [Text(plain(shortened(title, LONGEST_TITLE), encoding=encoding), style="bold"), *said, Text()]
-    parts.append(fitted(_columns(found), width=width, encoding=encoding))
+    head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
+    parts = [head, *said, Text(), _live(found, width=width, encoding=encoding)]
     if found.remedies:
         parts.append(paragraph(_remedies(found), width=width, encoding=encoding))
     return Text("\n").join(parts)
@@ -76,19 +76,27 @@ def _floor(found: Explanation) -> str:
     return f"floor {bytes_text(floor.nbytes)} of any checkpointing: {bytes_text(floor.static_bytes)} static, {work}"
 
 
-def _columns(found: Explanation) -> Sequence[Column]:
-    """Categories and modules beside each other, in one unit."""
+def _live(found: Explanation, *, width: int | None, encoding: str) -> Text:
+    """Categories and modules in one unit: beside each other, or below each other where the screen is narrow."""
     size, unit = byte_unit(share.nbytes for share in (*found.categories, *found.modules))
     kinds = [(CATEGORIES.get(share.name, share.name), scaled(share.nbytes, size)) for share in found.categories]
     modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in found.modules]
     if found.num_others:
         modules.append((count_text(found.num_others, "other"), scaled(found.others_bytes, size)))
-    rows = [(*kind, *module) for kind, module in zip_longest(kinds, modules, fillvalue=("", ""))]
-    heads = ("live at the peak", unit, "block or module", unit)
-    return [
-        Column(head=(head, ""), cells=tuple(row[at] for row in rows), is_number=at % 2 == 1)
-        for at, head in enumerate(heads)
+    pairs = list(zip_longest(kinds, modules, fillvalue=("", "")))
+    beside = [
+        *_columns("live at the peak", unit, [kind for kind, _ in pairs]),
+        *_columns("block or module", unit, [module for _, module in pairs]),
     ]
+    if grid(beside, width=width):
+        return fitted(beside, width=width, encoding=encoding)
+    below = (_columns("live at the peak", unit, kinds), _columns("block or module", unit, modules))
+    return Text("\n\n").join([fitted(columns, width=width, encoding=encoding) for columns in below])
+
+
+def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[Column, Column]:
+    names, sizes = zip(*shares, strict=True)
+    return Column(head=(head, ""), cells=names), Column(head=(unit, ""), cells=sizes, is_number=True)
 
 
 def _remedies(found: Explanation) -> str:

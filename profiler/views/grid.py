@@ -11,7 +11,8 @@ from rich.cells import cell_len
 from profiler.views.cells import Column
 
 GAP = "  "
-PIECE = re.compile(r"[^,: ]*[,: ]?")  # text may break behind a comma, a colon or a space
+NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)"  # the comma of 1,021 and the colon of cuda:0 hold together
+PIECE = re.compile(rf"(?:[^,: ]|{NUMBER})*[,: ]?")  # text may break behind a comma, a colon or a space
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,12 +61,7 @@ def table(found: Sequence[Overview], *, width: int | None = None, encoding: str 
         _column("date (UTC)", [(one.created or MISSING)[:16].replace("T", " ") for one in found]),
         _column("models", [", ".join(one.models) or MISSING for one in found]),
         _column("device", [", ".join(one.devices) or MISSING for one in found]),
-        _column(
-            "rows ok",
-            [MISSING if one.num_ok is None else f"{one.num_ok}/{one.num_rows}" for one in found],
-            is_number=True,
-        ),
-        _column("status", [one.status for one in found]),
+        _column("rows ok", [_rows_ok(one) for one in found]),
     )
     return fitted(columns, width=width, encoding=encoding)
 
@@ -78,5 +73,11 @@ def _read(path: Path, name: str) -> Overview:
         return Overview(name=name, status="unreadable")
 
 
-def _column(head: str, cells: list[str], *, is_number: bool = False) -> Column:
-    return Column(head=(head, ""), cells=tuple(cells), is_number=is_number)
+def _rows_ok(one: Overview) -> str:
+    """How many of how many, and what is wrong with the run where something is."""
+    counted = [] if one.num_ok is None else [f"{one.num_ok}/{one.num_rows}"]
+    return ", ".join([*counted, *([one.status] if one.status != "complete" else [])])
+
+
+def _column(head: str, cells: list[str]) -> Column:
+    return Column(head=(head, ""), cells=tuple(cells))

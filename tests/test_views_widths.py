@@ -1,0 +1,151 @@
+"""How every other view looks on narrow and wide screens, and that it keeps its numbers there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+from rich.text import Text
+
+from profiler import catalogue, models, strategies
+from profiler.analysis.explanation import explain
+from profiler.analysis.fit import Fit
+from profiler.analysis.reproduction import Reproduction, Wanted, lines
+from profiler.case import Choice
+from profiler.outline import Block, Outline
+from profiler.series.stopping import Sampling
+from profiler.views import blocks, explanation, fits, listing, overviews, reproduction, samples, terminal
+from tests import examples, golden_files, make
+from tests.make import MIB
+from tests.test_explanation_views import longest
+from tests.traced import SMALL, traced
+
+GIB = 1024 * MIB
+
+
+def _explanation(**how: object) -> Text:
+    return explanation.explanation(longest(), title="transformer:layers=12, segments:k=2 on fake:cuda", **how)
+
+
+def _samples(**how: object) -> Text:
+    case = make.case("segments:k=2", sampling=Sampling(precision_target=0.02))
+    noisy = make.record(case=case, seconds=tuple(0.1 + 0.013 * (step % 7) for step in range(23)))
+    return samples.samples(examples.table([*examples.troubled(), noisy]), **how)
+
+
+def _beside(**how: object) -> Text:
+    """Predicted beside measured, with how far off the prediction is."""
+    foreseen = [make.record(name, case=make.case(name, device="fake:cpu"), peak=peak * MIB)
+                for name, peak in (("none", 103), ("segments:k=2", 61))]  # fmt: skip
+    seen = [make.record("none", peak=100 * MIB), make.failed("segments:k=2", "out_of_memory", "tried 1 GiB")]
+    return terminal.table(examples.table([*seen, *foreseen]), **how)
+
+
+def _blocks(**how: object) -> Text:
+    layer = Block(name="model.layers.0", kind="DecoderLayer", num_parameters=12_345_678, output="64 x 512 x 1024")
+    found = (
+        replace(layer, feeds_next=True),
+        replace(layer, name="model.layers.1", feeds_next=False),
+        Block(name="head", kind="Linear", num_parameters=1, output=None),
+    )
+    return blocks.blocks(Outline(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found), **how)
+
+
+def _fits(**how: object) -> Text:
+    case = make.case(device="fake:cuda")
+    held = Fit(case=case, device="h100", memory_bytes=80 * GIB, strategy="none", needed_bytes=79 * GIB, extra_flops=0.0)
+    tight = Fit(case=case, device="rtx-4090", memory_bytes=24 * GIB, strategy="segments:k=8,split=balanced",
+                needed_bytes=23 * GIB, extra_flops=0.3219)  # fmt: skip
+    never = Fit(case=case, device="t4", memory_bytes=16 * GIB, strategy=None, needed_bytes=17 * GIB, extra_flops=None)
+    return fits.table([held, tight, never], **how)
+
+
+def _reproduction(**how: object) -> Text:
+    wanted = (
+        Wanted(label="", quantity="saved_bytes", strategy=Choice("segments:k=2"), unit="MiB", published=1139.25),
+        Wanted(label="", quantity="peak_change", strategy=Choice("segments:k=4"), unit="%", published=-60),
+        Wanted(label="", quantity="peak_change", strategy=Choice("segments:k=3"), unit="%", published=-50),
+    )
+    found = [*examples.sweep((2, 4)), *examples.troubled()]
+    return reproduction.table(
+        Reproduction(name="bert", title="a published system of some length", source="a blog of 2019",
+                     unsaid=("the batch",), reduced="width 64 of 768", environment=examples.ENVIRONMENT,
+                     device="cuda:0", lines=lines(wanted, found, reduced=True)),
+        **how,
+    )  # fmt: skip
+
+
+def _list(**how: object) -> Text:
+    whole = overviews.Overview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
+                               created="2026-11-20T17:49:00Z", models=("mnist-cnn:channels=32", "mlp"),
+                               devices=("cpu",))  # fmt: skip
+    part = replace(whole, status="partial", num_ok=12, num_rows=34, devices=("cuda:0", "fake:h100"))
+    return overviews.table([whole, part, overviews.Overview(name="torn", status="unreadable")], **how)
+
+
+def _names(**how: object) -> Text:
+    return listing.listings(
+        {"models": catalogue.entries(models.TABLE), "strategies": catalogue.entries(strategies.TABLE)}, **how
+    )
+
+
+def _details(**how: object) -> Text:
+    return listing.details(catalogue.read("transformer", models.TABLE), **how)
+
+
+VIEWS: dict[str, Callable[..., Text]] = {
+    "explanation": _explanation,
+    "samples": _samples,
+    "beside": _beside,
+    "blocks": _blocks,
+    "fits": _fits,
+    "reproduction": _reproduction,
+    "list": _list,
+    "names": _names,
+    "details": _details,
+}
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("name", VIEWS)
+def test_the_view_looks_as_it_did(name: str, width: int):
+    golden_files.compare(f"{name}-{width}.txt", VIEWS[name](width=width).plain)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
+    whole = numbers(VIEWS[name]().plain)
+
+    for width in range(40, 201, 5):
+        text = VIEWS[name](width=width).plain
+        assert not whole - numbers(text), f"at width {width}"
+        assert not [line for line in text.splitlines() if len(line) > width and len(line.split()) > 2], (
+            f"at width {width}"
+        )
+
+
+def test_a_cut_number_would_be_seen():
+    text = _fits(width=80).plain
+
+    assert numbers(text) - numbers(text.replace("79.0", "79.…"))
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_what_is_live_adds_up_to_the_peak_as_it_is_printed(width: int):
+    found = explain(traced(SMALL, batch_size=64)[0], blocks=())
+
+    text = explanation.explanation(found, title="mine", width=width).plain
+    shown = [float(size) for size in re.findall(r" {2,}<?(\d+\.\d)(?=$| {2})", text, re.MULTILINE)]
+
+    assert len(shown) > 10
+    assert sum(shown) == pytest.approx(
+        2 * found.peak.nbytes / MIB, abs=0.05 * len(shown) + 0.1
+    )  # by category, by module
+
+
+def numbers(text: str) -> Counter[str]:
+    """What stands for itself as a number in a text, sign and thousands included."""
+    return Counter(re.findall(r"(?<!\S)[-+±]?\d[\d,]*(?:\.\d+)?(?!\S)", text))
