@@ -15,14 +15,16 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from profiler import __version__, rates
+from profiler.analysis import holdings
 from profiler.assemble import Assembled, assemble
 from profiler.case import FAKE, Calibration, Case, Trial
 from profiler.errors import Unsupported
+from profiler.meters.timeline import timeline
 from profiler.rates import Rates
-from profiler.record import Environment, Note, Readings, Record
+from profiler.record import Environment, Note, Readings, Record, Timeline
 from profiler.signature import name, signature
 from profiler.strategies.observe import Observation, observe
-from profiler.timeline import Followed, Trace
+from profiler.timeline import Followed, Trace, by_category
 from profiler.trace import allocator, roofline
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.fake import Fakes, fake_tensors
@@ -31,6 +33,7 @@ from profiler.trace.summary import readings
 from profiler.trace.tracer import Hidden
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # PyTorch reads both
+NUM_LARGEST = 5  # blocks that a record names at its peak
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -50,10 +53,25 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
         round=trial.round,
         outcome="ok",
         built=built.describe(),
-        readings=Readings(**readings(trace, _reserved(trace)), **seconds),
+        readings=Readings(
+            **readings(trace, _reserved(trace)), timeline=_timeline(trace, built.workload.blocks), **seconds
+        ),
         environment=_environment(known),
         notes=(*_notes(built, case), *_stated(trial, known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
+    )
+
+
+def _timeline(trace: Trace, blocks: tuple[str, ...]) -> Timeline:
+    """What is live at each operator, and what the largest blocks hold at the peak."""
+    peak = holdings.peak(trace)
+    largest = holdings.modules_at(trace, peak.number, blocks=blocks)[:NUM_LARGEST]
+    return timeline(
+        by_category(trace),
+        [(phase, first) for phase, first, last in trace.spans() if first <= last],
+        operator=peak.operator,
+        module=peak.module,
+        modules={share.name: share.nbytes for share in largest},
     )
 
 

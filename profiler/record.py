@@ -30,6 +30,16 @@ class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     device: int | None = None  # all that is taken of the device, other processes included
 
 
+class Timeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What was live over the watched step, in few points: to be drawn. The peak is one of them."""
+
+    phases: tuple[tuple[str, int], ...]  # in order, each with the number of its first point
+    nbytes: dict[str, tuple[int, ...]]  # at each point: by category where the step was traced, else all as "live"
+    operator: str | None = None  # traced: what ran at the peak,
+    module: str | None = None  # and where; empty outside of all modules
+    modules: dict[str, int] = {}  # traced: what the largest blocks or modules held at the peak
+
+
 class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the meters read; None where a number was not measured. Bytes and seconds."""
 
@@ -40,6 +50,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peak_bytes: int | None = None
     peak_phase: str | None = None
     peak_gradient_bytes: int | None = None  # gradients of this step that were there at the peak
+    timeline: Timeline | None = None
     reserved_bytes: int | None = None
     device_bytes: int | None = None
     forward_flops: int | None = None

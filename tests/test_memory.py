@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 from profiler import catalogue, models, optimizers
 from profiler.case import Choice
+from profiler.devices import Span
 from profiler.devices.cpu import sum_events
+from profiler.meters import memory
 from tests.conftest import measured
 
 
@@ -145,6 +147,27 @@ def test_the_gradients_at_the_peak_are_those_that_have_arrived():
 
     assert readings.peak_phase == "backward"
     assert readings.peak_gradient_bytes == last  # the peak is in the backward of the second layer's ReLU
+
+
+def test_the_timeline_of_a_measured_step_holds_its_peak_and_its_phases():
+    readings = measured("mnist-cnn:channels=4,layers=12", "segments:k=3").readings
+
+    (live,) = readings.timeline.nbytes.values()
+    starts = dict(readings.timeline.phases)
+    assert max(live) == readings.peak_bytes
+    assert len(live) == 96
+    assert 0 < starts["forward"] < starts["backward"] < 96
+    assert max(live[starts["forward"] : starts["backward"]]) == readings.phases["forward"].allocated
+
+
+def test_a_device_that_tells_no_events_is_drawn_by_its_spans():
+    spans = [(("forward", 0), Span(start_bytes=1, peak_bytes=9, end_bytes=5))]
+    spans += [(("backward", at), Span(start_bytes=5 - at, peak_bytes=7, end_bytes=4 - at)) for at in range(2)]
+
+    found = memory._timeline(spans)
+
+    assert found.nbytes == {"live": (1, 9, 5, 5, 7, 4, 4, 7, 3)}
+    assert found.phases == (("forward", 0), ("backward", 3))
 
 
 def test_spans_are_cut_at_marks_and_keep_their_own_peak():

@@ -16,9 +16,10 @@ from profiler.analysis.rows import rows
 from profiler.case import Choice, Trial
 from profiler.cli import answer
 from profiler.errors import UserError
-from profiler.record import Environment, Note, Record
+from profiler.record import Environment, Note, Record, Timeline
 from profiler.store import Run, load
 from profiler.views.report import MOST_BYTES, render
+from profiler.views.report.areas import Area, Phase, areas
 from profiler.views.report.frontier import NARROW, frontier
 from profiler.views.report.redaction import HIDDEN, hidden
 from profiler.views.report.scale import around
@@ -84,11 +85,54 @@ def test_a_report_is_the_same_bytes_every_time(run: Run):
     assert render([run]) == render([load(run.folder)])
 
 
-def test_a_missing_timeline_is_said_and_the_peaks_of_phases_are_there(run: Run):
+def test_a_run_of_before_timelines_has_the_peaks_of_its_phases(run: Run):
     shown = text(page(run))
 
-    assert "A run stores the peak of each phase, not every operator" in shown
+    assert "Timeline of a step" not in shown
     assert "optimizer peak" in shown
+
+
+def test_the_timelines_of_a_step_are_drawn_to_one_scale():
+    rows_ = examples.table([with_timeline("none", 100), with_timeline("segments:k=2", 50)])
+
+    found = areas(rows_)
+
+    assert [(panel.name, panel.num_points) for panel in found.panels] == [("none", 4), ("segments:k=2", 4)]
+    assert found.panels[0].areas == (
+        Area(kind="rest", path="M0 1000v-200h1v0h1v-800h1v500h1V1000z"),  # 20, 20, 100, 50 of 100
+        Area(kind="saved", path="M0 1000v-200h1v0h1v-300h1v300h1V1000z"),  # 20, 20, 50, 20
+        Area(kind="parameters", path="M0 1000v-200h1v0h1v0h1v0h1V1000z"),
+    )
+    assert found.panels[1].areas[0].path == "M0 1000v-100h1v0h1v-400h1v250h1V1000z"
+    assert found.panels[0].phases == (Phase(at=0.0, name="forward"), Phase(at=75.0, name="backward"))
+
+
+def test_a_page_tells_what_ran_at_the_peak_unless_all_is_hidden(tmp_path: Path):
+    found = examples.run(tmp_path / "run", [with_timeline("none", 100)])
+
+    shown, unnamed = text(page(found)), text(page(found, redact="all"))
+
+    assert "at aten.mm of secret.0; the most is held by secret.0 40 B, secret.1 30 B" in shown
+    assert "Timeline of a step" in unnamed
+    assert "secret" not in unnamed
+
+
+def with_timeline(strategy: str, nbytes: int) -> Record:
+    """A record whose step holds a fifth all the time, and all of it once."""
+    fifth = nbytes // 5
+    found = Timeline(
+        phases=(("forward", 0), ("backward", 3)),
+        nbytes={
+            "temporaries": (0, 0, nbytes // 2, nbytes * 3 // 10),
+            "saved": (0, 0, nbytes * 3 // 10, 0),
+            "parameters": (fifth,) * 4,
+        },
+        operator="aten.mm",
+        module="secret.0",
+        modules={"secret.0": 40, "secret.1": 30},
+    )
+    record = make.record(strategy, peak=nbytes * MIB)
+    return msgspec.structs.replace(record, readings=msgspec.structs.replace(record.readings, timeline=found))
 
 
 def test_a_partial_run_is_said_to_be_one(tmp_path: Path):

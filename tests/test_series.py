@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 
 from profiler.series.drift import drift
+from profiler.series.highest import highest
 from profiler.series.interval import EXACT, interval, uncertainty
 from profiler.series.stopping import Sampling, is_look, reason
 from profiler.series.warmup import num_warmup
@@ -190,3 +191,8 @@ def test_looking_again_and_again_costs_little_of_the_certainty(noise):
     intervals = [interval(one) for one in found]
     assert sum(low <= 1 <= high for low, high in intervals) / len(found) > 0.91
     assert sum(abs(median(one) - 1) <= 0.02 for one in found) / len(found) > 0.95  # what was asked for
+
+
+def test_a_picture_has_the_largest_value_of_every_stretch():
+    assert highest([1, 5, 2, 2, 9, 3, 4], 3) == [1, 2, 4]  # of 1 5, of 2 2, of 9 3 4
+    assert highest([3, 1], 96) == [0, 1]

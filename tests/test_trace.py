@@ -384,3 +384,18 @@ def test_a_storage_that_is_never_dropped_is_counted_as_such():
 
     assert gone() is None
     assert [life.died is None for life in tracer.lives] == [True, False]
+
+
+def test_a_prediction_keeps_its_timeline_by_category_with_its_peak_and_who_held_it():
+    model = Choice("transformer:layers=6,width=32,heads=2,sequence=16")
+    case = make.case("segments:k=3", model=model, batch_size=4, device="fake:cpu")
+
+    readings = predict(Trial(case=case, passes=("memory",))).readings
+
+    kept = readings.timeline
+    sums = [sum(values) for values in zip(*kept.nbytes.values(), strict=True)]
+    assert max(sums) == readings.peak_bytes
+    assert [phase for phase, _ in kept.phases] == ["forward", "backward", "optimizer"]
+    assert kept.operator.startswith("aten.")
+    assert len(kept.modules) == 5
+    assert sum(kept.modules.values()) <= readings.peak_bytes

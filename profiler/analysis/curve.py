@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from profiler.series.highest import highest
 from profiler.timeline import Trace, by_category, live
 
 
@@ -20,9 +21,7 @@ def curve(trace: Trace, *, num_points: int) -> Curve:
     So the peak is always among them. Bytes.
     """
     held, categories = live(trace), by_category(trace)
-    num_points = min(num_points, len(held))
-    edges = [len(held) * at // num_points for at in range(num_points + 1)]
-    chosen = [max(range(edges[at], edges[at + 1]), key=held.__getitem__) for at in range(num_points)]
+    chosen = highest(held, num_points)
     return Curve(
         operators=tuple(chosen),
         nbytes={category: tuple(values[at] for at in chosen) for category, values in categories.items()},

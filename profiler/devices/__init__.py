@@ -20,6 +20,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     end_bytes: int
     reserved_bytes: int | None = None
     device_bytes: int | None = None
+    live_bytes: tuple[int, ...] = ()  # after every event, where the device tells each
 
 
 class Watch(Protocol):

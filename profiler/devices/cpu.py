@@ -52,16 +52,18 @@ class CpuWatch:
 
 def sum_events(events: list[int | None], resting_bytes: int) -> list[Span]:
     """Allocations (+bytes), releases (-bytes) and marks (None), in order of time, as the spans between the marks."""
-    live, start, peak = resting_bytes, None, resting_bytes
+    held: list[int] = []  # since the last mark
+    live, start = resting_bytes, None
     spans = []
     for event in events:
         if event is None:
             if start is not None:
-                spans.append(Span(start_bytes=start, peak_bytes=peak, end_bytes=live))
-            start = peak = live
+                peak = max([start, *held])
+                spans.append(Span(start_bytes=start, peak_bytes=peak, end_bytes=live, live_bytes=tuple(held)))
+            start, held = live, []
         else:
             live += event
-            peak = max(peak, live)
+            held.append(live)
     return spans
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from profiler.devices import Device, Span
-from profiler.record import PHASES, PhaseBytes
+from profiler.meters.timeline import timeline
+from profiler.record import PHASES, PhaseBytes, Timeline
 from profiler.workload import Workload, storage_bytes, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
@@ -40,6 +41,7 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
         "peak_bytes": top[1].peak_bytes,
         "peak_phase": top[0][0],
         "peak_gradient_bytes": gradient_bytes,
+        "timeline": _timeline(spans),
         "reserved_bytes": _largest([phase.reserved for phase in phases.values()]),
         "device_bytes": _largest([phase.device for phase in phases.values()]),
     }
@@ -106,6 +108,17 @@ def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:
         reserved=_largest([span.reserved_bytes for span in own]),
         device=_largest([span.device_bytes for span in own]),
     )
+
+
+def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
+    """Every event of a device that tells each; of another, where spans begin and end and how high they reach."""
+    held: list[int] = []
+    phases: list[tuple[str, int]] = []
+    for (phase, _), span in spans:
+        if not phases or phases[-1][0] != phase:
+            phases.append((phase, len(held)))
+        held += span.live_bytes or (span.start_bytes, span.peak_bytes, span.end_bytes)
+    return timeline({"live": held}, phases)
 
 
 def _largest(values: list[int | None]) -> int | None:

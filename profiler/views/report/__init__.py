@@ -24,10 +24,11 @@ from profiler.views.report.section import Limits
 
 MOST_BYTES = 600_000
 LIMITS = (  # the first with which the page is small enough
-    Limits(sections=40, rows=400, lines=40, samples=200),
-    Limits(sections=24, rows=150, lines=24, samples=60),
-    Limits(sections=12, rows=60, lines=12, samples=30),
-    Limits(sections=6, rows=30, lines=8, samples=20),
+    Limits(sections=40, rows=400, lines=40, samples=200, timelines=3),
+    Limits(sections=40, rows=400, lines=40, samples=200, timelines=1),
+    Limits(sections=24, rows=150, lines=24, samples=60, timelines=1),
+    Limits(sections=12, rows=60, lines=12, samples=30, timelines=1),
+    Limits(sections=6, rows=30, lines=8, samples=20, timelines=1),
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.case import FAKE, Case, Choice
-from profiler.record import Built, Environment, Equality, Record
+from profiler.record import Built, Environment, Equality, Readings, Record
 from profiler.store import Manifest, Run
 
 LEVELS = ("default", "all", "none")
@@ -82,6 +82,7 @@ class _Redaction:
             case=self._case(record.case),
             detail=self._text(record.detail),
             built=self._built(record.built),
+            readings=self._readings(record.readings),
             equality=self._equality(record.equality),
             environment=self.environment(record.environment) if record.environment else None,
             notes=tuple(msgspec.structs.replace(note, text=self._known(note.text)) for note in record.notes),
@@ -115,6 +116,13 @@ class _Redaction:
             return equality
         worst = HIDDEN if equality.worst_parameter else None
         return msgspec.structs.replace(equality, worst_parameter=worst, missing=(HIDDEN,) * len(equality.missing))
+
+    def _readings(self, readings: Readings) -> Readings:
+        """Names of modules tell it too."""
+        if readings.timeline is None or not self._is_all:
+            return readings
+        unnamed = msgspec.structs.replace(readings.timeline, module=None, modules={})
+        return msgspec.structs.replace(readings, timeline=unnamed)
 
     def _text(self, text: str | None) -> str | None:
         """What a failure said may quote anything."""

@@ -10,11 +10,13 @@ from profiler.analysis.advice import Advice, advise
 from profiler.analysis.budgets import stairs
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
+from profiler.record import Readings
 from profiler.units import MISSING, bytes_text, change_text
 from profiler.views.cells import heading, reasons
-from profiler.views.explanation import shortened
+from profiler.views.explanation import module_name, shortened
 from profiler.views.plain import plain
 from profiler.views.report import grids, sentence, surroundings
+from profiler.views.report.areas import Areas, areas
 from profiler.views.report.bars import Bars, by_category, by_phase
 from profiler.views.report.frontier import Frontier, frontier
 from profiler.views.report.grids import Grid
@@ -32,6 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     rows: int  # of a section: in its table and its picture
     lines: int  # of a picture with one line a strategy
     samples: int  # of a strategy
+    timelines: int  # of a section
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     num_left_out: int  # rows that are not shown
     reasons: tuple[str, ...]
     categories: Bars | None
+    timelines: Areas | None
     phases: Bars | None
     phase_table: Grid | None
     explanation: tuple[str, ...]
@@ -93,6 +97,7 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         num_left_out=len(rows) - len(shown),
         reasons=tuple(plain(shortened(one, LONGEST_REASON)) for one in reasons(shown)),
         categories=by_category(drawn),
+        timelines=areas(chosen([row for row in rows if row.readings.timeline], advice, limits.timelines)),
         phases=by_phase(drawn),
         phase_table=grids.phases(drawn),
         explanation=_explanation(drawn),
@@ -173,4 +178,15 @@ def _explained(row: Row) -> str | None:
         f"{bytes_text(parts.transient)} in transit",
     ]
     where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
-    return f"{sentence.name(row)}: {kind} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
+    told = f"{sentence.name(row)}: {kind} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
+    return "; ".join([told, *_traced(readings)])
+
+
+def _traced(readings: Readings) -> list[str]:
+    """What ran at the peak of a traced step, and who held the most."""
+    timeline = readings.timeline
+    if timeline is None or not timeline.modules:
+        return []
+    at = f"at {timeline.operator} of {module_name(plain(timeline.module or ''))}"
+    largest = [f"{module_name(plain(name))} {bytes_text(nbytes)}" for name, nbytes in timeline.modules.items()]
+    return [f"{at}; the most is held by {', '.join(largest)}"]

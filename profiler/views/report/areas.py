@@ -1,0 +1,123 @@
+"""What was live over a step, one picture a strategy: places and words. Knows nothing of how they are drawn.
+
+A picture is HIGH units high and as wide as there are points, and is stretched to the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from profiler.analysis.categories import CATEGORIES
+from profiler.analysis.rows import Row
+from profiler.record import Timeline
+from profiler.units import bytes_text
+from profiler.views.plain import plain
+from profiler.views.report.bars import NAMES, line_name
+
+HIGH = 1000  # units of the highest peak
+KINDS = {"workspaces": "static", "recomputed": "rest", "temporaries": "rest", "live": "whole"}  # others by their name
+STACK = (*CATEGORIES, "whole")  # from below
+LEAST = 0.002  # of the highest peak: less cannot be seen
+NARROW = 0.17  # of the width: a phase that is narrower is not named
+
+
+class Area(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is live of one kind and of those below it; those further down are drawn over it."""
+
+    kind: str
+    path: str
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a phase begins, in percents of the width; no name where there is no room for it."""
+
+    at: float
+    name: str
+
+
+class Panel(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy."""
+
+    name: str
+    text: str
+    said: str
+    num_points: int
+    areas: tuple[Area, ...]  # the highest first
+    phases: tuple[Phase, ...]
+
+
+class Areas(msgspec.Struct, frozen=True, kw_only=True):
+    """Pictures of one scale, with what each colour means."""
+
+    high: int
+    panels: tuple[Panel, ...]
+    legend: tuple[tuple[str, str], ...]  # kind, words
+
+
+def areas(rows: Sequence[Row]) -> Areas | None:
+    """The timelines of these rows; None where none was stored."""
+    found = [(row, row.readings.timeline) for row in rows if row.outcome == "ok" and row.readings.timeline]
+    if not found:
+        return None
+    stacks = [_stacked(timeline) for _, timeline in found]
+    highest = max(1, *(max(stack[-1][1]) for stack in stacks))
+    panels = [
+        _panel(row, timeline, stack, highest) for (row, timeline), stack in zip(found, stacks, strict=True) if timeline
+    ]
+    present = {area.kind for panel in panels for area in panel.areas}
+    words = {**NAMES, "whole": "all that is live, kinds not told apart"}
+    legend = tuple((kind, words.get(kind, kind)) for kind in STACK if kind in present)
+    return Areas(high=HIGH, panels=tuple(panels), legend=legend)
+
+
+def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
+    """Every kind from below, with the bytes of it and of all below it at every point."""
+    sizes: dict[str, list[int]] = {}
+    for name, values in (timeline.nbytes if timeline else {}).items():
+        kind = KINDS.get(name, name)
+        sizes[kind] = [a + b for a, b in zip(sizes.get(kind, [0] * len(values)), values, strict=True)]
+    below, found = [0] * max(map(len, sizes.values()), default=1), []
+    for kind in (one for one in STACK if one in sizes):
+        below = [a + b for a, b in zip(below, sizes[kind], strict=True)]
+        found.append((kind, below))
+    return found or [("whole", below)]
+
+
+def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int]]], highest: int) -> Panel:
+    num_points = len(stack[0][1])
+    bottoms: Mapping[str, Sequence[int]] = {
+        kind: below for (_, below), (kind, _) in pairwise([("", [0] * num_points), *stack])
+    }
+    drawn = [
+        (kind, tops)
+        for kind, tops in reversed(stack)
+        if max(top - bottom for top, bottom in zip(tops, bottoms[kind], strict=True)) >= LEAST * highest
+    ]
+    kind = "predicted peak" if row.case.is_predicted else "peak"
+    name, text = line_name(row), f"{kind} {bytes_text(row.readings.peak_bytes)}"
+    return Panel(
+        name=name,
+        text=text,
+        said=f"What is live over the step of {name}, {text} in the {plain(row.readings.peak_phase or 'step')}",
+        num_points=num_points,
+        areas=tuple(Area(kind=kind, path=_path(tops, highest)) for kind, tops in drawn),
+        phases=_phases(timeline, num_points),
+    )
+
+
+def _path(tops: Sequence[int], highest: int) -> str:
+    """A stair from the left to the right, one unit a point, closed at the bottom."""
+    heights = [round(HIGH * top / highest) for top in tops]
+    steps = [f"v{before - height}h1" for before, height in pairwise([0, *heights])]
+    return f"M0 {HIGH}{''.join(steps)}V{HIGH}z"
+
+
+def _phases(timeline: Timeline, num_points: int) -> tuple[Phase, ...]:
+    ends = [*(first for _, first in timeline.phases[1:]), num_points]
+    return tuple(
+        Phase(at=round(100 * first / num_points, 2), name=plain(name) if end - first >= NARROW * num_points else "")
+        for (name, first), end in zip(timeline.phases, ends, strict=True)
+    )
