@@ -402,6 +402,12 @@ def test_the_command_writes_the_page_and_says_what_is_next(run: Run, capsys: pyt
     assert Path("page.html").read_bytes() == render([load(run.folder)])
 
 
+def test_after_a_page_of_several_runs_they_are_compared(run: Run, capsys: pytest.CaptureFixture[str]):
+    answer(["report", str(run.folder), str(run.folder), "-o", str(run.folder.parent / "page.html")])
+
+    assert capsys.readouterr().err.splitlines()[-1] == f"next: gcprof compare {run.folder} {run.folder}"
+
+
 @pytest.mark.usefixtures("here")
 def test_a_page_is_not_written_over_without_force(run: Run):
     Path("report.html").write_text("mine")

@@ -38,7 +38,10 @@ def report(
     aside(f"wrote {write_whole(output, render(found, redact=level), force=force)}")
     if open_it:
         _open(output)
-    next_command("gcprof", "export", words[0], "--to", "csv", "-o", "table.csv")
+    if len(words) > 1:
+        next_command("gcprof", "compare", *words)
+    else:
+        next_command("gcprof", "export", words[0], "--to", "csv", "-o", "table.csv")
 
 
 def _open(path: Path) -> None:
