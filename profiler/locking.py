@@ -6,11 +6,12 @@ import errno
 import fcntl
 import os
 import threading
-import time
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from time import sleep
 
-PATIENCE_SECONDS = 3.0  # for a holder that is about to end, and for a file system that does not answer
+PATIENCE_SECONDS = 3.0  # for a holder that is about to end
+ANSWER_SECONDS = 3.0  # for a file system that may not answer at all
 PAUSE_SECONDS = 0.05
 TAKEN = (errno.EAGAIN, errno.EACCES)
 
@@ -28,7 +29,7 @@ def take(file: int) -> bool:
         try:
             return _asked(file)
         except TakenError:
-            time.sleep(PAUSE_SECONDS)
+            sleep(PAUSE_SECONDS)
     return _asked(file)
 
 
@@ -53,7 +54,7 @@ def _asked(file: int) -> bool:
     answers: SimpleQueue[OSError | None] = SimpleQueue()
     threading.Thread(target=_ask, args=(file, answers), daemon=True).start()
     try:
-        error = answers.get(timeout=PATIENCE_SECONDS)
+        error = answers.get(timeout=ANSWER_SECONDS)
     except Empty:
         return False
     if error is not None and error.errno in TAKEN:

@@ -1,0 +1,122 @@
+"""Two runs that mean the same folder: one waits, one writes, and nothing is done twice or lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler import locking, runner, store
+from profiler.case import Trial
+from profiler.errors import UserError
+from profiler.record import Record
+from profiler.store import Writer
+from tests import examples, make
+
+
+def records(folder: Path) -> list[tuple[str, int]]:
+    return [(str(record.case.strategy), record.round) for record in store.load(folder).records]
+
+
+class Idle:
+    """An engine that measures nothing, and lets others have their turn."""
+
+    logs = None
+
+    def run(self, trials: Any) -> Iterator[Record]:
+        for trial in trials:
+            yield make.record(str(trial.case.strategy), case=trial.case, round=trial.round)
+
+
+@pytest.fixture
+def owed(tmp_path: Path) -> Path:
+    """A folder that owes three trials."""
+    trials = tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt"))
+    return examples.run(tmp_path / "run", [], more=trials).folder
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What a writer would have slept while it waited for another."""
+    found: list[float] = []
+    monkeypatch.setattr(locking, "sleep", found.append)
+    return found
+
+
+def test_fault_39_a_second_run_waits_three_seconds_and_names_the_holder(owed: Path, pauses: list[float]):
+    first = Writer(owed)
+
+    with pytest.raises(UserError, match="another gcprof is writing") as refused:
+        Writer(owed)
+
+    first.close()
+    assert f"process {os.getpid()} on {os.uname().nodename}" in refused.value.message
+    assert refused.value.exit_code == 2
+    assert sum(pauses) == pytest.approx(3.0)
+
+
+def test_fault_39_a_second_writer_gets_in_when_the_first_ends(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    first = Writer(owed)
+    monkeypatch.setattr(locking, "sleep", lambda seconds: first.close())
+
+    second = Writer(owed)
+    second.append(make.record())
+    second.close()
+
+    assert second.is_locked
+    assert records(owed) == [("none", 1)]
+    assert not (owed / ".writer").exists()
+
+
+def rewritten(owed: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is there after a writer waited for one that wrote the whole file anew, as `migrate` does."""
+    first = Writer(owed)
+
+    def end(seconds: float) -> None:
+        store.replace(owed / "trials.jsonl", b"")
+        first.close()
+
+    monkeypatch.setattr(locking, "sleep", end)
+    second = Writer(owed)
+    second.append(make.record())
+    second.close()
+    return records(owed)
+
+
+def test_fault_39_a_writer_that_waited_for_a_migration_writes_to_the_new_file(
+    owed: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert rewritten(owed, monkeypatch) == [("none", 1)]
+
+
+def test_twin_39_without_looking_again_the_record_is_lost(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store.os.path, "samestat", lambda one, other: True)
+
+    assert rewritten(owed, monkeypatch) == []
+
+
+def both(folder: Path) -> list[tuple[str, int]]:
+    """What is stored by two runs in one folder, in turns."""
+    first, second = (runner.carry_out(Idle(), folder) for _ in range(2))
+    next(first)
+    next(second)
+    for one in (first, second):
+        for _ in one:
+            continue
+    return records(folder)
+
+
+def test_fault_39_two_runs_in_one_folder_do_nothing_twice(owed: Path, pauses: list[float]):
+    with pytest.raises(UserError, match="another gcprof is writing"):
+        both(owed)
+
+    assert records(owed) == [("none", 1)]
+
+
+def test_twin_39_without_the_lock_they_do(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(locking.fcntl, "flock", lambda file, how: None)
+
+    assert sorted(both(owed)) == sorted([("none", 1), *[("all", 1), ("sqrt", 1)] * 2])
