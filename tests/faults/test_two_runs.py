@@ -1,8 +1,10 @@
-"""Two runs that mean the same folder: one waits, one writes, and nothing is done twice or lost."""
+"""Two runs that mean the same folder, and locks that do not work: nothing is done twice or lost."""
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,3 +122,59 @@ def test_twin_39_without_the_lock_they_do(owed: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(locking.fcntl, "flock", lambda file, how: None)
 
     assert sorted(both(owed)) == sorted([("none", 1), *[("all", 1), ("sqrt", 1)] * 2])
+
+
+# 40: locks that do not work
+
+
+def refusing(number: int) -> Any:
+    """A lock on a file system that has none."""
+
+    def flock(file: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return flock
+
+
+def hanging(file: int, how: int) -> None:
+    """A lock on a file server that is gone."""
+    threading.Event().wait()
+
+
+LOCKS = [refusing(errno.ENOLCK), refusing(errno.EOPNOTSUPP), hanging]
+
+
+@pytest.fixture(params=LOCKS, ids=["ENOLCK", "EOPNOTSUPP", "hang"])
+def lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking.fcntl, "flock", request.param)
+    monkeypatch.setattr(locking, "ANSWER_SECONDS", 0.01)
+
+
+def test_fault_40_a_run_goes_on_without_a_lock_and_says_so(owed: Path, lock: None):
+    told: list[str] = []
+
+    for _ in runner.carry_out(Idle(), owed, warn=told.append):
+        continue
+
+    assert told == [f"locks do not work in '{owed}': see to it that no other gcprof writes there"]
+    assert records(owed) == [("none", 1), ("all", 1), ("sqrt", 1)]
+    assert not (owed / ".writer").exists()
+
+
+def test_fault_40_where_locks_work_nothing_is_said(owed: Path):
+    told: list[str] = []
+
+    for _ in runner.carry_out(Idle(), owed, warn=told.append):
+        continue
+
+    assert told == []
+
+
+def test_twin_40_a_lock_that_is_asked_for_directly_ends_the_run(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(locking.fcntl, "flock", refusing(errno.ENOLCK))
+    monkeypatch.setattr(locking, "take", lambda file: locking.fcntl.flock(file, 0))
+
+    with pytest.raises(OSError, match="No locks available"):
+        next(runner.carry_out(Idle(), owed))
+
+    assert records(owed) == []
