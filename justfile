@@ -49,7 +49,7 @@ bench-planner:
 bench-readers:
     {{python}} -m benchmarks.readers
 
-# kill -9 of the parent at random moments
+# kill -9 of the parent, then of workers, at random moments
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}
 

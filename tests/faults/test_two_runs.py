@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Iterator
@@ -122,6 +123,21 @@ def test_twin_39_without_the_lock_they_do(owed: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(locking.fcntl, "flock", lambda file, how: None)
 
     assert sorted(both(owed)) == sorted([("none", 1), *[("all", 1), ("sqrt", 1)] * 2])
+
+
+def test_fault_39_a_run_locks_its_folder_before_it_reads_what_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trial = Trial(case=make.case())
+    folder = examples.run(tmp_path / "run", [], more=(trial,)).folder
+    load = store.load
+
+    def locked(where: Path) -> store.Run:
+        with (where / "trials.jsonl").open("ab") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return load(where)
+
+    monkeypatch.setattr(store, "load", locked)
+
+    assert [left for _, left in runner.carry_out(Idle(), folder)] == [0]
 
 
 # 40: locks that do not work
