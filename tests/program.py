@@ -99,7 +99,7 @@ class Started:
 class Endless:
     """A module that the server imports for an hour, as if it were torch; `before` is run first in the program."""
 
-    def __init__(self, folder: Path, *, before: str = "") -> None:
+    def __init__(self, folder: Path, *, before: str = "pass") -> None:
         os.mkfifo(folder / "begun")
         self._begun = os.open(folder / "begun", os.O_RDONLY | os.O_NONBLOCK)
         text = f"import time\nopen({str(folder / 'begun')!r}, 'w').write('!')\ntime.sleep(3600)\n"

@@ -1,4 +1,4 @@
-"""kill -9 of a run and of its workers: nothing that was printed is lost, nothing lives on, and the run is completed."""
+"""kill -9 of a run: nothing that was printed is lost, nothing lives on, and the run is completed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kill, killed
-from profiler import store
+from profiler import making, store
 from profiler.cli import answer
 from profiler.engines import local
+from profiler.views import derived
+from tests import examples, make
 from tests.program import PATIENCE_SECONDS, Endless, Started
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
@@ -137,7 +139,8 @@ def test_twin_34_a_server_that_does_not_ask_for_its_parents_death_lives_on(
     assert len(killed.survivors(tag, patience=0.5)) == 1
 
 
-def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends():
+def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "PRELOAD", ())
     server = local._Server()
     ours, theirs = os.pipe()
 
@@ -148,3 +151,74 @@ def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends():
     server.close()
     os.close(ours)
     os.close(theirs)
+
+
+# Files in the making
+
+
+def left_by_the_dead(path: Path) -> Path:
+    """What a process leaves that was killed while it made a file."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        new = making.beside(path)
+        new.write_text("half")
+        os.write(writing, str(new).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        return Path(pipe.read())
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*")]
+
+
+@pytest.fixture
+def littered(tmp_path: Path) -> Path:
+    """A finished run beside which, and in which, processes died that were making files."""
+    folder = examples.run(tmp_path / "run", [make.record("none"), make.record("all")]).folder
+    for path in (folder / "derived" / "table.csv", folder / "derived" / "frontier.png", folder / "trials.jsonl"):
+        assert left_by_the_dead(path).exists()
+    return folder
+
+
+def test_fault_34_what_a_killed_process_was_making_is_swept_away(littered: Path):
+    store.Writer(littered).close()
+    derived.write(store.load(littered))
+
+    assert hidden(littered) == []
+
+
+def test_twin_34_without_sweeping_it_would_stay(littered: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(making, "sweep", lambda *where: None)
+
+    store.Writer(littered).close()
+    derived.write(store.load(littered))
+
+    assert len(hidden(littered)) == 3
+
+
+def test_fault_34_a_folder_that_a_killed_process_was_making_is_swept_away(tmp_path: Path):
+    new = left_by_the_dead(tmp_path / "run")
+    new.unlink()
+    (new / "logs").mkdir(parents=True)
+
+    examples.run(tmp_path / "other", [])
+
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_fault_34_what_a_living_process_or_another_machine_makes_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mine = making.beside(tmp_path / "table.csv")
+    mine.touch()
+    theirs = left_by_the_dead(tmp_path / "table.csv")
+    theirs = theirs.rename(theirs.with_name(theirs.name.replace(making._host(), "0a1b2c")))
+    (tmp_path / ".notes.new").touch()
+
+    making.sweep(tmp_path)
+
+    assert sorted(hidden(tmp_path)) == sorted([mine.name, theirs.name, ".notes.new"])
