@@ -64,7 +64,7 @@ def main() -> int:
             parents = pool.map(lambda *one: _work(one[0], peer, seconds, *one[1:]), own, shares, moments)
             kills = [kill for found in parents for kill in found]
             own = [Path(folder) / f"worker-{number}" for number in range(WORKERS)]
-            workers = pool.map(lambda *one: kill_worker.work(one[0], peer, *one[1:]), own, shares, moments)
+            workers = pool.map(lambda *one: kill_worker.work(one[0], peer, seconds, *one[1:]), own, shares, moments)
             sessions = [session for found in workers for session in found]
     return _summary(kills, sessions)
 

@@ -22,7 +22,7 @@ from profiler import store
 from profiler.analysis import progress
 from profiler.store import Run
 
-GAP_SECONDS = 0.8  # between two kills, at most
+KILLS = 8  # in the time of an undisturbed run, at least: between two passes an eighth of it at most
 SERVERS = 0.1  # of the kills
 SESSION_SECONDS = 600.0  # a run that takes longer hangs
 DETAILS = ("killed in ", "lost in ")  # how the record of a killed trial begins
@@ -41,13 +41,16 @@ class Session(NamedTuple):
         return f"{what:22} printed {len(self.printed):3}  {'; '.join(self.wrong) or 'fine'}"
 
 
-def work(folder: Path, peer: Run, times: int, moments: random.Random) -> list[Session]:
-    """Kill so many workers, over as many starts of the run as it takes; then finish it and compare it with the peer."""
+def work(folder: Path, peer: Run, seconds: float, times: int, moments: random.Random) -> list[Session]:
+    """Kill so many workers, over as many starts of the run as it takes; then finish it and compare it with the peer.
+
+    `seconds` is what an undisturbed run takes.
+    """
     sessions: list[Session] = []
     while times > 0:
         run = folder / f"{len(sessions)}"
         while times > 0 and not _is_over(run):
-            sessions.append(session(run, SWEEP, times, moments))
+            sessions.append(session(run, SWEEP, times, moments, gap=seconds / KILLS))
             times -= len(sessions[-1].victims)
             print(f"{folder.name}/{run.name} {sessions[-1]}", flush=True)
         sessions.append(finish(run, SWEEP, peer, moments))
@@ -55,8 +58,11 @@ def work(folder: Path, peer: Run, times: int, moments: random.Random) -> list[Se
     return sessions
 
 
-def session(folder: Path, sweep: tuple[str, ...], times: int, moments: random.Random) -> Session:
-    """Start the run, or resume it, and kill at most so many of its workers; what is wrong when it has ended."""
+def session(folder: Path, sweep: tuple[str, ...], times: int, moments: random.Random, *, gap: float = 1.0) -> Session:
+    """Start the run, or resume it, and kill at most so many of its workers; what is wrong when it has ended.
+
+    `gap` is the most seconds between two kills.
+    """
     tag = f"{os.getpid()}-{random.getrandbits(64):x}"
     before = len(killed.stored(folder))
     victims: list[str] = []
@@ -69,7 +75,7 @@ def session(folder: Path, sweep: tuple[str, ...], times: int, moments: random.Ra
             stderr=errors,
         )
         while process.poll() is None and len(victims) < times:
-            time.sleep(moments.uniform(0, GAP_SECONDS))
+            time.sleep(moments.uniform(0, gap))
             victims += _kill_one(process.pid, is_server=moments.random() < SERVERS)
         code = process.wait(timeout=SESSION_SECONDS)
         left = killed.survivors(tag)

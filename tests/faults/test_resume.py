@@ -11,13 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler import changes, locking, store
+from profiler import changes, locking, runner, sources, store
 from profiler.analysis import progress
+from profiler.case import Choice
 from profiler.cli import answer
 from profiler.cli import resume as resuming
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.store import Writer
+from tests import make
 from tests.conftest import Lent
 
 WORDS = ("--strategies", "none,all", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -189,6 +191,33 @@ def test_fault_61_a_new_run_needs_the_device_of_the_plan(half: Path, capsys: Any
 
     assert code in (2, 3)  # 3 where there is no CUDA device at all
     assert not (half.parent / "other").exists()
+
+
+def test_fault_61_a_plan_file_is_among_the_files_that_are_compared(here: Path):
+    (here / "plan.json").write_text("one")
+    cases = [make.case("plan:file=plan.json"), make.case("plan:file=gone.json"), make.case("none")]
+    before = sources.digests(cases)
+
+    (here / "plan.json").write_text("other")
+
+    assert list(before) == ["plan.json"]
+    assert sources.digests(cases) != before
+
+
+def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    (done,) = store.load(half).records
+    lost = msgspec.structs.replace(done, case=msgspec.structs.replace(done.case, strategy=Choice("all")))
+    writer = Writer(half)
+    writer.append(msgspec.structs.replace(lost, outcome="crashed"))
+    writer.close()
+    monkeypatch.setattr(runner, "carry_out", lambda *words, **more: iter(()))
+
+    code = answer(["run", "--resume", "run"])
+
+    err = capsys.readouterr().err
+    assert code == 1
+    assert "note: 1 trial measured again: crashed, timed out, or compared with one that did" in err
+    assert "note: 1 trial crashed or timed out; gcprof run --resume measures such trials again" in err
 
 
 # 62: nothing left
