@@ -49,7 +49,7 @@ bench-planner:
 bench-readers:
     {{python}} -m benchmarks.readers
 
-# kill -9 of the parent at random moments
+# kill -9 of the parent, then of workers, at random moments
 bench-kill times="50":
     {{python}} -m benchmarks.kill --times {{times}}
 
@@ -81,3 +81,11 @@ bench-full-size *words:
 docs:
     {{python}} -m tests.pages
     NO_MKDOCS_2_WARNING=1 {{python}} -m mkdocs build --strict --quiet --site-dir build/site
+
+# every fault by number: row, result, time; then the kills, the fuzz and the load
+faults *words:
+    {{python}} -m benchmarks.faults {{words}}
+
+# mutated files for as long as you like
+fuzz *words:
+    {{python}} -m benchmarks.fuzz {{words}}

@@ -3,7 +3,8 @@
 Ends `gcprof run` by kill -9 at random moments, uniform over the time that a whole run takes: in the import of torch, in
 trials, while files are written. After each kill all that was printed must be in trials.jsonl, and no process of the
 run may live two seconds longer. The same run is resumed and killed until it is complete, and then a new one begins; at
-the end each must hold every trial of its plan once, with the bytes of a run that nobody disturbed.
+the end each must hold every trial of its plan once, with the bytes of a run that nobody disturbed. Then the same
+number of its workers is killed: `benchmarks/kill_worker.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,19 +22,14 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
+from benchmarks import kill_worker, killed
+from benchmarks.killed import PATIENCE_SECONDS, SWEEP, Key, differences, printed, stored, survivors, violations
 from profiler import store
 from profiler.analysis import progress
 from profiler.errors import UserError
 from profiler.store import Run
 
-ROOT = Path(__file__).parents[1]
-SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "8", "--device", "cpu")
-PATIENCE_SECONDS, WORKERS = 2.0, 2
-TAG = "GCPROF_KILL_TAG"  # in the environment of a run, and so of every process that it starts
-
-Key = tuple[str, str, int]  # model, strategy, round
+WORKERS = 2  # at a time
 
 
 class Kill(NamedTuple):
@@ -56,28 +50,23 @@ class Kill(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="kill -9 of gcprof run at random moments")
-    parser.add_argument("--times", type=int, default=50)
+    parser = argparse.ArgumentParser(description="kill -9 of gcprof run, and of its workers, at random moments")
+    parser.add_argument("--times", type=int, default=50, help="kills of the parent, and then of a worker")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gcprof-kill-") as folder:
-        peer, seconds = undisturbed(Path(folder) / "undisturbed", SWEEP)
+        peer, seconds = killed.undisturbed(Path(folder) / "undisturbed", SWEEP)
         print(f"an undisturbed run of {len(peer.records)} trials takes {seconds:.1f} s", flush=True)
-        shares = [asked.times // WORKERS + (number < asked.times % WORKERS) for number in range(WORKERS)]
         with ThreadPoolExecutor(WORKERS) as pool:
-            work = [
-                pool.submit(_work, Path(folder) / f"{number}", peer, seconds, share, random.Random(asked.seed + number))
-                for number, share in enumerate(shares)
-            ]
-            kills = [kill for one in work for kill in one.result()]
-    return _summary(kills)
-
-
-def undisturbed(folder: Path, sweep: tuple[str, ...]) -> tuple[Run, float]:
-    """The run that the others are compared with, and the seconds that it took."""
-    began = time.monotonic()
-    subprocess.run(_words(folder, sweep), check=True, env=_environment("undisturbed"), capture_output=True)
-    return store.load(folder), time.monotonic() - began
+            shares = [asked.times // WORKERS + (number < asked.times % WORKERS) for number in range(WORKERS)]
+            moments = [random.Random(asked.seed + number) for number in range(WORKERS)]
+            own = [Path(folder) / f"{number}" for number in range(WORKERS)]
+            parents = pool.map(lambda *one: _work(one[0], peer, seconds, *one[1:]), own, shares, moments)
+            kills = [kill for found in parents for kill in found]
+            own = [Path(folder) / f"worker-{number}" for number in range(WORKERS)]
+            workers = pool.map(lambda *one: kill_worker.work(one[0], peer, seconds, *one[1:]), own, shares, moments)
+            sessions = [session for found in workers for session in found]
+    return _summary(kills, sessions)
 
 
 def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float = PATIENCE_SECONDS) -> Kill:
@@ -86,8 +75,8 @@ def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float 
     before = stored(folder)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            _words(folder, sweep),
-            env=_environment(tag),
+            killed.words(folder, sweep),
+            env=killed.environment(tag),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -108,13 +97,6 @@ def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float 
     return Kill(None if by_itself else after, _phase(said, folder), told, found, wrong)
 
 
-def violations(told: list[Key], *, before: list[Key], found: list[Key]) -> list[str]:
-    """What of that which was printed, or stored before, is not stored exactly once."""
-    wrong = [f"{' '.join(map(str, key))} was printed and is lost" for key in told if key not in found]
-    wrong += [f"{' '.join(map(str, key))} is lost" for key in before if key not in found]
-    return wrong + [f"{' '.join(map(str, key))} is there {n} times" for key, n in Counter(found).items() if n > 1]
-
-
 def finish(folder: Path, sweep: tuple[str, ...], peer: Run) -> list[str]:
     """Resume a run to its end where it is not there yet; what is wrong with it then."""
     if len(stored(folder)) < len(peer.records) or not (folder / "derived" / "frontier.png").exists():
@@ -122,55 +104,6 @@ def finish(folder: Path, sweep: tuple[str, ...], peer: Run) -> list[str]:
         if last.after is not None or last.wrong:
             return [f"the last resume: {last}"]
     return differences(store.load(folder), peer)
-
-
-def differences(run: Run, peer: Run) -> list[str]:
-    """Trials of the plan that are not there exactly once, or whose exact quantities are not those of the peer."""
-    times = Counter((record.case, record.round) for record in run.records)
-    planned = {(trial.case, trial.round) for trial in run.manifest.plan}
-    owed = progress.owed(run.manifest.plan, run.records)
-    wrong = [f"{trial.case.strategy} round {trial.round} is owed" for trial in owed]
-    wrong += [f"{case.strategy} round {number} is there {n} times" for (case, number), n in times.items() if n > 1]
-    wrong += [f"{case.strategy} round {number} is not planned" for case, number in times.keys() - planned]
-    found, expected = _exact(run), _exact(peer)
-    return wrong + [
-        f"{key}: {found[key]} is not {expected.get(key)}" for key in found if found[key] != expected.get(key)
-    ]
-
-
-def printed(said: str) -> list[Key]:
-    """The trials that a run told as done, line by line; a torn last line was not told."""
-    lines = [line for line in said.splitlines(keepends=True) if line.endswith("\n")]
-    found = [re.match(r"\[ *\d+/\d+\] (\S+) (\S+) round (\d+): ", line) for line in lines]
-    return [(match[1], match[2], int(match[3])) for match in found if match]
-
-
-def stored(folder: Path) -> list[Key]:
-    """The trials that a run folder holds; none where it was not even made."""
-    if not (folder / "manifest.json").exists():
-        return []
-    records = store.load(folder).records
-    return [(str(record.case.model), str(record.case.strategy), record.round) for record in records]
-
-
-def survivors(tag: str, *, patience: float = PATIENCE_SECONDS) -> list[psutil.Process]:
-    """The processes of a run that are still there after some seconds."""
-    until = time.monotonic() + patience
-    while (left := tagged(tag)) and time.monotonic() < until:
-        time.sleep(0.02)
-    return left
-
-
-def tagged(tag: str) -> list[psutil.Process]:
-    """All living processes that have the tag in their environment."""
-    return [process for process in psutil.process_iter() if _has(process, tag)]
-
-
-def _has(process: psutil.Process, tag: str) -> bool:
-    try:
-        return process.environ().get(TAG) == tag and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):  # it ended meanwhile, or is somebody else's
-        return False
 
 
 def _work(folder: Path, peer: Run, seconds: float, times: int, moments: random.Random) -> list[Kill]:
@@ -205,16 +138,6 @@ def _is_half_made(folder: Path) -> bool:
     return folder.exists() and not (folder / "manifest.json").exists()
 
 
-def _words(folder: Path, sweep: tuple[str, ...]) -> list[str]:
-    there = (folder / "manifest.json").exists()
-    which = ["--resume", str(folder)] if there else [*sweep, "-o", str(folder)]
-    return [sys.executable, "-m", "profiler", "run", *which]
-
-
-def _environment(tag: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), TAG: tag}
-
-
 def _phase(said: str, folder: Path) -> str:
     """Where a run was when it ended."""
     if "measuring the" not in said:
@@ -228,29 +151,21 @@ def _phase(said: str, folder: Path) -> str:
     return "trials" if progress.owed(run.manifest.plan, run.records) else "files"
 
 
-def _exact(run: Run) -> dict[str, tuple[object, ...]]:
-    """What must be the same in every run, by trial."""
-    return {
-        f"{record.case.strategy} round {record.round}": (
-            record.outcome,
-            record.readings.peak_bytes,
-            record.readings.saved_bytes,
-            record.readings.static_bytes,
-        )
-        for record in run.records
-    }
-
-
-def _summary(kills: list[Kill]) -> int:
-    died = [one for one in kills if one.after is not None]
-    phases = Counter(one.phase for one in died)
-    wrong = [text for one in kills for text in one.wrong]
-    where = ", ".join(f"{number} in {phase}" for phase, number in phases.most_common())
-    whole = sum(one.phase == "whole" for one in kills)
-    print(f"{len(died)} kills ({where}); {whole} runs finished and compared; {len(wrong)} violations")
+def _summary(kills: list[Kill], sessions: list[kill_worker.Session]) -> int:
+    died = Counter(one.phase for one in kills if one.after is not None)
+    victims = Counter(victim for one in sessions for victim in one.victims)
+    wrong = [text for one in (*kills, *sessions) for text in one.wrong]
+    whole = sum(one.phase == "whole" for one in kills) + sum(one.is_whole for one in sessions)
     for text in wrong:
         print(f"  {text}")
+    told = f"{_counted(died, 'parent', 'in')}; {_counted(victims, 'worker', 'of the')}"
+    print(f"{told}; {whole} runs finished and compared; {len(wrong)} violations")
     return int(bool(wrong))
+
+
+def _counted(found: Counter[str], whom: str, where: str) -> str:
+    parts = ", ".join(f"{number} {where} {what}" for what, number in found.most_common())
+    return f"{found.total()} kills of the {whom} ({parts})"
 
 
 if __name__ == "__main__":

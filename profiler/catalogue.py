@@ -242,8 +242,7 @@ def _literal(text: str) -> Any:
 @cache
 def _function(target: str) -> ast.FunctionDef:
     """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
-    place, _, attribute = target.rpartition(":")
-    path = Path(place) if place.endswith(".py") else _source(place)
+    attribute, path = target.rpartition(":")[2], place(target)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -255,6 +254,12 @@ def _function(target: str) -> ast.FunctionDef:
     if attribute not in functions:
         raise UserError(f"'{path}' has no function '{attribute}'", hint=_nearest(attribute, list(functions)))
     return functions[attribute]
+
+
+def place(target: str) -> Path:
+    """The file of "package.module:function" or "path/to/file.py:function". Raises UserError for an unknown module."""
+    name = target.rpartition(":")[0]
+    return Path(name) if name.endswith(".py") else _source(name)
 
 
 def _source(module: str) -> Path:

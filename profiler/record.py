@@ -19,6 +19,8 @@ SCHEMA = 1
 
 Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "crashed", "failed"]
 Stopped = Literal["target", "samples", "seconds"]  # the median was sure enough, or their number or time was spent
+SOFTWARE = ("gcprof", "python", "torch")  # of an environment: the same in all of a run
+HARDWARE = ("device_name", "cuda", "driver", "num_threads")  # the same wherever a device has the same name in a case
 PHASES = ("forward", "backward", "optimizer")
 
 

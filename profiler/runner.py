@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -13,24 +14,30 @@ from profiler.analysis import progress
 from profiler.analysis.calibration import calibration
 from profiler.case import Case, Trial
 from profiler.engines import Engine
-from profiler.errors import UserError
-from profiler.record import Environment, Record
+from profiler.record import Record
 
 
-def carry_out(engine: Engine, folder: Path, *, data_directory: str | None = None) -> Iterator[tuple[Record, int]]:
+def carry_out(
+    engine: Engine, folder: Path, *, data_directory: str | None = None, warn: Callable[[str], None] = warnings.warn
+) -> Iterator[tuple[Record, int]]:
     """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
 
-    Raises UserError where the folder cannot be read or written, or belongs to another process.
+    What crashed or took too long is owed again. `warn` is told what harms nothing yet. Raises UserError where the
+    folder cannot be read or written, or belongs to another process.
     """
     writer = store.Writer(folder)  # first, so that nobody else adds to what is read here
     try:
+        if not writer.is_locked:
+            warn(f"locks do not work in '{folder}': see to it that no other gcprof writes there")
         run = store.load(folder)
         plan = run.manifest.plan
-        left = len(progress.owed(plan, run.records))
+        done = progress.settled(run.records)
+        owed = progress.owed(plan, done)
+        left = len(owed)
         engine.logs = folder / "logs"
-        for record in execute(engine, plan, done=run.records, data_directory=data_directory):
+        for record in execute(engine, plan, done=done, data_directory=data_directory):
             writer.append(record)
-            left -= 1 + _no_longer_owed(record, plan)
+            left -= 1 + _no_longer_owed(record, owed)
             yield record, left
     finally:
         writer.close()
@@ -61,21 +68,10 @@ def execute(
             yield record
 
 
-def refuse_other_machine(before: Environment, now: Environment | None) -> None:
-    """A run is of one device and one set of versions. Raises UserError that lists what is different."""
-    changed = [
-        f"{name} {getattr(before, name)} -> {getattr(now, name, None)}"
-        for name in ("gcprof", "python", "torch", "device_name")
-        if getattr(before, name) != getattr(now, name, None)
-    ]
-    if changed:
-        raise UserError(f"this run began elsewhere: {'; '.join(changed)}", hint="start a new run with the same options")
-
-
-def _no_longer_owed(record: Record, plan: tuple[Trial, ...]) -> int:
+def _no_longer_owed(record: Record, owed: tuple[Trial, ...]) -> int:
     """How many later rounds a case loses whose first is not ok."""
     lost = record.round == 1 and record.outcome != "ok"
-    return sum(trial.case == record.case and trial.round > 1 for trial in plan) if lost else 0
+    return sum(trial.case == record.case and trial.round > 1 for trial in owed) if lost else 0
 
 
 def _wave(trial: Trial) -> tuple[int, bool, bool]:

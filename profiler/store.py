@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import re
 import secrets
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from profiler import locking, making
 from profiler.case import Trial, decode, encode
 from profiler.errors import UserError
 from profiler.migration import lifted
@@ -28,6 +28,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     plan: tuple[Trial, ...]
     environment: Environment
+    sources: dict[str, str] = {}  # digests of the user's own files that the plan names
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,38 +43,34 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 class Writer:
     """The one writer of a run folder: every record that `append` returned from is on disk.
 
-    Raises UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off.
+    `is_locked` is False where the file system knows no locks: then nobody is kept from writing besides. Raises
+    UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off.
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            self._file = os.open(folder / "trials.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise _unwritable(folder, error) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise UserError(
-                f"another gcprof is writing to {folder}", hint="wait for it, or name another folder with -o"
-            ) from None
+        self._signature = folder / ".writer"
+        self._file, self.is_locked = _locked(folder)
+        locking.sign(self._signature)
+        making.sweep(folder)
         _cut_torn_line(folder / "trials.jsonl")
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails."""
-        rest = memoryview(encode(record) + b"\n")
+        line = encode(record) + b"\n"
+        rest = memoryview(line)
         try:
             while rest:  # a disk takes what still fits, and only then says that it is full
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
         except OSError as error:
             raise UserError(
-                f"cannot write the result: {error.strerror}",
+                f"cannot write the result: {error.strerror} (it takes {len(line):,} bytes)",
                 hint="free some space; what was printed is safe",
                 exit_code=74,
             ) from error
 
     def close(self) -> None:
+        self._signature.unlink(missing_ok=True)  # while the lock is held: the next holder signs anew
         os.close(self._file)
 
 
@@ -84,30 +81,40 @@ def new_folder(root: Path, models: Sequence[str]) -> Path:
     return root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
 
 
-def create(folder: Path, *, plan: tuple[Trial, ...], command: str, environment: Environment) -> None:
+def create(
+    folder: Path,
+    *,
+    plan: tuple[Trial, ...],
+    command: str,
+    environment: Environment,
+    sources: Mapping[str, str] | None = None,
+) -> None:
     """Make a new run folder with its manifest, at once or not at all.
 
     Raises UserError where there is one already, or (exit code 74) where it cannot be made.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    manifest = Manifest(created=now, command=command, plan=plan, environment=environment)
+    manifest = Manifest(created=now, command=command, plan=plan, environment=environment, sources=dict(sources or {}))
     save(folder, manifest=encode(manifest), trials=b"")
 
 
 def save(folder: Path, *, manifest: bytes, trials: bytes) -> None:
     """Make a new run folder of these two files' texts, at once or not at all. Raises UserError as `create` does."""
     refuse_existing(folder)
-    making = folder.with_name(f".{folder.name}.{secrets.token_hex(3)}.new")
+    new = making.beside(folder)
     try:
-        making.mkdir(parents=True)
-        (making / "logs").mkdir()
-        (making / "derived").mkdir()
-        _write_safely(making / "trials.jsonl", trials)
-        _write_safely(making / "manifest.json", msgspec.json.format(manifest, indent=1))
-        making.rename(folder)
+        new.mkdir(parents=True)
+        making.sweep(folder.parent)
+        (new / "logs").mkdir()
+        (new / "derived").mkdir()
+        _write_safely(new / "trials.jsonl", trials)
+        _write_safely(new / "manifest.json", msgspec.json.format(manifest, indent=1))
+        new.rename(folder)
         _sync_folder(folder.parent)
     except OSError as error:
-        shutil.rmtree(making, ignore_errors=True)
+        making.remove(new)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it meanwhile
+            refuse_existing(folder)
         raise _unwritable(folder, error) from error
 
 
@@ -126,13 +133,13 @@ def refuse_existing(folder: Path) -> None:
 
 def replace(path: Path, text: bytes) -> None:
     """Write a file of a run folder anew, at once or not at all. Raises UserError (exit code 74) where that fails."""
-    making = path.with_name(f".{path.name}.{secrets.token_hex(3)}.new")
+    new = making.beside(path)
     try:
-        _write_safely(making, text)
-        making.replace(path)
+        _write_safely(new, text)
+        new.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        making.unlink(missing_ok=True)
+        making.remove(new)
         raise _unwritable(path.parent, error) from error
 
 
@@ -141,10 +148,10 @@ def load(folder: Path) -> Run:
     if not (folder / "manifest.json").is_file():
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
-    lines = _read(folder / "trials.jsonl").split(b"\n") if (folder / "trials.jsonl").exists() else [b""]
-    warnings = ("the last line of trials.jsonl is torn and was ignored",) if lines[-1] else ()
-    path = str(folder / "trials.jsonl")
-    records = tuple(read_record(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1))
+    path = folder / "trials.jsonl"
+    lines, torn = _lines(_read(path)) if path.exists() else ([], b"")
+    warnings = ("the last line of trials.jsonl is torn and was ignored",) if torn else ()
+    records = tuple(read_record(line, f"{path}:{number}") for number, line in enumerate(lines, start=1))
     return Run(folder=folder, manifest=manifest, records=records, warnings=warnings)
 
 
@@ -167,7 +174,8 @@ def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
     """
     yield str(folder / "manifest.json"), _read(folder / "manifest.json")
     path = folder / "trials.jsonl"
-    for number, line in enumerate(_read(path).split(b"\n")[:-1] if path.exists() else (), start=1):
+    lines, _ = _lines(_read(path)) if path.exists() else ([], b"")
+    for number, line in enumerate(lines, start=1):
         yield f"{path}:{number}", line
 
 
@@ -175,6 +183,12 @@ def runs(folder: Path) -> list[Path]:
     """The run folders below a folder, oldest first."""
     found = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
     return sorted(found, key=lambda path: path.name)
+
+
+def _lines(text: bytes) -> tuple[list[bytes], bytes]:
+    """The whole lines, and what a writer that died began and did not end."""
+    *lines, torn = text.split(b"\n")
+    return lines, torn
 
 
 def _read(path: Path) -> bytes:
@@ -210,6 +224,27 @@ class _Schema(msgspec.Struct):
 
 
 SCHEMA_OF = msgspec.json.Decoder(_Schema)
+
+
+def _locked(folder: Path) -> tuple[int, bool]:
+    """The open trials.jsonl, and whether nobody else can have it. Raises UserError."""
+    path = folder / "trials.jsonl"
+    while True:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        try:
+            is_locked = locking.take(file)
+        except locking.TakenError:
+            os.close(file)
+            raise UserError(
+                f"another gcprof is writing to {folder}: {locking.holder(folder / '.writer')}",
+                hint="wait for it, or name another folder with -o",
+            ) from None
+        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+            return file, is_locked
+        os.close(file)  # who held it wrote the file anew: this one is of no folder any more
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:

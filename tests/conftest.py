@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and tiny models gain nothing by threads
 
+from benchmarks import killed
 from profiler import models
 from profiler.case import Choice, Trial
 from profiler.engines import local
@@ -54,6 +56,15 @@ def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_Server", lambda: Lent(engine._server))
 
 
+@pytest.fixture
+def tag() -> Iterator[str]:
+    """Marks the processes of a test; what it leaves is ended."""
+    tag = f"{os.getpid()}-{random.getrandbits(64):x}"
+    yield tag
+    for process in killed.tagged(tag):
+        process.kill()
+
+
 class Lent:
     """The server of another engine: whoever borrows it cannot end it."""
 
@@ -61,6 +72,8 @@ class Lent:
         self.control, self.alive = server.control, server.alive
 
     def close(self) -> None: ...
+
+    def bury(self) -> None: ...
 
 
 def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",), **fields: Any) -> Record:

@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "series", "units"},
-    {"references", "case", "workload", "devices", "blocks", "extras"},
+    {"references", "case", "workload", "devices", "blocks", "extras", "locking", "making"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "sampling", "trials"},
-    {"spec", "assemble", "views", "trackers", "upkeep"},
+    | {"device_choice", "sampling", "sources", "trials"},
+    {"spec", "assemble", "views", "trackers", "upkeep", "changes"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging"},
     {"worker", "engines", "published"},

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import random
 import shlex
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
-from benchmarks import kill
+from benchmarks import killed
 from profiler import engines, recipe, store
 from profiler.cli import answer
 from profiler.engines import local
@@ -518,25 +515,16 @@ def test_a_server_that_would_be_left_would_be_seen(noted, here):
     assert noted == [True]
 
 
-@pytest.fixture
-def tag() -> Iterator[str]:
-    """Marks the processes of a test; what it leaves is ended."""
-    tag = f"{os.getpid()}-{random.getrandbits(64):x}"
-    yield tag
-    for process in kill.tagged(tag):
-        process.kill()
-
-
 def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here, tag):
     with Started("plan", *WORDS, "--budget", "60%", "--rounds", "50", cwd=here, tag=tag) as run:
         run.wait_for("round 1: ok")
         run.send(signal.SIGINT)
         done = run.end()
 
-    printed = kill.printed(done.stderr)
+    printed = killed.printed(done.stderr)
     kept = {(str(one.case.strategy), one.round) for one in store.load(run_folder(here / "results")).records}
     assert done.returncode == 130
     assert "interrupted; what was printed is safe" in done.stderr.splitlines()
     assert any(line.startswith("plan ") for line in done.stdout.splitlines())
     assert {(strategy, number) for _, strategy, number in printed} <= kept
-    assert kill.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiler import store
-from profiler.case import Trial, encode
+from profiler.case import Trial
 from profiler.errors import UserError
 from profiler.record import Environment
 from tests import make
@@ -45,18 +45,6 @@ def test_a_run_folder_is_never_overwritten(tmp_path):
         new_run(tmp_path / "run", "none")
 
 
-def test_any_prefix_of_a_run_can_be_read(tmp_path):
-    folder = filled(tmp_path / "run")
-    whole = (folder / "trials.jsonl").read_bytes()
-    complete = store.load(folder).records
-
-    for size in range(0, len(whole), 7):
-        (folder / "trials.jsonl").write_bytes(whole[:size])
-        run = store.load(folder)
-        assert run.records == complete[: whole[:size].count(b"\n")]
-        assert bool(run.warnings) == (size > 0 and whole[size - 1 : size] != b"\n")
-
-
 def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
     folder = filled(tmp_path / "run")
     with (folder / "trials.jsonl").open("ab") as file:
@@ -68,17 +56,6 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
 
     assert [record.case.strategy for record in store.load(folder).records][-1] == "segments:k=8"
     assert len(store.load(folder).records) == 4
-
-
-def test_a_second_writer_is_refused_while_the_first_is_there(tmp_path):
-    folder = new_run(tmp_path / "run", "none")
-    first = store.Writer(folder)
-
-    with pytest.raises(UserError, match="another gcprof is writing"):
-        store.Writer(folder)
-
-    first.close()
-    store.Writer(folder).close()
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"schema": "x"}', b"\xff\xfe", b"[" * 100_000, b"null"])
@@ -93,27 +70,6 @@ def test_a_damaged_line_is_named_by_file_and_number(tmp_path, text):
     assert caught.value.exit_code == 4
 
 
-def test_a_record_of_a_newer_schema_asks_for_an_upgrade(tmp_path):
-    folder = filled(tmp_path / "run")
-    text = encode(make.record("segments:k=8")).replace(b'"schema":1', b'"schema":99', 1)
-    with (folder / "trials.jsonl").open("ab") as file:
-        file.write(text + b"\n")
-
-    with pytest.raises(UserError, match="schema 99") as caught:
-        store.load(folder)
-
-    assert caught.value.hint == "upgrade gcprof"
-
-
-def test_fields_of_a_later_minor_version_are_no_harm(tmp_path):
-    folder = filled(tmp_path / "run")
-    text = encode(make.record("segments:k=8")).replace(b'"round":1', b'"round":1,"mood":"good"', 1)
-    with (folder / "trials.jsonl").open("ab") as file:
-        file.write(text + b"\n")
-
-    assert store.load(folder).records[-1] == make.record("segments:k=8")
-
-
 def test_a_folder_without_a_manifest_is_no_run(tmp_path):
     with pytest.raises(UserError, match="is not a run folder") as caught:
         store.load(tmp_path)
@@ -126,22 +82,6 @@ def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
 
     with pytest.raises(UserError, match="cannot write to") as caught:
         new_run(tmp_path / "file" / "run", "none")
-
-    assert caught.value.exit_code == 74
-
-
-def test_a_full_disk_is_said_and_old_records_stay(tmp_path):
-    folder = filled(tmp_path / "run")
-    (folder / "trials.jsonl").rename(folder / "kept")
-    (folder / "trials.jsonl").symlink_to("/dev/full")
-
-    writer = store.Writer.__new__(store.Writer)
-    import os
-
-    writer._file = os.open("/dev/full", os.O_WRONLY)
-    with pytest.raises(UserError, match="cannot write the result: No space left") as caught:
-        writer.append(make.record())
-    writer.close()
 
     assert caught.value.exit_code == 74
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from profiler.analysis.rows import latest
 from profiler.case import Trial
 from profiler.record import Record
 
 FAILURES = ("failed", "crashed", "timed_out", "invalid")  # out of memory and skipped are findings
+LOST = ("crashed", "timed_out")  # ended from outside, which says nothing of what is measured
 
 
 def owed(plan: Iterable[Trial], records: Iterable[Record]) -> tuple[Trial, ...]:
@@ -21,6 +23,25 @@ def owed(plan: Iterable[Trial], records: Iterable[Record]) -> tuple[Trial, ...]:
     )
 
 
+def settled(records: Iterable[Record]) -> list[Record]:
+    """The records that stand when a run goes on: the last of each trial.
+
+    Those that crashed or took too long are measured again, and so are those of a first round that could not be
+    compared with a baseline which did.
+    """
+    last = latest(records)
+    lost = {record.case.twin for record in last if record.outcome in LOST and _is_compared_with(record)}
+    return [
+        record
+        for record in last
+        if record.outcome not in LOST and (record.round > 1 or record.case.baseline.twin not in lost)
+    ]
+
+
+def _is_compared_with(record: Record) -> bool:
+    return record.round == 1 and record.case == record.case.baseline
+
+
 def status(plan: Iterable[Trial], records: Iterable[Record]) -> str:
     """ "complete", or "partial" where trials are owed."""
     return "partial" if owed(plan, records) else "complete"
@@ -28,5 +49,5 @@ def status(plan: Iterable[Trial], records: Iterable[Record]) -> str:
 
 def exit_code(records: Iterable[Record]) -> int:
     """What a run with these records ends with: 1 where a trial went wrong, or where none could be measured at all."""
-    outcomes = {record.outcome for record in records}
+    outcomes = {record.outcome for record in latest(records)}
     return int(bool(outcomes.intersection(FAILURES)) or "ok" not in outcomes)

@@ -13,7 +13,6 @@ from profiler.cli.words import (
     command_line,
     encoding,
     next_command,
-    run_folder,
     say,
     say_bytes,
     say_first,
@@ -24,6 +23,7 @@ from profiler.errors import UserError
 TOLD = ("batch_size", "optimizer", "device")  # in every line of a dry run
 
 if TYPE_CHECKING:
+    from profiler.case import Trial
     from profiler.engines import Engine
     from profiler.record import Environment
     from profiler.spec import Plan, Request
@@ -54,42 +54,39 @@ def start(
         device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
         if dry_run:
             return _print_plan(plan, devices)
-        folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in plan.trials])
-        environment = device_choice.environment(plan.trials[0].case.device, devices)
-        store.create(folder, plan=plan.trials, command=command_line(), environment=environment)
-        return _go_on(engine, folder, plan.data_directory, devices, json, plan.remarks, fit=fit)
+        return begin(
+            engine, plan.trials, output=output, command=command_line(), data=plan.data_directory, devices=devices,
+            json=json, remarks=plan.remarks, fit=fit,
+        )  # fmt: skip
 
 
-def resume(name: str, words: Request, limit: float, json: bool) -> int:
-    """Go on with an interrupted run; the exit code. Raises UserError."""
-    from profiler import catalogue, device_choice, engines, runner, store
-    from profiler.analysis import progress
-    from profiler.case import Choice
-    from profiler.spec import Request
+def begin(
+    engine: Engine,
+    trials: tuple[Trial, ...],
+    *,
+    output: Path | None,
+    command: str,
+    data: str | None,
+    devices: dict[str, Environment],
+    json: bool,
+    remarks: tuple[str, ...] = (),
+    fit: bool = False,
+) -> int:
+    """Make a run folder of these trials, and run them; the exit code."""
+    from profiler import device_choice, sources, store
 
-    if words != Request(data=words.data):
-        raise UserError(
-            "--resume goes on with the run's own cases",
-            hint="leave out the other options (--data names the files again)",
-        )
-    folder = run_folder(name)
-    before = store.load(folder)
-    from_files = any(trial.case.data == "files" for trial in before.manifest.plan)
-    if from_files != (words.data is not None):
-        message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
-        raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
-    if not progress.owed(before.manifest.plan, before.records):
-        aside("there is nothing left to do: the run is complete")
-        return _finish(before, code=0, json=json)
-    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-    with connect(stage_seconds=limit) as engine:
-        devices = engine.survey()
-        device = before.manifest.plan[0].case.device
-        runner.refuse_other_machine(before.manifest.environment, device_choice.environment(device, devices))
-        return _go_on(engine, folder, words.data, devices, json, before.warnings)
+    folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in trials])
+    store.create(
+        folder,
+        plan=trials,
+        command=command,
+        environment=device_choice.environment(trials[0].case.device, devices),
+        sources=sources.digests(trial.case for trial in trials),
+    )
+    return go_on(engine, folder, data, devices, json, remarks, fit=fit)
 
 
-def _go_on(
+def go_on(
     engine: Engine,
     folder: Path,
     data: str | None,
@@ -104,7 +101,7 @@ def _go_on(
 
     say_first(store.load(folder).manifest.plan, devices, remarks)
     code = follow(engine, folder, data)
-    return _finish(store.load(folder), code=code, json=json, fit=fit)
+    return finish(store.load(folder), code=code, json=json, fit=fit)
 
 
 def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
@@ -115,30 +112,33 @@ def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
     cases = [trial.case for trial in store.load(folder).manifest.plan]
     try:
         with Follow(sys.stderr, cases) as shown:
-            for record, left in runner.carry_out(engine, folder, data_directory=data):
+            for record, left in runner.carry_out(engine, folder, data_directory=data, warn=_warn):
                 shown.show(record, left=left)
     except Interrupted as interrupted:
         aside("interrupted; what was printed is safe")
         return int(interrupted.exit_code)
     except UserError as error:  # it could not be written any further
-        aside(f"gcprof: {error.message}")
-        aside(f"hint: {error.hint}")
+        _say_failure_to_write(error)
         return error.exit_code
     finally:
         end_at_once()
     return 0
 
 
-def _finish(run: Run, *, code: int, json: bool, fit: bool = False) -> int:
+def finish(run: Run, *, code: int, json: bool, fit: bool = False) -> int:
     """Show and write what there is, and name what to do next; the exit code."""
     from profiler.analysis import progress, rows
+    from profiler.units import count_text
     from profiler.views.panels import has_plane
 
     folder = run.folder
     code = code or progress.exit_code(run.records)
-    _show(run, json=json, code=code)
+    code = _show(run, json=json, code=code)
     if fit:
         _show_fit(run)
+    lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
+    if lost:
+        aside(f"note: {count_text(lost, 'trial')} crashed or timed out; gcprof run --resume measures such trials again")
     if progress.status(run.manifest.plan, run.records) == "partial":
         next_command("gcprof", "run", "--resume", str(folder))
     elif all(record.readings.peak_bytes is None for record in run.records):
@@ -163,20 +163,37 @@ def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
     return 0
 
 
-def _show(run: Run, *, json: bool, code: int) -> None:
-    """The table on stdout, or the document; then the files and what to try next."""
+def _show(run: Run, *, json: bool, code: int) -> int:
+    """The table on stdout, or the document, and the files; the exit code, another where these cannot be written."""
     from profiler.analysis import progress, rows
     from profiler.views import derived, terminal
     from profiler.views.json import document
 
-    status = progress.status(run.manifest.plan, run.records)
-    written = derived.write(run)
+    written: list[Path] = []
+    failure = None
+    try:
+        written = derived.write(run)
+    except UserError as error:  # what was measured is shown all the same
+        code, failure = error.exit_code, error
     if json:
+        status = progress.status(run.manifest.plan, run.records)
         say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
     else:
         say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
     for path in (run.folder / "trials.jsonl", *written):
         aside(f"wrote {path}")
+    if failure:
+        _say_failure_to_write(failure)
+    return code
+
+
+def _say_failure_to_write(error: UserError) -> None:
+    aside(f"gcprof: {error.message}")
+    aside(f"hint: {error.hint}")
+
+
+def _warn(text: str) -> None:
+    aside(f"warning: {text}")
 
 
 def _show_fit(run: Run) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.carry import resume as go_on
 from profiler.cli.carry import start
+from profiler.cli.resume import resume as go_on
 from profiler.cli.signals import Interrupted, heeded
 from profiler.cli.words import say_failure
 from profiler.errors import UserError
@@ -76,6 +76,9 @@ def run(
     resume: Annotated[
         str | None, typer.Option(help="Go on with this interrupted run: a folder, a name, or last.")
     ] = None,
+    new_run: Annotated[
+        bool, typer.Option("--new-run", help="With --resume: measure that run anew, in a folder of its own.")
+    ] = False,
     stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases, and run nothing.")] = False,
@@ -99,13 +102,15 @@ def run(
         raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
     if dry_run and json:
         raise UserError("--json has no effect with --dry-run", hint="it measures nothing; leave one of them out")
-    if resume and (config or output or dry_run):
-        flag = "--config" if config else "--output" if output else "--dry-run"
+    if resume and ((output and not new_run) or dry_run):
+        flag = "--output" if output else "--dry-run"
         raise UserError(f"{flag} has no effect with --resume", hint="a run goes on in its own folder, by its own plan")
+    if new_run and not resume:
+        raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
     try:
         with heeded():
             code = (
-                go_on(resume, words, stage_limit, json)
+                go_on(resume, words, config=config, output=output, limit=stage_limit, json=json, anew=new_run)
                 if resume
                 else start(words, config=config, output=output, limit=stage_limit, json=json, dry_run=dry_run)
             )

@@ -8,9 +8,10 @@ import select
 import signal
 import socket
 import time
+from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -182,7 +183,7 @@ class _Log:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._tail = b""
         self._size = 0
 
@@ -191,9 +192,12 @@ class _Log:
         kept = data[: max(0, LOG_BYTES - self._size)]
         self._size += len(data)
         if kept and self._path:
-            self._path.parent.mkdir(exist_ok=True)
-            self._file = self._file or self._path.open("wb")
-            self._file.write(kept)
+            try:
+                self._path.parent.mkdir(exist_ok=True)
+                self._file = self._file or self._path.open("wb", buffering=0)
+                self._file.write(kept)
+            except OSError:  # a full disk: what was printed is no reason to lose a result
+                self._path = None
 
     def last_line(self) -> str:
         lines = self._tail.decode(errors="replace").strip().splitlines()
@@ -201,6 +205,6 @@ class _Log:
 
     def close(self) -> None:
         if self._file:
-            if self._size > LOG_BYTES:
+            if self._size > LOG_BYTES and self._path:
                 self._file.write(f"\n[gcprof: {self._size - LOG_BYTES} more bytes left out]\n".encode())
             self._file.close()

@@ -84,7 +84,10 @@ class Local:
             self._server = _Server()
         log_file = self.logs / f"{log}.log" if self.logs else None
         with Child(self._server.control, entry, text, log=log_file) as child:
-            return child, child.wait(self._stage_seconds)
+            ended = child.wait(self._stage_seconds)
+        if ended.status is None and not ended.timed_out:
+            self._server.bury()
+        return child, ended
 
 
 class _Server:
@@ -110,6 +113,10 @@ class _Server:
 
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def bury(self) -> None:
+        """Its socket is closed: wait for its end, which comes a little later, so that no trial goes to it any more."""
+        self.close()
 
     def close(self) -> None:
         self.control.close()  # the server kills its children and ends

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,13 +14,19 @@ from profiler import store
 from profiler.analysis.rows import latest
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
-from profiler.record import Environment, Record
+from profiler.record import HARDWARE, SOFTWARE, Environment, Record
 from profiler.store import Manifest, Run
 from profiler.upkeep import migrate
 
-SOFTWARE = ("gcprof", "python", "torch")  # the same in all
-DEVICE = ("device_name", "cuda", "driver", "num_threads")  # the same wherever a device has the same name in a case
 Key = tuple[Case, int]
+
+
+class Offer(NamedTuple):
+    """What one run has of a trial; the text is the line as it is."""
+
+    run: Run
+    record: Record
+    text: bytes
 
 
 class Conflict(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +42,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
 
     manifest: Manifest
     records: tuple[Record, ...]
+    texts: tuple[bytes, ...]  # of the manifest and of the records, with what later versions wrote into them
     logs: tuple[Path, ...]  # of the records that were kept
     conflicts: tuple[Conflict, ...]
     num_same: int  # records that more than one run holds
@@ -53,27 +61,29 @@ def merge(folders: Sequence[Path]) -> Merged:
     _refuse_incomparable(found)
     plan = _plan(found)
     offers = _offers(found)
-    kept = {key: max(of_key, key=lambda offer: _later(offer[1])) for key, of_key in offers.items()}
+    kept = {key: max(of_key, key=_later) for key, of_key in offers.items()}
     order = {key: number for number, key in enumerate(plan)}
-    keys = sorted(kept, key=lambda key: (order.get(key, len(order)), encode(kept[key][1])))
+    keys = sorted(kept, key=lambda key: (order.get(key, len(order)), kept[key].text))
+    manifest = _manifest(found, tuple(plan.values()))
     return Merged(
-        manifest=_manifest(found, tuple(plan.values())),
-        records=tuple(kept[key][1] for key in keys),
-        logs=tuple(_log(kept[key][0].folder, key) for key in keys),
+        manifest=manifest,
+        records=tuple(kept[key].record for key in keys),
+        texts=(_completed(manifest, found[0]), *(kept[key].text for key in keys)),
+        logs=tuple(_log(kept[key].run.folder, key) for key in keys),
         conflicts=tuple(
-            Conflict(case=key[0], round=key[1], kept=kept[key][0].folder.name)
+            Conflict(case=key[0], round=key[1], kept=kept[key].run.folder.name)
             for key in keys
-            if len({encode(record) for _, record in offers[key]}) > 1
+            if _num_different(offers[key]) > 1
         ),
         warnings=tuple(f"{run.folder.name}: {warning}" for run in found for warning in run.warnings),
-        num_same=sum(len(offers[key]) - len({encode(record) for _, record in offers[key]}) for key in keys),
+        num_same=sum(len(offers[key]) - _num_different(offers[key]) for key in keys),
     )
 
 
 def write(merged: Merged, folder: Path) -> None:
     """Make the new run folder. Raises UserError where it is there already, or cannot be written."""
-    trials = b"".join(encode(record) + b"\n" for record in merged.records)
-    store.save(folder, manifest=encode(merged.manifest), trials=trials)
+    manifest, *lines = merged.texts
+    store.save(folder, manifest=manifest, trials=b"".join(line + b"\n" for line in lines))
     for log in merged.logs:
         if log.is_file():
             shutil.copyfile(log, folder / "logs" / log.name)
@@ -92,28 +102,30 @@ def _refuse_few(folders: Sequence[Path]) -> None:
 
 
 def _refuse_incomparable(found: Sequence[Run]) -> None:
-    seen: dict[tuple[str, str], tuple[object, Run]] = {}
+    seen: dict[str, tuple[object, Run]] = {}
     for run in found:
-        for scope, environment in _environments(run):
-            for name in SOFTWARE if scope == "all" else DEVICE:
-                value = getattr(environment, name)
-                other, before = seen.setdefault((scope, name), (value, run)) if value is not None else (value, run)
-                if value != other:
-                    where = "" if scope == "all" else f" of {scope}"
-                    raise UserError(
-                        f"{name}{where} is {other} in '{before.folder.name}' and {value} in '{run.folder.name}'",
-                        hint="gcprof compare shows runs of different machines beside each other",
-                        exit_code=4,
-                    )
+        for what, value in _circumstances(run):
+            other, before = seen.setdefault(what, (value, run)) if value is not None else (value, run)
+            if value != other:
+                raise UserError(
+                    f"{what} is {other} in '{before.folder.name}' and {value} in '{run.folder.name}'",
+                    hint="gcprof compare shows runs of different machines beside each other",
+                    exit_code=4,
+                )
 
 
-def _environments(run: Run) -> Iterator[tuple[str, Environment]]:
-    """Each environment with what it must agree in: the software of all, the device of those that name it alike."""
-    yield "all", run.manifest.environment
+def _circumstances(run: Run) -> Iterator[tuple[str, object]]:
+    """What all runs must agree in: software and files; and the device of records that name it alike."""
+    yield from run.manifest.sources.items()
+    yield from _named(run.manifest.environment, SOFTWARE)
     for record in run.records:
         if record.environment is not None:
-            yield "all", record.environment
-            yield record.case.device, record.environment
+            yield from _named(record.environment, SOFTWARE)
+            yield from _named(record.environment, HARDWARE, where=f" of {record.case.device}")
+
+
+def _named(environment: Environment, names: Sequence[str], *, where: str = "") -> Iterator[tuple[str, object]]:
+    return ((f"{name}{where}", getattr(environment, name)) for name in names)
 
 
 def _plan(found: Sequence[Run]) -> dict[Key, Trial]:
@@ -125,29 +137,43 @@ def _plan(found: Sequence[Run]) -> dict[Key, Trial]:
     return plan
 
 
-def _offers(found: Sequence[Run]) -> dict[Key, list[tuple[Run, Record]]]:
+def _offers(found: Sequence[Run]) -> dict[Key, list[Offer]]:
     """The last word of each run on each trial."""
-    offers: dict[Key, list[tuple[Run, Record]]] = {}
+    offers: dict[Key, list[Offer]] = {}
     for run in found:
+        _, *lines = (text for _, text in store.documents(run.folder))
+        texts = {(record.case, record.round): line for record, line in zip(run.records, lines, strict=False)}
         for record in latest(run.records):
-            offers.setdefault((record.case, record.round), []).append((run, record))
+            key = record.case, record.round
+            offers.setdefault(key, []).append(Offer(run, record, texts[key]))
     return offers
 
 
-def _later(record: Record) -> tuple[datetime, bytes]:
-    started = record.environment.started if record.environment else None
+def _num_different(offers: Sequence[Offer]) -> int:
+    return len({encode(offer.record) for offer in offers})
+
+
+def _later(offer: Offer) -> tuple[datetime, bytes, bytes]:
+    started = offer.record.environment.started if offer.record.environment else None
     began = datetime.fromisoformat(started) if started else datetime.min
-    return began.replace(tzinfo=began.tzinfo or UTC), encode(record)
+    return began.replace(tzinfo=began.tzinfo or UTC), encode(offer.record), offer.text
 
 
 def _manifest(found: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
     names = " ".join(sorted(run.folder.name for run in found))
     first = found[0].manifest
-    return msgspec.structs.replace(first, command=f"gcprof merge {names}", plan=plan)
+    sources = {name: digest for run in found for name, digest in run.manifest.sources.items()}
+    return msgspec.structs.replace(first, command=f"gcprof merge {names}", plan=plan, sources=sources)
+
+
+def _completed(manifest: Manifest, first: Run) -> bytes:
+    """The manifest's text, with what a later version wrote into that of the first run."""
+    before = msgspec.json.decode((first.folder / "manifest.json").read_bytes())
+    return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
 
 
 def _text(run: Run) -> bytes:
-    return encode(run.manifest) + b"".join(encode(record) for record in run.records)
+    return b"".join(text for _, text in store.documents(run.folder))
 
 
 def _log(folder: Path, key: Key) -> Path:

@@ -15,7 +15,7 @@ from profiler.errors import UserError
 from profiler.record import SCHEMA, Record
 from profiler.units import bytes_text, count_text
 
-KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans")
+KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", ".writer")
 Key = tuple[Case, int]
 
 

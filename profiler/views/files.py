@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from profiler import making
 from profiler.errors import UserError
 
 
@@ -14,12 +15,13 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
     Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
     """
     refuse_existing_file(path, force=force)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    making.sweep(path.parent, path.name)
+    new = making.beside(path)
     try:
-        temporary.write_bytes(text)
-        temporary.replace(path)
+        new.write_bytes(text)
+        new.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        making.remove(new)
         message = f"cannot write '{path}': {error.strerror}"
         hint = "name a file in a folder that is there and may be written to"
         raise UserError(message, hint=hint, exit_code=74) from error

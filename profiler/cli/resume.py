@@ -1,0 +1,125 @@
+"""Going on with a run that is there, or measuring it anew: knows nothing of how trials are run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiler.cli.carry import begin, finish, go_on
+from profiler.cli.words import RESULTS, aside, command_line, run_folder
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.case import Trial
+    from profiler.record import Environment
+    from profiler.spec import Plan, Request
+    from profiler.store import Run
+
+
+def resume(
+    name: str,
+    words: Request,
+    *,
+    config: Path | None = None,
+    output: Path | None = None,
+    limit: float = 600.0,
+    json: bool = False,
+    anew: bool = False,
+) -> int:
+    """Go on with a run, or measure its plan `anew` in a folder of its own; the exit code.
+
+    Words and a sweep file must say what the run began with. Raises UserError that lists every difference where they do
+    not, or where files, versions or the device are others than they were.
+    """
+    from profiler import catalogue, engines, store
+    from profiler.case import Choice
+
+    before = store.load(run_folder(name))
+    request = _request(words, config)
+    data = (request or words).data
+    _refuse_other_data(before, data)
+    if anew:
+        store.refuse_existing(output or RESULTS / "new")
+    elif request is None and not _owed(before):
+        return _nothing_left(before, json)
+    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
+    with connect(stage_seconds=limit) as engine:
+        devices = engine.survey()
+        asked = _asked(request, devices)
+        if anew:
+            trials = asked.trials if asked else _plan(before, devices)
+            command = command_line() if asked else before.manifest.command
+            return begin(engine, trials, output=output, command=command, data=data, devices=devices, json=json)
+        _refuse_changes(before, asked, devices, name)
+        if not _owed(before):
+            return _nothing_left(before, json)
+        return go_on(engine, before.folder, data, devices, json, (*before.warnings, *_again(before)))
+
+
+def _request(words: Request, config: Path | None) -> Request | None:
+    """What was asked for besides, or None where the run's own cases are meant."""
+    from profiler import spec, sweep
+    from profiler.spec import Request
+
+    if config is None and words == Request(data=words.data):
+        return None
+    return spec.override(sweep.read(config), words) if config else words
+
+
+def _refuse_other_data(before: Run, data: str | None) -> None:
+    from_files = any(trial.case.data == "files" for trial in before.manifest.plan)
+    if from_files != (data is not None):
+        message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
+        raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
+
+
+def _asked(request: Request | None, devices: dict[str, Environment]) -> Plan | None:
+    from profiler import device_choice, spec
+
+    return spec.plan(request, lambda word: device_choice.choose_device(word, list(devices))) if request else None
+
+
+def _plan(before: Run, devices: dict[str, Environment]) -> tuple[Trial, ...]:
+    """The plan of a run, where its devices are here."""
+    from profiler import device_choice
+
+    for device in dict.fromkeys(trial.case.device for trial in before.manifest.plan):
+        device_choice.choose_device(device, list(devices))
+    return before.manifest.plan
+
+
+def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environment], name: str) -> None:
+    """A run is of one plan, one set of files and versions, and one device."""
+    from profiler import changes, device_choice, sources
+
+    plan = before.manifest.plan
+    found = changes.changes(
+        before.manifest,
+        environment=device_choice.environment(plan[0].case.device, devices),
+        sources=sources.digests(trial.case for trial in plan),
+        plan=asked.trials if asked else None,
+    )
+    if found:
+        message = f"this run began otherwise, and would be mixed: {'; '.join(found)}"
+        raise UserError(message, hint=f"gcprof run --resume {name} --new-run measures it anew, in a folder of its own")
+
+
+def _owed(before: Run) -> bool:
+    from profiler.analysis import progress
+
+    return bool(progress.owed(before.manifest.plan, progress.settled(before.records)))
+
+
+def _again(before: Run) -> tuple[str, ...]:
+    """What is measured a second time, in words."""
+    from profiler.analysis import progress, rows
+    from profiler.units import count_text
+
+    number = len(rows.latest(before.records)) - len(progress.settled(before.records))
+    told = f"{count_text(number, 'trial')} measured again: crashed, timed out, or compared with one that did"
+    return (told,) if number else ()
+
+
+def _nothing_left(before: Run, json: bool) -> int:
+    aside("there is nothing left to do: the run is complete")
+    return finish(before, code=0, json=json)

@@ -1,0 +1,160 @@
+"""Disks that are full before, during and after a run: what was written stays, and the rest is said."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiler import store
+from profiler.case import Trial
+from profiler.cli import answer
+from profiler.engines import child
+from profiler.errors import UserError
+from profiler.views import derived, files
+from tests import examples, make
+
+WORDS = ("--strategies", "none,all", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
+GOOD = [make.record("none"), make.record("all")]
+
+
+def texts(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Files take so many bytes, as if the disk were full then."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# 36: before, during, after
+
+
+def test_fault_36_a_disk_that_is_full_before_makes_no_folder(here: Path, shared: None, capsys: Any):
+    with no_file_beyond(100):
+        code = answer(["run", "--model", "mlp", *WORDS, "-o", "run"])
+
+    assert code == 74
+    assert "cannot write to 'run': File too large" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_safe(
+    here: Path, shared: None, capsys: Any
+):
+    with no_file_beyond(3000):  # one record, and some of the next
+        code = answer(["run", "--model", "mlp", *WORDS, "-o", "run"])
+
+    out, err = capsys.readouterr()
+    assert code == 74
+    assert "cannot write the result: File too large (it takes " in err
+    assert err.splitlines()[-1] == "next: gcprof run --resume run"
+    assert out.splitlines()[-1].startswith("none ")
+    assert [record.case.strategy for record in store.load(here / "run").records] == ["none"]
+
+    assert answer(["run", "--resume", "run"]) == 0
+    assert [record.case.strategy for record in store.load(here / "run").records] == ["none", "all"]
+
+
+def test_fault_36_a_disk_that_is_full_after_the_run_costs_the_pictures_alone(here: Path, capsys: Any):
+    folder = examples.run(here / "run", GOOD).folder
+    derived.write(store.load(folder))
+    before = texts(folder)
+
+    with no_file_beyond(100):
+        code = answer(["run", "--resume", "run", "--json"])
+
+    out, err = capsys.readouterr()
+    assert code == 74
+    assert (msgspec.json.decode(out)["exit_code"], len(msgspec.json.decode(out)["records"])) == (74, 2)
+    assert "cannot write 'run/derived/table.csv': File too large" in err
+    assert texts(folder) == before
+
+
+def test_twin_36_a_table_that_is_written_in_place_is_lost(here: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = examples.run(here / "run", GOOD).folder
+    derived.write(store.load(folder))
+    before = texts(folder)["derived/table.csv"]
+    monkeypatch.setattr(files.making, "beside", lambda path: path)
+
+    with no_file_beyond(100), pytest.raises(UserError):
+        derived.write(store.load(folder))
+
+    assert texts(folder).get("derived/table.csv") != before
+
+
+def test_fault_36_a_device_without_space_takes_no_record(tmp_path: Path):
+    folder = examples.run(tmp_path / "run", GOOD[:1]).folder
+    writer = store.Writer(folder)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, writer._file)
+
+    with pytest.raises(UserError, match="cannot write the result: No space left on device") as refused:
+        writer.append(GOOD[1])
+
+    os.close(full)
+    writer.close()
+    assert (refused.value.exit_code, store.load(folder).records) == (74, tuple(GOOD[:1]))
+
+
+def test_twin_36_who_does_not_look_how_much_was_written_loses_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = examples.run(tmp_path / "run", []).folder
+    writer = store.Writer(folder)
+    write = os.write
+    monkeypatch.setattr(store.os, "write", lambda file, text: write(file, text) and len(text))
+
+    with no_file_beyond(1000):
+        writer.append(GOOD[0])  # it seems to be there
+
+    writer.close()
+    assert store.load(folder).records == ()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for a run's manifest and a few records."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
+    many = [make.record("none", round=number) for number in range(1, 40)]
+    folder = examples.run(small_disk / "run", [], more=(Trial(case=make.case()),)).folder
+    writer = store.Writer(folder)
+    written = []
+
+    with pytest.raises(UserError, match="cannot write the result: No space left on device"):
+        written += [writer.append(record) or record for record in many]
+
+    writer.close()
+    assert store.load(folder).records == tuple(many[: len(store.load(folder).records)])
+    assert 1 < len(store.load(folder).records) < len(many)
+
+
+def test_fault_36_a_log_that_cannot_be_written_costs_no_result():
+    log = child._Log(Path("/dev/full"))
+
+    log.write(b"first\n")
+    log.write(b"last\n")
+    log.close()
+
+    assert log.last_line() == "last"

@@ -1,0 +1,123 @@
+"""kill -9 of a trial or of its server: it costs the trial at work alone, which `--resume` measures again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks import kill_worker, killed
+from profiler import runner, store
+from profiler.analysis import progress
+from profiler.analysis.rows import latest, rows
+from profiler.case import Trial
+from profiler.engines import local
+from profiler.engines.local import Local
+from profiler.record import Equality, Record
+from tests import examples, make
+
+
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of three trials, the second of which kills the server; the system tells its death late."""
+    monkeypatch.setattr(local, "PRELOAD", ())
+    monkeypatch.setattr(local._Server, "alive", lambda self: self._process.returncode is None)
+    trials = [Trial(case=make.case(name)) for name in ("none", "all", "sqrt")]
+    with Local(entry="tests.faults.entries:end") as engine:
+        return [record.outcome for record in engine.run(trials)]
+
+
+def test_fault_34_a_killed_server_costs_the_trial_at_work_alone(monkeypatch: pytest.MonkeyPatch):
+    assert outcomes(monkeypatch) == ["failed", "crashed", "failed"]
+
+
+def test_twin_34_a_server_that_is_not_waited_for_costs_the_next_trial_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local._Server, "bury", lambda self: None)
+
+    assert outcomes(monkeypatch) == ["failed", "crashed", "crashed"]
+
+
+class Scripted:
+    """An engine whose trials end as they are told to, and then are ok; it keeps what it was asked."""
+
+    logs = None
+
+    def __init__(self, **ends: str) -> None:
+        self.ends = ends
+        self.asked: list[tuple[str, int, bool]] = []  # strategy, round, whether there was something to compare with
+
+    def run(self, trials: Any) -> Iterator[Record]:
+        for trial in trials:
+            name = str(trial.case.strategy)
+            self.asked.append((name, trial.round, bool(trial.digests)))
+            outcome = self.ends.pop(name, "ok") if trial.round == 1 else "ok"
+            record = make.record(name, case=trial.case, round=trial.round, outcome=outcome)
+            yield msgspec.structs.replace(record, equality=COMPARED) if outcome == "ok" else record
+
+
+COMPARED = Equality(
+    loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests={"loss": "3f"}
+)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """A run of three strategies in two rounds."""
+    trials = tuple(Trial(case=make.case(name), round=number) for number in (1, 2) for name in ("none", "all", "sqrt"))
+    return examples.run(tmp_path / "run", [], more=trials).folder
+
+
+def again(folder: Path, **ends: str) -> list[tuple[str, int, bool]]:
+    """What is measured when a run goes on whose trials ended like this; and how many were said to be left."""
+    left = [left for _, left in runner.carry_out(Scripted(**ends), folder)]
+    assert left[-1] == 0
+    engine = Scripted()
+    left = [left for _, left in runner.carry_out(engine, folder)]
+    assert left == list(range(len(left)))[::-1]
+    return engine.asked
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
+def test_fault_34_a_trial_that_was_ended_from_outside_is_measured_again(planned: Path, outcome: str):
+    assert again(planned, all=outcome) == [("all", 1, True), ("all", 2, True)]
+
+    run = store.load(planned)
+    assert progress.exit_code(run.records) == 0
+    assert {row.outcome for row in rows(run.records)} == {"ok"}
+    assert progress.settled(run.records) == latest(run.records)
+
+
+def test_fault_34_what_could_not_be_compared_with_a_killed_baseline_is_measured_again(planned: Path):
+    assert again(planned, none="crashed") == [
+        ("none", 1, False), ("all", 1, True), ("sqrt", 1, True), ("none", 2, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("outcome", ["failed", "invalid", "skipped", "out_of_memory"])
+def test_fault_34_what_the_trial_itself_ended_with_is_not_measured_again(planned: Path, outcome: str):
+    assert again(planned, all=outcome) == []
+
+
+def test_twin_34_a_run_that_takes_every_record_for_settled_keeps_the_crash(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(progress, "settled", list)
+
+    assert again(planned, all="crashed") == []
+    assert progress.exit_code(store.load(planned).records) == 1
+
+
+def test_twin_34_a_worker_that_was_not_killed_and_crashed_would_be_seen(planned: Path):
+    list(runner.carry_out(Scripted(all="crashed"), planned))
+    told = killed.stored(planned)
+    unknown = "crashed: None"
+
+    def wrong(told: list[killed.Key], *, victims: int, code: int) -> list[str]:
+        return kill_worker.violations(planned, told, before=0, num_victims=victims, code=code)
+
+    assert wrong(told, victims=1, code=1) == [unknown]
+    assert wrong(told, victims=0, code=1) == ["1 crashed, and 0 were killed", unknown]
+    assert wrong(told[1:], victims=1, code=1) == ["4 printed, and 5 stored", unknown]
+    assert wrong(told, victims=1, code=0) == [unknown, "exit code 0 is not (1,)"]

@@ -1,0 +1,249 @@
+"""A run that goes on: with nothing mixed, and with nothing done twice."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiler import changes, locking, runner, sources, store
+from profiler.analysis import progress
+from profiler.case import Choice
+from profiler.cli import answer
+from profiler.cli import resume as resuming
+from profiler.engines import local
+from profiler.engines.local import Local
+from profiler.store import Writer
+from tests import make
+from tests.conftest import Lent
+
+WORDS = ("--strategies", "none,all", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
+MINE = """
+def build():
+    from torch import nn, randn
+    return nn.Sequential(nn.Linear(4, WIDTH)), randn(2, 4), lambda output: output.sum()
+"""
+
+
+def records(folder: Path) -> list[tuple[str, int]]:
+    return [(str(record.case.strategy), record.round) for record in store.load(folder).records]
+
+
+def texts(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tear(folder: Path) -> None:
+    """The last record is not there any more."""
+    path = folder / "trials.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+@pytest.fixture(scope="module")
+def whole(engine: Local, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two trials."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_Server", lambda: Lent(engine._server))
+        assert answer(["run", "--model", "mlp", *WORDS, "-o", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def half(whole: Path, here: Path, shared: None, capsys: Any) -> Path:
+    """The same with one of its trials done."""
+    shutil.copytree(whole, here / "run")
+    tear(here / "run")
+    capsys.readouterr()
+    return here / "run"
+
+
+def pretend(folder: Path, **fields: Any) -> None:
+    """The run began with another environment."""
+    path = folder / "manifest.json"
+    document = msgspec.json.decode(path.read_bytes())
+    document["environment"].update(fields)
+    path.write_bytes(msgspec.json.encode(document))
+
+
+def complaint(err: str) -> tuple[str, str]:
+    """What is wrong, and the hint."""
+    (message, hint) = (line for line in err.splitlines() if line.startswith(("gcprof: ", "hint: ")))
+    return message, hint
+
+
+def test_fault_39_a_run_in_progress_is_not_resumed(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setattr(locking, "sleep", lambda seconds: None)
+    writer = Writer(half)
+    before = (half / "trials.jsonl").read_bytes()
+
+    code = answer(["run", "--resume", "run"])
+
+    writer.close()
+    assert code == 2
+    assert re.search(rf"another gcprof is writing to run: process {os.getpid()} on ", capsys.readouterr().err)
+    assert (half / "trials.jsonl").read_bytes() == before
+
+
+# 61: other words, code, versions, device
+
+
+def test_fault_61_every_version_and_device_that_changed_is_listed(half: Path, capsys: Any):
+    others = {"gcprof": "0.0.9", "python": "3.10.1", "torch": "1.13.1", "device_name": "an abacus", "num_threads": 77}
+    pretend(half, **others)
+    before = texts(half)
+
+    code = answer(["run", "--resume", "run"])
+
+    message, hint = complaint(capsys.readouterr().err)
+    assert code == 2
+    assert [name for name in others if f"{name} {others[name]} -> " not in message] == []
+    assert hint == "hint: gcprof run --resume run --new-run measures it anew, in a folder of its own"
+    assert texts(half) == before
+
+
+def test_fault_61_other_words_and_another_torch_are_listed_at_once(half: Path, capsys: Any):
+    pretend(half, torch="1.13.1")
+    (half.parent / "sweep.toml").write_text('strategies = "none,sqrt"\nbatch_size = "8"\nrounds = 2\n')
+
+    words = ["--model", "mlp", "--config", "sweep.toml", "--samples", "1", "--warmup", "0", "--device", "cpu"]
+    code = answer(["run", "--resume", "run", *words])
+
+    message, _ = complaint(capsys.readouterr().err)
+    assert code == 2
+    assert "strategy all -> sqrt; batch size " in message
+    assert " -> 8; rounds 1 -> 2; torch 1.13.1 -> " in message
+    assert records(half) == [("none", 1)]
+
+
+def test_fault_61_the_same_words_go_on(half: Path, capsys: Any):
+    assert answer(["run", "--resume", "run", "--model", "mlp", *WORDS]) == 0
+
+    assert records(half) == [("none", 1), ("all", 1)]
+
+
+@pytest.fixture
+def mine(here: Path, shared: None, capsys: Any) -> Path:
+    """The same of a model in a file of the user's, which was changed since."""
+    (here / "mine.py").write_text(MINE.replace("WIDTH", "3"))
+    assert answer(["run", "--model", f"{here / 'mine.py'}:build", *WORDS, "-o", "run"]) == 0
+    tear(here / "run")
+    capsys.readouterr()
+    (here / "mine.py").write_text(MINE.replace("WIDTH", "400"))
+    return here / "run"
+
+
+def test_fault_61_a_model_file_that_changed_is_listed(mine: Path, capsys: Any):
+    code = answer(["run", "--resume", "run"])
+
+    message, _ = complaint(capsys.readouterr().err)
+    assert code == 2
+    assert re.search(r"mixed: \S+/mine\.py [0-9a-f]{16} -> [0-9a-f]{16}$", message)
+    assert records(mine) == [("none", 1)]
+
+
+def test_twin_61_without_the_comparison_two_models_would_stand_in_one_run(mine: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(changes, "changes", lambda *before, **now: ())
+
+    answer(["run", "--resume", "run"])
+
+    first, second = store.load(mine).records
+    assert first.built.num_parameters < second.built.num_parameters
+
+
+def test_fault_61_a_new_run_has_the_same_plan_in_a_folder_of_its_own(half: Path, capsys: Any):
+    pretend(half, torch="1.13.1")
+    before = texts(half)
+
+    code = answer(["run", "--resume", "run", "--new-run"])
+
+    (folder,) = store.runs(half.parent / "results")
+    old, new = store.load(half), store.load(folder)
+    assert code == 0
+    assert texts(half) == before
+    assert (new.manifest.plan, new.manifest.command) == (old.manifest.plan, old.manifest.command)
+    assert records(folder) == [("none", 1), ("all", 1)]
+
+
+def test_fault_61_a_new_run_of_other_words_is_of_these(half: Path, capsys: Any):
+    words = ["--model", "mlp", *WORDS, "--strategies", "none,sqrt"]
+
+    code = answer(["run", "--resume", "run", "--new-run", *words, "-o", "other"])
+
+    assert code == 0
+    assert records(half.parent / "other") == [("none", 1), ("sqrt", 1)]
+
+
+def test_fault_61_a_new_run_of_nothing_is_refused(here: Path, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--new-run"]) == 2
+    assert "--new-run has no effect without --resume" in capsys.readouterr().err
+
+
+def test_fault_61_a_new_run_needs_the_device_of_the_plan(half: Path, capsys: Any):
+    (half / "manifest.json").write_text((half / "manifest.json").read_text().replace('"cpu"', '"cuda:7"'))
+
+    code = answer(["run", "--resume", "run", "--new-run", "-o", "other"])
+
+    assert code in (2, 3)  # 3 where there is no CUDA device at all
+    assert not (half.parent / "other").exists()
+
+
+def test_fault_61_a_plan_file_is_among_the_files_that_are_compared(here: Path):
+    (here / "plan.json").write_text("one")
+    cases = [make.case("plan:file=plan.json"), make.case("plan:file=gone.json"), make.case("none")]
+    before = sources.digests(cases)
+
+    (here / "plan.json").write_text("other")
+
+    assert list(before) == ["plan.json"]
+    assert sources.digests(cases) != before
+
+
+def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    (done,) = store.load(half).records
+    lost = msgspec.structs.replace(done, case=msgspec.structs.replace(done.case, strategy=Choice("all")))
+    writer = Writer(half)
+    writer.append(msgspec.structs.replace(lost, outcome="crashed"))
+    writer.close()
+    monkeypatch.setattr(runner, "carry_out", lambda *words, **more: iter(()))
+
+    code = answer(["run", "--resume", "run"])
+
+    err = capsys.readouterr().err
+    assert code == 1
+    assert "note: 1 trial measured again: crashed, timed out, or compared with one that did" in err
+    assert "note: 1 trial crashed or timed out; gcprof run --resume measures such trials again" in err
+
+
+# 62: nothing left
+
+
+def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    assert answer(["run", "--resume", "run"]) == 0
+    first, before = capsys.readouterr(), (half / "trials.jsonl").read_bytes()
+    monkeypatch.delattr(local, "_Server")  # nothing is started
+
+    code = answer(["run", "--resume", "run"])
+
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert out == first.out
+    assert err.startswith("there is nothing left to do")
+    assert (half / "trials.jsonl").read_bytes() == before
+
+
+def test_twin_62_without_looking_what_is_owed_a_finished_run_is_measured_again(
+    half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    assert answer(["run", "--resume", "run"]) == 0
+    monkeypatch.setattr(resuming, "_owed", lambda before: True)
+    monkeypatch.setattr(progress, "owed", lambda plan, records: tuple(plan))
+
+    answer(["run", "--resume", "run"])
+
+    assert records(half) == [("none", 1), ("all", 1)] * 2

@@ -1,0 +1,212 @@
+"""However a run ends, what it printed is stored and nothing of it lives on; real processes throughout."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import killed
+from profiler import runner, store
+from profiler.cli import answer
+from profiler.record import Record
+from tests import make
+from tests.program import PATIENCE_SECONDS, Endless, Started, next_words
+
+SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
+STUCK = ("--model", "mlp,_fault:kind=hang", "--strategies", "none", "--device", "cpu", "--rounds", "1")
+WHOLE = Counter([*product(("none", "segments:k=1", "segments:k=2"), (1, 2, 3, 4)), ("segments:k=8", 1)])
+FIRST = "[ 1/16] mlp none round 1: ok"
+
+
+def stored(folder: Path) -> Counter[tuple[str, int]]:
+    return Counter((str(record.case.strategy), record.round) for record in store.load(folder).records)
+
+
+def test_fault_31_an_interrupted_run_keeps_what_it_has_and_can_be_resumed(
+    here: Path, shared: None, tag: str, capsys: Any
+):
+    with Started("run", *SWEEP, "-o", "run", cwd=here, tag=tag) as run:
+        run.wait_for(FIRST)
+        run.send(signal.SIGINT)
+        done = run.end()
+
+    told = killed.printed(done.stderr)
+    some = stored(here / "run")
+    assert done.returncode == 130
+    assert "interrupted; what was printed is safe" in done.stderr.splitlines()
+    assert "none" in {line.split(" ")[0] for line in done.stdout.splitlines()}
+    assert {(strategy, number) for _, strategy, number in told} <= some.keys()
+    assert some < WHOLE
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert next_words(done.stderr) == ["run", "--resume", "run"]
+
+    assert answer(next_words(done.stderr)) == 0
+    assert stored(here / "run") == WHOLE
+
+
+def interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a run in this process that Ctrl-C ends in its first trial."""
+
+    def interrupt(*words: Any, **more: Any) -> Iterator[tuple[Record, int]]:
+        os.kill(os.getpid(), signal.SIGINT)
+        yield make.record(), 0
+
+    monkeypatch.setattr(runner, "carry_out", interrupt)
+    return answer(["run", *STUCK, "-o", "run"])
+
+
+def test_fault_31_an_interrupt_names_the_command_that_goes_on(
+    here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    code = interrupted(here, monkeypatch)
+
+    assert code == 130
+    assert next_words(capsys.readouterr().err) == ["run", "--resume", "run"]
+    assert (here / "run" / "derived" / "table.csv").exists()
+
+
+def test_twin_31_an_interrupt_that_is_not_heeded_shows_and_writes_nothing(
+    here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(importlib.import_module("profiler.cli.run"), "heeded", nullcontext)  # `cli.run` is the command
+
+    interrupted(here, monkeypatch)
+
+    out, err = capsys.readouterr()
+    assert (out, "next: " in err) == ("", False)
+    assert not (here / "run" / "derived" / "table.csv").exists()
+
+
+def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here: Path, tag: str):
+    with Started("run", *STUCK, "-o", "run", "--json", cwd=here, tag=tag) as run:
+        run.wait_for("[1/2] mlp none round 1: ok")  # the other one hangs for an hour
+        alive = len(killed.tagged(tag))
+        run.send(signal.SIGTERM)
+        done = run.end()
+
+    document = json.loads(done.stdout)
+    assert alive >= 2  # the program and its server
+    assert done.returncode == 143
+    assert (document["status"], document["exit_code"], len(document["records"])) == ("partial", 143, 1)
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe that takes no more: who writes to it waits until somebody reads."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    while True:
+        try:
+            os.write(writing, b" " * select.PIPE_BUF)
+        except BlockingIOError:
+            os.set_blocking(writing, True)
+            return reading, writing
+
+
+def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
+    reading, writing = full_pipe()
+
+    with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing) as run:
+        run.wait_for("[1/2]")
+        run.send(signal.SIGINT)
+        run.wait_for("interrupted; what was printed is safe")  # now it wants to print its table, and cannot
+        alive = len(killed.tagged(tag))
+        run.send(signal.SIGINT)
+        done = run.end()
+
+    os.close(reading)
+    os.close(writing)
+    assert alive >= 1
+    assert done.returncode == -signal.SIGINT
+    assert "next: " not in done.stderr
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert stored(here / "run") == {("none", 1): 1}
+
+
+def test_twin_32_a_second_interrupt_that_is_not_let_through_does_nothing(here: Path, tag: str):
+    reading, writing = full_pipe()
+    deaf = "import signal; signals.end_at_once = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    code = f"from profiler.cli import main, signals; {deaf}; main()"
+
+    with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing, code=code) as run:
+        os.close(writing)
+        run.wait_for("[1/2]")
+        run.send(signal.SIGINT)
+        run.wait_for("interrupted; what was printed is safe")
+        run.send(signal.SIGINT)
+        with os.fdopen(reading, "rb") as pipe:
+            told = pipe.read()  # only now that somebody reads does it end
+        done = run.end()
+
+    assert b"none" in told
+    assert done.returncode == 130
+    assert "next: " in done.stderr
+
+
+@pytest.mark.parametrize(("before", "code"), [(signal.SIG_IGN, 0), (signal.SIG_DFL, 129)])
+def test_fault_33_a_hangup_that_is_ignored_stays_ignored(
+    before: Any, code: int, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    carry_out = runner.carry_out
+
+    def hang_up(*words: Any, **more: Any) -> Iterator[tuple[Record, int]]:
+        for found in carry_out(*words, **more):
+            os.kill(os.getpid(), signal.SIGHUP)
+            yield found
+
+    monkeypatch.setattr(runner, "carry_out", hang_up)
+    mine = signal.signal(signal.SIGHUP, before)
+
+    found = answer(["run", *STUCK, "--model", "mlp", "-o", "run"])
+
+    left = signal.signal(signal.SIGHUP, mine)
+    assert found == code
+    assert left == before
+    assert stored(here / "run") == {("none", 1): 1}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_fault_33_a_run_that_is_asked_to_end_while_torch_is_imported_takes_the_server_with_it(
+    number: int, code: int, here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
+):
+    endless = Endless(tmp_path_factory.mktemp("endless"))
+
+    with Started("run", *SWEEP, "--json", cwd=here, tag=tag, code=endless.code) as run:
+        endless.wait()
+        alive = len(killed.tagged(tag))
+        run.send(number)
+        done = run.end()
+
+    assert alive == 2
+    assert done.returncode == code
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert list(here.iterdir()) == []
+    assert json.loads(done.stdout) == {
+        "schema": 1, "run": None, "status": "failed", "exit_code": code, "records": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_twin_33_a_run_that_heeds_no_signals_dies_without_a_word(
+    number: int, here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
+):
+    deaf = "from profiler.cli import signals; signals._not_ignored = lambda: []"
+    endless = Endless(tmp_path_factory.mktemp("endless"), before=deaf)
+
+    with Started("run", *SWEEP, "--json", cwd=here, tag=tag, code=endless.code) as run:
+        endless.wait()
+        run.send(number)
+        done = run.end()
+
+    assert (done.returncode, done.stdout) == (-number, "")

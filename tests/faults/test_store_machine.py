@@ -1,0 +1,274 @@
+"""The store against a plain list: appended, torn, merged and migrated in any order, by any number of writers."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as given
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from profiler import store
+from profiler.case import Trial, encode
+from profiler.errors import UserError
+from profiler.migration import STEPS, Step
+from profiler.record import Environment, Record
+from profiler.upkeep import merge as merging
+from profiler.upkeep import migrate
+from tests import make
+
+HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
+KEYS = [(strategy, number) for number in (1, 2, 3) for strategy in ("none", "all", "sqrt")]
+PLAN = tuple(Trial(case=make.case(strategy), round=number) for strategy, number in KEYS)
+STEPS_IN_ALL, STEPS_A_RUN = 2000, 100
+MEMORY = Path("/dev/shm")  # folders are made and removed there in no time
+REAL = Path(__file__).parents[1] / "records" / "1"
+
+
+def record(number: int, key: tuple[str, int]) -> Record:
+    """A record like no other: the number is its peak, and the second in which it began."""
+    started = f"2026-11-20T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z"
+    environment = msgspec.structs.replace(HERE, started=started)
+    return make.record(key[0], peak=make.MIB * 100 + number, round=key[1], environment=environment)
+
+
+def new(folder: Path) -> Path:
+    store.create(folder, plan=PLAN, command="gcprof run", environment=HERE)
+    return folder
+
+
+def add(folder: Path, *records: Record) -> None:
+    writer = store.Writer(folder)
+    for one in records:
+        writer.append(one)
+    writer.close()
+
+
+class Machine(RuleBasedStateMachine):
+    """A run folder and the list of what must be in it."""
+
+    num_steps = 0  # of all runs of it
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        self.folder = new(self.root / "0")
+        self.records: list[Record] = []
+        self.is_torn = False
+        self.number = 0
+        self.number_of_steps = -1  # the first look is at the empty folder
+
+    def teardown(self) -> None:
+        Machine.num_steps += self.number_of_steps
+        shutil.rmtree(self.root)
+
+    def _record(self, key: tuple[str, int]) -> Record:
+        self.number += 1
+        return record(self.number, key)
+
+    @rule(key=given.sampled_from(KEYS), times=given.integers(1, 3))
+    def append(self, key: tuple[str, int], times: int) -> None:
+        found = [self._record(key) for _ in range(times)]
+        add(self.folder, *found)
+        self.records += found
+        self.is_torn = False
+
+    @rule(key=given.sampled_from(KEYS), share=given.floats(0, 1))
+    def crash(self, key: tuple[str, int], share: float) -> None:
+        """The writer dies after some bytes of a record."""
+        found = self._record(key)
+        line = encode(found) + b"\n"
+        size = round(share * len(line))
+        store.Writer(self.folder).close()
+        with (self.folder / "trials.jsonl").open("ab") as file:
+            file.write(line[:size])
+        self.is_torn = 0 < size < len(line)
+        self.records += [found] if size == len(line) else []
+
+    @rule(keys=given.lists(given.sampled_from(KEYS), max_size=4), is_first=given.booleans())
+    def merge(self, keys: list[tuple[str, int]], is_first: bool) -> None:
+        """Go on in what this run and another one are together."""
+        self.migrate()
+        other = new(self.root / f"{self.number}-other")
+        more = [self._record(key) for key in keys]
+        add(other, *more)
+        self.number += 1
+        whole = self.root / f"{self.number}-whole"
+        merging.write(merging.merge([self.folder, other] if is_first else [other, self.folder]), whole)
+        last = {(one.case.strategy, one.round): one for one in (*self.records, *more)}
+        self.records = [last[key] for key in KEYS if key in last]
+        self.folder, self.is_torn = whole, False
+
+    @rule(at=given.integers(0, 20))
+    def age(self, at: int) -> None:
+        """One line is as schema 0 wrote it."""
+        path = self.folder / "trials.jsonl"
+        lines = path.read_bytes().split(b"\n")
+        if at < len(lines) - 1:
+            lines[at] = lines[at].replace(b'"schema":1', b'"schema":0', 1).replace(b'"outcome"', b'"result"', 1)
+            path.write_bytes(b"\n".join(lines))
+
+    @rule()
+    def migrate(self) -> None:
+        if migrate.num_old(self.folder):
+            migrate.in_place(self.folder)
+            self.is_torn = False
+        assert migrate.num_old(self.folder) == 0
+
+    @invariant()
+    def holds_what_the_list_holds(self) -> None:
+        self.number_of_steps += 1
+        run = store.load(self.folder)
+        assert run.records == tuple(self.records)
+        assert bool(run.warnings) == self.is_torn
+
+
+@pytest.fixture(autouse=True)
+def schema_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older schema, in which the outcome had another name; and no waiting for the disk, which no test can lose."""
+    renamed: Callable[[dict], dict] = lambda one: {("outcome" if key == "result" else key): one[key] for key in one}  # noqa: E731
+    monkeypatch.setitem(STEPS, 0, Step(manifest=dict, record=renamed))
+    monkeypatch.setattr(store.os, "fsync", lambda file: None)
+
+
+def run_machine(*, examples: int) -> None:
+    checks = settings(
+        max_examples=examples,
+        stateful_step_count=STEPS_A_RUN,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    run_state_machine_as_test(Machine, settings=checks)
+
+
+def test_fault_35_the_store_holds_what_a_plain_list_holds_over_2000_steps():
+    Machine.num_steps = 0
+
+    run_machine(examples=STEPS_IN_ALL // STEPS_A_RUN + 8)  # some end early
+
+    assert Machine.num_steps >= STEPS_IN_ALL
+
+
+def test_twin_35_a_torn_line_that_is_not_cut_off_would_be_seen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "_cut_torn_line", lambda path: None)
+
+    with pytest.raises((AssertionError, UserError)):
+        run_machine(examples=5)
+
+
+# The tail of a real run is lost
+
+
+def prefixes(folder: Path) -> list[int]:
+    """How many records each prefix of the real run's file holds."""
+    shutil.copytree(REAL, folder)
+    whole = (REAL / "trials.jsonl").read_bytes()
+    with (folder / "trials.jsonl").open("r+b") as file:
+        for size in range(len(whole), -1, -1):
+            file.truncate(size)
+            run = store.load(folder)
+            assert bool(run.warnings) == (whole[:size] != b"" and not whole[:size].endswith(b"\n"))
+            yield len(run.records)
+
+
+def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path: Path):
+    whole = (REAL / "trials.jsonl").read_bytes()
+
+    found = list(prefixes(tmp_path / "run"))
+
+    assert found[::-1] == [whole[:size].count(b"\n") for size in range(len(whole) + 1)]
+    assert found[0] == 6
+
+
+def test_twin_35_a_reader_of_torn_lines_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "_lines", lambda text: (text.split(b"\n"), b""))
+
+    with pytest.raises(UserError, match=r"trials\.jsonl:"):
+        list(prefixes(tmp_path / "run"))
+
+
+# 41: fifty writers at once
+
+
+def at_once(work: Callable[[int], object], number: int = 50) -> list[int]:
+    """Run so many processes that start together; their exit codes."""
+    waiting, go = os.pipe()
+    children = []
+    for index in range(number):
+        child = os.fork()
+        if child == 0:
+            os.close(go)
+            code = 1
+            try:
+                os.read(waiting, 1)  # until the others are there
+                work(index)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    os.close(go)
+    os.close(waiting)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Folders that fifty processes wrote at once, three records each; every trial is in several."""
+    root = tmp_path_factory.mktemp("results")
+
+    def work(index: int) -> None:
+        own = [record(1 + index * 3 + step, KEYS[(index + step) % len(KEYS)]) for step in range(3)]
+        add(new(root / f"shard-{index}"), *own)
+
+    assert at_once(work) == [0] * 50
+    return [root / f"shard-{index}" for index in range(50)]
+
+
+def merged(shards: list[Path], folder: Path, seed: int) -> tuple[bytes, bytes]:
+    order = random.Random(seed).sample(shards, len(shards))
+    merging.write(merging.merge(order), folder)
+    return (folder / "manifest.json").read_bytes(), (folder / "trials.jsonl").read_bytes()
+
+
+def test_fault_41_fifty_writers_at_once_lose_nothing_and_leave_nothing(shards: list[Path]):
+    found = [one for shard in shards for one in store.load(shard).records]
+
+    assert sorted(one.readings.peak_bytes - 100 * make.MIB for one in found) == list(range(1, 151))
+    assert {path.name for path in shards[0].parent.iterdir()} == {shard.name for shard in shards}
+
+
+def test_fault_41_merged_in_any_order_they_are_the_same_run_and_merging_again_changes_nothing(
+    shards: list[Path], tmp_path: Path
+):
+    first, *others = [merged(shards, tmp_path / f"{seed}", seed) for seed in range(4)]
+    again = merged([*shards, tmp_path / "0"], tmp_path / "again", seed=4)
+
+    assert others == [first] * 3
+    assert again[1] == first[1]
+    assert len(store.load(tmp_path / "0").records) == len(KEYS)
+
+
+def test_twin_41_runs_that_are_not_put_in_order_first_would_differ(
+    shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(merging, "sorted", lambda found, key=None: list(found), raising=False)
+
+    assert merged(shards, tmp_path / "one", 1) != merged(shards, tmp_path / "two", 2)
+
+
+def test_fault_41_of_fifty_that_make_one_folder_one_does(tmp_path: Path):
+    codes = at_once(lambda index: str(new(tmp_path / "run")))
+
+    assert codes.count(0) == 1
+    assert store.load(tmp_path / "run").records == ()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -1,0 +1,196 @@
+"""Two runs that mean the same folder, and locks that do not work: nothing is done twice or lost."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler import locking, runner, store
+from profiler.case import Trial
+from profiler.errors import UserError
+from profiler.record import Record
+from profiler.store import Writer
+from tests import examples, make
+
+
+def records(folder: Path) -> list[tuple[str, int]]:
+    return [(str(record.case.strategy), record.round) for record in store.load(folder).records]
+
+
+class Idle:
+    """An engine that measures nothing, and lets others have their turn."""
+
+    logs = None
+
+    def run(self, trials: Any) -> Iterator[Record]:
+        for trial in trials:
+            yield make.record(str(trial.case.strategy), case=trial.case, round=trial.round)
+
+
+@pytest.fixture
+def owed(tmp_path: Path) -> Path:
+    """A folder that owes three trials."""
+    trials = tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt"))
+    return examples.run(tmp_path / "run", [], more=trials).folder
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What a writer would have slept while it waited for another."""
+    found: list[float] = []
+    monkeypatch.setattr(locking, "sleep", found.append)
+    return found
+
+
+def test_fault_39_a_second_run_waits_three_seconds_and_names_the_holder(owed: Path, pauses: list[float]):
+    first = Writer(owed)
+
+    with pytest.raises(UserError, match="another gcprof is writing") as refused:
+        Writer(owed)
+
+    first.close()
+    assert f"process {os.getpid()} on {os.uname().nodename}" in refused.value.message
+    assert refused.value.exit_code == 2
+    assert sum(pauses) == pytest.approx(3.0)
+
+
+def test_fault_39_a_second_writer_gets_in_when_the_first_ends(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    first = Writer(owed)
+    monkeypatch.setattr(locking, "sleep", lambda seconds: first.close())
+
+    second = Writer(owed)
+    second.append(make.record())
+    second.close()
+
+    assert second.is_locked
+    assert records(owed) == [("none", 1)]
+    assert not (owed / ".writer").exists()
+
+
+def rewritten(owed: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is there after a writer waited for one that wrote the whole file anew, as `migrate` does."""
+    first = Writer(owed)
+
+    def end(seconds: float) -> None:
+        store.replace(owed / "trials.jsonl", b"")
+        first.close()
+
+    monkeypatch.setattr(locking, "sleep", end)
+    second = Writer(owed)
+    second.append(make.record())
+    second.close()
+    return records(owed)
+
+
+def test_fault_39_a_writer_that_waited_for_a_migration_writes_to_the_new_file(
+    owed: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert rewritten(owed, monkeypatch) == [("none", 1)]
+
+
+def test_twin_39_without_looking_again_the_record_is_lost(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store.os.path, "samestat", lambda one, other: True)
+
+    assert rewritten(owed, monkeypatch) == []
+
+
+def both(folder: Path) -> list[tuple[str, int]]:
+    """What is stored by two runs in one folder, in turns."""
+    first, second = (runner.carry_out(Idle(), folder) for _ in range(2))
+    next(first)
+    next(second)
+    for one in (first, second):
+        for _ in one:
+            continue
+    return records(folder)
+
+
+def test_fault_39_two_runs_in_one_folder_do_nothing_twice(owed: Path, pauses: list[float]):
+    with pytest.raises(UserError, match="another gcprof is writing"):
+        both(owed)
+
+    assert records(owed) == [("none", 1)]
+
+
+def test_twin_39_without_the_lock_they_do(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(locking.fcntl, "flock", lambda file, how: None)
+
+    assert sorted(both(owed)) == sorted([("none", 1), *[("all", 1), ("sqrt", 1)] * 2])
+
+
+def test_fault_39_a_run_locks_its_folder_before_it_reads_what_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trial = Trial(case=make.case())
+    folder = examples.run(tmp_path / "run", [], more=(trial,)).folder
+    load = store.load
+
+    def locked(where: Path) -> store.Run:
+        with (where / "trials.jsonl").open("ab") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return load(where)
+
+    monkeypatch.setattr(store, "load", locked)
+
+    assert [left for _, left in runner.carry_out(Idle(), folder)] == [0]
+
+
+# 40: locks that do not work
+
+
+def refusing(number: int) -> Any:
+    """A lock on a file system that has none."""
+
+    def flock(file: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return flock
+
+
+def hanging(file: int, how: int) -> None:
+    """A lock on a file server that is gone."""
+    threading.Event().wait()
+
+
+LOCKS = [refusing(errno.ENOLCK), refusing(errno.EOPNOTSUPP), hanging]
+
+
+@pytest.fixture(params=LOCKS, ids=["ENOLCK", "EOPNOTSUPP", "hang"])
+def lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking.fcntl, "flock", request.param)
+    monkeypatch.setattr(locking, "ANSWER_SECONDS", 0.01)
+
+
+def test_fault_40_a_run_goes_on_without_a_lock_and_says_so(owed: Path, lock: None):
+    told: list[str] = []
+
+    for _ in runner.carry_out(Idle(), owed, warn=told.append):
+        continue
+
+    assert told == [f"locks do not work in '{owed}': see to it that no other gcprof writes there"]
+    assert records(owed) == [("none", 1), ("all", 1), ("sqrt", 1)]
+    assert not (owed / ".writer").exists()
+
+
+def test_fault_40_where_locks_work_nothing_is_said(owed: Path):
+    told: list[str] = []
+
+    for _ in runner.carry_out(Idle(), owed, warn=told.append):
+        continue
+
+    assert told == []
+
+
+def test_twin_40_a_lock_that_is_asked_for_directly_ends_the_run(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(locking.fcntl, "flock", refusing(errno.ENOLCK))
+    monkeypatch.setattr(locking, "take", lambda file: locking.fcntl.flock(file, 0))
+
+    with pytest.raises(OSError, match="No locks available"):
+        next(runner.carry_out(Idle(), owed))
+
+    assert records(owed) == []

@@ -1,0 +1,163 @@
+"""Files of every released schema open, those of a newer one are refused, and fields of later versions are kept."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiler import migration, store
+from profiler.case import encode
+from profiler.cli import answer
+from profiler.migration import STEPS, Step
+from profiler.record import SCHEMA
+from profiler.upkeep import merge as merging
+from profiler.upkeep import migrate
+from profiler.upkeep.validate import validate
+from tests import examples, make
+
+RELEASED = Path(__file__).parents[1] / "records"
+RECORDS = [make.record("none"), make.record("segments:k=2")]
+LATER = {"mood": {"is": ["good"]}}  # what a later minor version may write besides
+
+
+def test_fault_43_a_run_of_every_released_schema_is_kept():
+    assert {path.name for path in RELEASED.iterdir()} == {str(number + 1) for number in range(SCHEMA)}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RELEASED.iterdir()))
+def test_fault_43_a_run_of_a_released_schema_opens_and_is_shown(name: str, tmp_path: Path, capsys: Any):
+    folder = shutil.copytree(RELEASED / name, tmp_path / "run")
+
+    run = store.load(folder)
+
+    assert [msgspec.json.decode(line)["schema"] for _, line in store.documents(folder)] == [int(name)] * 7
+    assert [record.outcome for record in run.records] == ["ok", "invalid", "ok", "skipped", "ok", "ok"]
+    assert run.records[0].readings.peak_bytes == 26960
+    assert answer(["show", str(folder)]) == 0
+    assert [one.text for one in validate(folder).findings if one.is_damage] == []
+
+
+# Older ones
+
+
+def renamed(before: str, after: str) -> Callable[[dict], dict]:
+    return lambda document: {(after if key == before else key): value for key, value in document.items()}
+
+
+@pytest.fixture
+def old(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder as schema 0 would have written it: other names of two fields."""
+    monkeypatch.setitem(STEPS, 0, Step(manifest=renamed("typed", "command"), record=renamed("result", "outcome")))
+    folder = examples.run(here / "old", RECORDS).folder
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 0').replace('"command"', '"typed"'))
+    path = folder / "trials.jsonl"
+    path.write_text(path.read_text().replace('"schema":1', '"schema":0').replace('"outcome"', '"result"'))
+    return folder
+
+
+def test_fault_43_an_older_schema_is_read_and_not_rewritten(old: Path):
+    before = (old / "trials.jsonl").read_bytes()
+
+    run = store.load(old)
+
+    assert run.records == tuple(RECORDS)
+    assert run.manifest.command == "gcprof run mnist-cnn"
+    assert (old / "trials.jsonl").read_bytes() == before
+
+
+def test_twin_43_without_its_step_it_would_not_open(old: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(STEPS, 0)
+
+    assert answer(["show", str(old)]) == 4
+
+
+# Newer ones
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Path:
+    """A run whose last record is of a schema that is not known here; it means something else by `outcome`."""
+    folder = examples.run(tmp_path / "newer", RECORDS).folder
+    with (folder / "trials.jsonl").open("ab") as file:
+        file.write(encode(make.record("all")).replace(b'"schema":1', b'"schema":99', 1) + b"\n")
+    return folder
+
+
+def test_fault_43_a_newer_schema_asks_for_an_upgrade(newer: Path, capsys: Any):
+    code = answer(["show", str(newer)])
+
+    out, err = capsys.readouterr()
+    assert (code, out) == (4, "")
+    assert err.splitlines() == [
+        f"gcprof: {newer}/trials.jsonl:3: written by a newer gcprof (schema 99, this one reads {SCHEMA})",
+        "hint: upgrade gcprof",
+    ]
+
+
+def test_twin_43_without_a_look_at_the_schema_it_would_be_half_read(newer: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "SCHEMA", 99)
+
+    assert len(store.load(newer).records) == 3
+
+
+# Unknown fields
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> list[Path]:
+    """Two runs with fields that are not known here, in the manifest and in every record."""
+    folders = []
+    for number, one in enumerate(RECORDS):
+        folder = examples.run(tmp_path / f"{number}", [one]).folder
+        manifest = msgspec.json.decode((folder / "manifest.json").read_bytes())
+        (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest | LATER))
+        line = msgspec.json.decode((folder / "trials.jsonl").read_bytes())
+        (folder / "trials.jsonl").write_bytes(msgspec.json.encode(line | LATER) + b"\n")
+        folders.append(folder)
+    return folders
+
+
+def kept(folder: Path) -> list[bool]:
+    """Whether each document has what a later version wrote."""
+    return [msgspec.json.decode(text).get("mood") == LATER["mood"] for _, text in store.documents(folder)]
+
+
+def test_fault_43_unknown_fields_are_no_harm(later: list[Path]):
+    assert store.load(later[0]).records == (RECORDS[0],)
+
+
+def test_fault_43_merging_keeps_unknown_fields_in_any_order(later: list[Path], tmp_path: Path):
+    for number, order in enumerate([later, later[::-1]]):
+        merging.write(merging.merge(order), tmp_path / f"whole-{number}")
+
+    first, second = [list(store.documents(tmp_path / f"whole-{number}")) for number in range(2)]
+    assert kept(tmp_path / "whole-0") == [True] * 3
+    assert [text for _, text in first] == [text for _, text in second]
+
+
+def test_twin_43_merging_what_is_known_alone_would_drop_them(
+    later: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = merging.merge(later)
+    texts = (encode(found.manifest), *(encode(record) for record in found.records))
+
+    merging.write(msgspec.structs.replace(found, texts=texts), tmp_path / "whole")
+
+    assert kept(tmp_path / "whole") == [False] * 3
+
+
+def test_fault_43_migrating_keeps_unknown_fields(later: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(STEPS, 0, Step(manifest=dict, record=dict))
+    path = later[0] / "trials.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":0', 1))
+
+    migrate.copied(later[0], tmp_path / "new")
+
+    assert migration.lifted({"schema": 0}, "record") == {"schema": 1}
+    assert kept(tmp_path / "new") == [True, True]
