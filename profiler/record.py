@@ -18,7 +18,8 @@ from profiler.devices import Conditions
 SCHEMA = 1
 
 Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "crashed", "failed"]
-Stopped = Literal["target", "samples", "seconds"]  # the median was sure enough, or their number or time was spent
+# the median was sure enough; or their number or time was spent; or the next would have passed the limit of the stage
+Stopped = Literal["target", "samples", "seconds", "limit"]
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -51,6 +52,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     optimizer_seconds: tuple[float, ...] | None = None
     step_seconds: tuple[float, ...] | None = None
     warmup_seconds: tuple[float, ...] | None = None  # steps before these: the first, those asked for, those found
+    steps_per_sample: int = 1  # of so many in a row each is the mean, where one is too fast for the clock
     stopped: Stopped | None = None  # why there are no more samples
     conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
 

@@ -39,13 +39,16 @@ def start(
     json: bool = False,
     dry_run: bool = False,
     fit: bool = False,
+    exclusive: bool = False,
 ) -> int:
     """Run what is asked for, show it and write it; the exit code. Raises UserError."""
     from profiler import catalogue, device_choice, engines, spec, store, sweep
     from profiler.case import Choice
 
     request = spec.override(sweep.read(config), words) if config else words
-    spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported, which takes seconds
+    asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
+    if exclusive and all(trial.case.is_predicted for trial in asked.trials):
+        raise UserError("--exclusive has no effect on a prediction", hint="nothing is measured; leave it out")
     store.refuse_existing(output or RESULTS / "new")
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect(stage_seconds=limit) as engine:
@@ -57,10 +60,11 @@ def start(
         folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in plan.trials])
         environment = device_choice.environment(plan.trials[0].case.device, devices)
         store.create(folder, plan=plan.trials, command=command_line(), environment=environment)
-        return _go_on(engine, folder, plan.data_directory, devices, json, plan.remarks, fit=fit)
+        data = plan.data_directory
+        return _go_on(engine, folder, data, devices, json, plan.remarks, fit=fit, exclusive=exclusive)
 
 
-def resume(name: str, words: Request, limit: float, json: bool) -> int:
+def resume(name: str, words: Request, limit: float, json: bool, *, exclusive: bool = False) -> int:
     """Go on with an interrupted run; the exit code. Raises UserError."""
     from profiler import catalogue, device_choice, engines, runner, store
     from profiler.analysis import progress
@@ -86,7 +90,7 @@ def resume(name: str, words: Request, limit: float, json: bool) -> int:
         devices = engine.survey()
         device = before.manifest.plan[0].case.device
         runner.refuse_other_machine(before.manifest.environment, device_choice.environment(device, devices))
-        return _go_on(engine, folder, words.data, devices, json, before.warnings)
+        return _go_on(engine, folder, words.data, devices, json, before.warnings, exclusive=exclusive)
 
 
 def _go_on(
@@ -98,16 +102,17 @@ def _go_on(
     remarks: tuple[str, ...],
     *,
     fit: bool = False,
+    exclusive: bool = False,
 ) -> int:
     """Run what is owed, then show and write what there is, also after Ctrl-C."""
     from profiler import store
 
     say_first(store.load(folder).manifest.plan, devices, remarks)
-    code = follow(engine, folder, data)
+    code = follow(engine, folder, data, exclusive=exclusive)
     return _finish(store.load(folder), code=code, json=json, fit=fit)
 
 
-def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
+def follow(engine: Engine, folder: Path, data: str | None = None, *, exclusive: bool = False) -> int:
     """Run what a run folder owes, and show each record as it comes; 0, or what an interrupt ends with."""
     from profiler import runner, store
     from profiler.views.progress import Follow
@@ -115,12 +120,12 @@ def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
     cases = [trial.case for trial in store.load(folder).manifest.plan]
     try:
         with Follow(sys.stderr, cases) as shown:
-            for record, left in runner.carry_out(engine, folder, data_directory=data):
+            for record, left in runner.carry_out(engine, folder, data_directory=data, exclusive=exclusive):
                 shown.show(record, left=left)
     except Interrupted as interrupted:
         aside("interrupted; what was printed is safe")
         return int(interrupted.exit_code)
-    except UserError as error:  # it could not be written any further
+    except UserError as error:  # it could not be written any further, or the device is not as it must be
         aside(f"gcprof: {error.message}")
         aside(f"hint: {error.hint}")
         return error.exit_code
