@@ -68,8 +68,9 @@ def test_the_tables_look_as_they_did(name: str, width: int):
 @pytest.mark.parametrize("name", CASES)
 def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
     columns = []
-    fitted = terminal.fitted
+    fitted, strips = terminal.fitted, terminal.strips
     monkeypatch.setattr(pivot, "fitted", lambda found, **how: columns.extend(found) or fitted(found, **how))
+    monkeypatch.setattr(pivot, "strips", lambda found, **how: columns.extend(found) or strips(found, **how))
 
     for width in range(40, 201, 10):
         text = printed(name, width=width)
