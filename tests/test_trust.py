@@ -32,6 +32,13 @@ def record(
     return msgspec.structs.replace(made, case=case, readings=msgspec.structs.replace(made.readings, **told))
 
 
+def on_a_gpu(one: Record, *, total: int, device: str = "cuda:0") -> Record:
+    """The same on a device of so many bytes."""
+    case = msgspec.structs.replace(one.case, device=device)
+    environment = msgspec.structs.replace(one.environment, device_bytes=total)
+    return msgspec.structs.replace(one, case=case, environment=environment)
+
+
 def notes(*records: Record) -> dict[str, str]:
     """Of the first row, by code."""
     return {note.code: note.text for note in rows(records)[0].notes}
@@ -171,6 +178,9 @@ def test_the_examples_of_the_pages_are_what_is_said():
         "GCP023": record(seconds=tuple(0.16 + index * 0.001 for index in range(40))),
         "GCP024": record(conditions=(WELL, THROTTLED)),
         "GCP025": record(conditions=busy(0.0, 1.5)),
+        "GCP032": on_a_gpu(record(reserved_bytes=9 * 2**30), total=8 * 2**30),
+        "GCP033": record(steps_per_sample=12),
+        "GCP034": record(seconds=(100.0, 100.0, 100.0), stopped="limit"),
     }
 
     for code, one in made.items():

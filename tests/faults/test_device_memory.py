@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from profiler.case import Trial
@@ -17,7 +16,7 @@ from profiler.errors import UserError
 from profiler.record import Record
 from tests import make
 from tests.make import MIB
-from tests.test_trust import notes, record
+from tests.test_trust import notes, on_a_gpu, record
 
 # --- 49: device memory that does not come back
 
@@ -103,19 +102,18 @@ def test_twin_49_without_waiting_the_next_trial_begins_in_what_is_left(monkeypat
 # --- 64: GPU memory spilled to the host
 
 
-def on_a_gpu(*, reserved: int, total: int = 8192 * MIB, device: str = "cuda:0") -> dict[str, str]:
-    one = record(reserved_bytes=reserved)
-    environment = msgspec.structs.replace(one.environment, device_bytes=total)
-    return notes(msgspec.structs.replace(one, case=make.case(device=device), environment=environment))
+def held(nbytes: int, *, total: int = 8192 * MIB, device: str = "cuda:0") -> dict[str, str]:
+    """The notes of a row that reserved so much of a device."""
+    return notes(on_a_gpu(record(reserved_bytes=nbytes), total=total, device=device))
 
 
 def test_fault_64_more_than_the_device_has_is_said_to_be_spilled():
-    found = on_a_gpu(reserved=9216 * MIB)
+    found = held(9216 * MIB)
 
     assert found["GCP032"].startswith("spill suspected: 9.00 GiB on a device of 8.00 GiB")
-    assert "GCP032" not in on_a_gpu(reserved=8192 * MIB)
-    assert "GCP032" not in on_a_gpu(reserved=9216 * MIB, device="cpu")  # the host swaps
+    assert "GCP032" not in held(8192 * MIB)
+    assert "GCP032" not in held(9216 * MIB, device="cpu")  # the host swaps
 
 
 def test_twin_64_where_the_total_is_not_known_the_same_numbers_are_believed():
-    assert on_a_gpu(reserved=9216 * MIB, total=0) == {}
+    assert held(9216 * MIB, total=0) == {}
