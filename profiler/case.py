@@ -118,6 +118,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     digests: dict[str, str] | None = None  # what the baseline's equality pass gave
     calibration: Calibration | None = None  # of a prediction
     data_directory: str | None = None
+    limit_seconds: float | None = None  # that each of its stages may take
 
 
 def encode(value: Any, *, order: Any = None) -> bytes:

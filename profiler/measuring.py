@@ -47,6 +47,7 @@ def measure(
         readings |= bench.operators()
     if "time" in trial.passes:
         readings |= bench.time()
+        bench.note_untold()
     return Record(
         case=trial.case,
         round=trial.round,
@@ -166,7 +167,13 @@ class _Bench:
             warmup=case.warmup,
             samples=case.samples,
             sampling=case.sampling,
+            until=self._limit(),
         )
+
+    def _limit(self) -> float | None:
+        """When the stage at work must have ended."""
+        limit = self.trial.limit_seconds
+        return None if limit is None else self._stages[-1][1] + limit
 
     def _baseline(self, case: Case) -> Equality:
         """Against itself; in another precision than fp32 also against that."""
@@ -218,6 +225,11 @@ class _Bench:
     ) -> torch.Tensor:
         self.num_steps += 1
         return step(mark)
+
+    def note_untold(self) -> None:
+        """What the device does not say of itself is missing with its reason."""
+        if reason := self.device.untold():
+            self._note("GCP031", f"clock, heat, power and other processes of the device are not known: {reason}")
 
     def _check_loss(self, loss: torch.Tensor) -> None:
         if not bool(torch.isfinite(loss)):

@@ -18,7 +18,8 @@ from profiler.devices import Conditions
 SCHEMA = 1
 
 Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "crashed", "failed"]
-Stopped = Literal["target", "samples", "seconds"]  # the median was sure enough, or their number or time was spent
+# the median was sure enough; or their number or time was spent; or the next would have passed the limit of the stage
+Stopped = Literal["target", "samples", "seconds", "limit"]
 SOFTWARE = ("gcprof", "python", "torch")  # of an environment: the same in all of a run
 HARDWARE = ("device_name", "cuda", "driver", "num_threads")  # the same wherever a device has the same name in a case
 PHASES = ("forward", "backward", "optimizer")
@@ -64,6 +65,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     optimizer_seconds: tuple[float, ...] | None = None
     step_seconds: tuple[float, ...] | None = None
     warmup_seconds: tuple[float, ...] | None = None  # steps before these: the first, those asked for, those found
+    steps_per_sample: int = 1  # of so many in a row each is the mean, where one is too fast for the clock
     stopped: Stopped | None = None  # why there are no more samples
     conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
 

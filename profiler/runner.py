@@ -12,18 +12,28 @@ import msgspec
 from profiler import store
 from profiler.analysis import progress
 from profiler.analysis.calibration import calibration
+from profiler.analysis.surroundings import others
 from profiler.case import Case, Trial
 from profiler.engines import Engine
+from profiler.errors import UserError
 from profiler.record import Record
+
+UNTOLD = "GCP031"  # the note of a device that tells nothing of itself
 
 
 def carry_out(
-    engine: Engine, folder: Path, *, data_directory: str | None = None, warn: Callable[[str], None] = warnings.warn
+    engine: Engine,
+    folder: Path,
+    *,
+    data_directory: str | None = None,
+    exclusive: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> Iterator[tuple[Record, int]]:
     """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
 
     What crashed or took too long is owed again. `warn` is told what harms nothing yet. Raises UserError where the
-    folder cannot be read or written, or belongs to another process.
+    folder cannot be read or written, or belongs to another process; and (exit code 3) where the device must be
+    exclusive, and others used it, or nobody can tell.
     """
     writer = store.Writer(folder)  # first, so that nobody else adds to what is read here
     try:
@@ -39,6 +49,8 @@ def carry_out(
             writer.append(record)
             left -= 1 + _no_longer_owed(record, owed)
             yield record, left
+            if exclusive:
+                _refuse_shared(record)
     finally:
         writer.close()
 
@@ -66,6 +78,15 @@ def execute(
         for record in engine.run(ready):
             found[record.case, record.round] = record
             yield record
+
+
+def _refuse_shared(record: Record) -> None:
+    conditions = record.readings.conditions
+    found = others([conditions]) if conditions else None
+    unknown = next((note.text for note in record.notes if note.code == UNTOLD), None)
+    if found or unknown:
+        hint = "go on with --resume, once the device is free" if found else "go on with --resume, without --exclusive"
+        raise UserError(f"--exclusive error: {found or unknown}", hint=hint, exit_code=3)
 
 
 def _no_longer_owed(record: Record, owed: tuple[Trial, ...]) -> int:

@@ -44,12 +44,19 @@ def survey(request: str, channel: int) -> None:
         *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
     ]
     found: dict[str, Environment] = {}
+    free: dict[str, int | None] = {}
     for name in names:
         try:
-            found[name] = environment(open_device(name))
+            device = open_device(name)
+            found[name], free[name] = environment(device), device.free_bytes()
         except RuntimeError as error:  # a device that is broken, or taken, is not one that can be measured
             print(f"{name}: {error}", file=sys.stderr)
-    tell(channel, {"devices": found})
+    tell(channel, {"devices": found, "free": free})
+
+
+def free_bytes(request: str, channel: int) -> None:
+    """Tell how much of the memory of the device called `request` nobody holds."""
+    tell(channel, {"free": open_device(request).free_bytes()})
 
 
 def outline(request: str, channel: int) -> None:

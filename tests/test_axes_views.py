@@ -68,8 +68,9 @@ def test_the_tables_look_as_they_did(name: str, width: int):
 @pytest.mark.parametrize("name", CASES)
 def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
     columns = []
-    fitted = terminal.fitted
+    fitted, strips = terminal.fitted, terminal.strips
     monkeypatch.setattr(pivot, "fitted", lambda found, **how: columns.extend(found) or fitted(found, **how))
+    monkeypatch.setattr(pivot, "strips", lambda found, **how: columns.extend(found) or strips(found, **how))
 
     for width in range(40, 201, 10):
         text = printed(name, width=width)
@@ -367,3 +368,20 @@ def test_the_stairs_go_through_the_most_samples_of_each_memory():
 
 def test_every_line_is_named():
     assert {"none: 32", "sqrt: 64", "all: 32"} <= set(texts(draw(rows(), kind="throughput").axes[0]))
+
+
+def test_a_hundred_columns_are_strips_with_the_names_before_each():
+    sizes = range(1, 101)
+    records = [
+        make.record(name, case=make.case(name, batch_size=size), peak=size * make.MIB)
+        for size in sizes
+        for name in ("none", "all")
+    ]
+
+    lines = pivot.table(examples.table(records), over=("batch_size", "strategy"), width=80).plain.splitlines()
+
+    peaks = lines[lines.index("peak memory (MiB) by batch size") : lines.index("saved memory (MiB) by batch size")]
+    assert max(map(len, lines)) <= 80
+    shown = [cell for line in peaks if line.startswith("none") for cell in line.split()[1:]]
+    assert shown[:100] == [f"{size:.1f}" for size in sizes]
+    assert len(peaks) < 60  # not a block of a hundred lines for each row

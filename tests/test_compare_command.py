@@ -74,17 +74,6 @@ def test_another_baseline_is_the_first_side(results: Path, capsys: pytest.Captur
         assert [side["run"] for side in json.loads(document)["comparison"]["sides"]] == ["new", "old"]
 
 
-def test_another_torch_is_refused_and_can_be_allowed(results: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["compare", "old", "torch"]) == 4
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "torch is 2.15.0 in A (old), 2.16.0 in B (torch)" in err
-    assert "--allow-different torch" in err
-
-    assert answer(["compare", "old", "torch", "--allow-different", "torch"]) == 0
-    assert "2.16.0" in capsys.readouterr().out
-
-
 def test_the_gate_ends_with_5_and_names_what_tripped(results: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["compare", "old", "new", "--fail-on", "peak:>2%,time:>5%"]) == 5
 

@@ -76,16 +76,6 @@ def test_the_rounds_of_a_run_are_kept_apart():
     assert contrast.verdict == "ambiguous"
 
 
-def test_every_difference_of_the_environment_is_told_and_the_rest_is_the_same():
-    found = against([record()], [record(environment=H100)])
-
-    assert {one.what: one.values for one in found.differences} == {
-        "device": ("Tesla T4", "NVIDIA H100 80GB HBM3"),
-        "memory": ("1,000 MiB", "78.1 GiB"),
-    }
-    assert "torch" in {one.what for one in found.same}
-
-
 @pytest.mark.parametrize(
     ("name", "first", "second"),
     [("driver", "550.1", "560.2"), ("cuda", "12.8", "13.2"), ("num_threads", 2, 8), ("gcprof", "0.1.0", "0.2.0")],
@@ -96,34 +86,6 @@ def test_what_may_differ_is_told_and_not_refused(name: str, first: object, secon
     (difference,) = against(*sides).differences
 
     assert difference.values == (str(first), str(second))
-
-
-REFUSED = {
-    "torch": ({}, {"environment": msgspec.structs.replace(T4, torch="2.16.0")}),
-    "optimizer": ({}, {"optimizer": Choice("adam")}),
-    "accumulate": ({}, {"accumulate": 2}),
-    "keep_gradients": ({}, {"keep_gradients": True}),
-    "repair_batchnorm": ({}, {"repair_batchnorm": True}),
-    "blocks": ({}, {"blocks": "model.*"}),
-    "seed": ({}, {"seed": 1}),
-    "data": ({"built": None}, {"built": None, "data": "files"}),
-    "batch_size": ({}, {"batch_size": 128}),
-    "precision": ({}, {"precision": "bf16"}),
-    "model": ({}, {"model": Choice("mlp")}),
-    "num_parameters": ({}, {"built": msgspec.structs.replace(make.record().built, num_parameters=2000)}),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_changes_the_meaning_is_refused_unless_it_is_allowed(name: str):
-    first, second = ([record(**fields)] for fields in REFUSED[name])
-
-    with pytest.raises(UserError, match=name) as refused:
-        against(first, second)
-
-    assert refused.value.exit_code == 4
-    assert refused.value.hint.endswith(f"--allow-different {name}")
-    assert len(against(first, second, allowed=[name]).matches) == 1
 
 
 def test_builds_of_one_torch_version_are_one_version():
@@ -143,17 +105,6 @@ def test_an_axis_that_is_not_aligned_by_would_make_two_rows_one():
     assert refused.value.exit_code == 4
     assert refused.value.hint == "--align model,strategy,batch_size,precision,optimizer"
     assert len(against(twice, twice, align=(*ALIGN, "optimizer")).matches) == 2
-
-
-def test_rows_of_one_run_only_and_rows_that_are_not_ok_stay_in_the_list():
-    first = [record("none"), record("all"), record("sqrt")]
-    second = [record("none"), make.failed("all", "out_of_memory", "why", environment=T4), record("first")]
-
-    cells = {match.key["strategy"]: match.cells for match in against(first, second).matches}
-
-    assert cells["sqrt"][1] is None
-    assert cells["first"][0] is None
-    assert (cells["all"][1].outcome, cells["all"][1].peak, cells["all"][1].time) == ("out_of_memory", None, None)
 
 
 def test_several_devices_of_one_run_are_sides_of_their_own():

@@ -121,14 +121,6 @@ def test_a_cut_number_would_be_seen():
     assert number_texts(found) - Counter(printed(found, width=200).replace("140.0", "140.…").split())
 
 
-def test_a_row_that_is_gone_new_or_out_of_memory_is_named():
-    text = printed(before_and_after(), width=200)
-
-    assert "segments:k=8: only in A" in text
-    assert "sqrt: only in B" in text
-    assert "segments:k=4: out of memory in B: tried to allocate 96 MiB; ok in A" in text
-
-
 def test_a_pair_that_swaps_is_named():
     text = printed(devices(), width=200)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -42,6 +43,11 @@ class Nvml(SimpleNamespace):
         return query
 
 
+def process(number: int, *, held: int | None = 2**20) -> SimpleNamespace:
+    """As NVML lists one that computes on the board."""
+    return SimpleNamespace(pid=number, usedGpuMemory=held)
+
+
 ANSWERS = {
     "nvmlDeviceGetClockInfo": 1410,
     "nvmlDeviceGetMaxClockInfo": 1980,
@@ -49,7 +55,7 @@ ANSWERS = {
     "nvmlDeviceGetPowerUsage": 690_500,
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1 | 0x4 | 0x20 | 0x40,
-    "nvmlDeviceGetComputeRunningProcesses": ["this one", "another"],
+    "nvmlDeviceGetComputeRunningProcesses": [process(os.getpid()), process(1, held=3 * 2**30)],
 }
 
 
@@ -67,6 +73,7 @@ def test_a_board_tells_clock_heat_power_and_processes_in_base_units(monkeypatch)
         limit_watts=700.0,
         held_by=("the power limit", "heat"),
         num_others=1,
+        others_bytes=3 * 2**30,
     )
 
 
@@ -76,28 +83,22 @@ def test_a_board_that_is_idle_is_not_held(monkeypatch):
     assert nvml.find("12-34").conditions(0.0).held_by == ()
 
 
-@pytest.mark.parametrize(("processes", "others"), [([], 0), (["this one"], 0), (["a", "b", "c"], 2)])
-def test_one_of_the_processes_on_the_board_is_this_one(monkeypatch, processes, others):
+@pytest.mark.parametrize(
+    ("processes", "others", "held"),
+    [
+        ([], 0, 0),
+        ([process(os.getpid())], 0, 0),
+        ([process(os.getpid()), process(1, held=5), process(2, held=7)], 2, 12),
+        ([process(1), process(2), process(3)], 2, None),  # in a container: which of them is ours is not known
+        ([process(os.getpid()), process(1, held=None)], 1, None),  # the system does not tell
+    ],
+)
+def test_one_of_the_processes_on_the_board_is_this_one(monkeypatch, processes, others, held):
     monkeypatch.setattr(nvml, "pynvml", Nvml(nvmlDeviceGetComputeRunningProcesses=processes))
 
-    assert nvml.find("12-34").conditions(0.0).num_others == others
+    found = nvml.find("12-34").conditions(0.0)
 
-
-def test_what_a_board_does_not_tell_is_none(monkeypatch):
-    monkeypatch.setattr(nvml, "pynvml", Nvml())
-
-    assert nvml.find("12-34").conditions(1.0) == Conditions(at_seconds=1.0)
-
-
-def test_without_nvml_or_the_board_there_are_no_conditions(monkeypatch):
-    def no_driver():
-        raise NotSupported("driver not loaded")
-
-    for library, uuid in [(None, "12-34"), (Nvml(), "56-78"), (Nvml(init=no_driver), "12-34")]:
-        monkeypatch.setattr(nvml, "pynvml", library)
-        assert nvml.find(uuid) is None
-    monkeypatch.setattr(nvml, "pynvml", Nvml(uuid="MIG-56"))
-    assert nvml.find("MIG-56") is not None  # its name is taken as it is
+    assert (found.num_others, found.others_bytes) == (others, held)
 
 
 def test_what_this_process_computes_is_nobody_elses(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -92,42 +91,6 @@ def test_an_interval_that_is_too_narrow_would_be_seen(monkeypatch: pytest.Monkey
     monkeypatch.setattr(student, "quantile", lambda confidence, freedom: 1.96)
 
     assert covered((3, 5), normal(0.01)) < 0.93
-
-
-CONSTANT = {"rounds": [[0.2] * 5] * 3, "one round": [[0.2] * 5], "inexact": [[0.1 + 0.2] * 7]}
-
-
-@pytest.mark.parametrize("samples", CONSTANT.values(), ids=CONSTANT)
-def test_constant_samples_divide_nothing_by_zero(samples: list[list[float]]):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-
-        found = sampled(samples, samples)
-
-    assert (found.ratio, found.verdict) == (1.0, "same")
-    assert found.low == pytest.approx(1.0)
-    assert found.high == pytest.approx(1.0)
-
-
-def test_constant_samples_that_differ_are_worse():
-    found = sampled([[0.2, 0.2]], [[0.3, 0.3]])
-
-    assert found.verdict == "worse"
-    assert found.low <= found.ratio <= found.high
-    assert (found.low, found.high) == (pytest.approx(1.5), pytest.approx(1.5))
-
-
-def test_zeros_divide_nothing_by_zero():
-    assert sampled([[0.0, 0.0]], [[0.0, 0.0]]).verdict == "same"
-    assert sampled([[0.0, 0.0]], [[0.1, 0.1]]).verdict == "ambiguous"
-    assert sampled([[0.1, 0.1]], [[0.0, 0.1]]).verdict == "ambiguous"
-    assert estimated(0.0, 0.1).ratio is None
-
-
-def test_a_single_sample_has_no_interval_and_decides_nothing():
-    found = sampled([[0.1]], [[0.2, 0.2]])
-
-    assert (found.ratio, found.low, found.high, found.verdict) == (2.0, None, None, "ambiguous")
 
 
 def test_bytes_are_compared_exactly():

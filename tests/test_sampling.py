@@ -29,6 +29,8 @@ REFERENCE = Path(__file__).parent.parent / "results" / "reference" / "cpu" / "mn
 class Scripted:
     """A device on which every step takes what is written down, half of it forward and half backward."""
 
+    tick_seconds = 1e-9
+
     def __init__(self, seconds: list[float]) -> None:
         self.left = list(seconds)
         self.num_read = 0
@@ -116,7 +118,7 @@ def test_a_measured_record_tells_its_warm_up_and_why_it_ended():
 
     assert (len(record.readings.step_seconds), len(record.readings.warmup_seconds)) == (3, 2)
     assert record.readings.stopped == "samples"
-    assert record.num_steps == 5
+    assert record.num_steps == 2 + 3 * record.readings.steps_per_sample
     first, last = record.readings.conditions
     assert last.at_seconds > first.at_seconds > 0
     assert last.num_cores >= 1

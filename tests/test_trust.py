@@ -32,6 +32,13 @@ def record(
     return msgspec.structs.replace(made, case=case, readings=msgspec.structs.replace(made.readings, **told))
 
 
+def on_a_gpu(one: Record, *, total: int, device: str = "cuda:0") -> Record:
+    """The same on a device of so many bytes."""
+    case = msgspec.structs.replace(one.case, device=device)
+    environment = msgspec.structs.replace(one.environment, device_bytes=total)
+    return msgspec.structs.replace(one, case=case, environment=environment)
+
+
 def notes(*records: Record) -> dict[str, str]:
     """Of the first row, by code."""
     return {note.code: note.text for note in rows(records)[0].notes}
@@ -140,36 +147,6 @@ def test_of_calm_runs_hardly_any_row_is_doubted():
     assert sum(bool(row.notes) for run in runs for row in run) <= 6  # of 600
 
 
-def test_a_clock_that_is_held_down_says_by_what_and_how_far():
-    found = notes(record(conditions=(WELL, THROTTLED)))
-
-    assert found["GCP024"].startswith(
-        "the clock was held down by heat: 1,410 MHz to 1,980 MHz of 1,980 MHz, up to 84 C, up to 690 W of 700 W;"
-    )
-
-
-def test_a_clock_that_falls_is_held_down_also_where_nothing_says_by_what():
-    slow = msgspec.structs.replace(WELL, clock_hertz=1.8e9)
-
-    assert "GCP024" in notes(record(conditions=(WELL, slow)))
-    assert "GCP024" not in notes(record(conditions=(slow, WELL)))  # it rose: the device was idle before
-    assert "GCP024" not in notes(record(conditions=(slow, slow)))  # a locked clock
-
-
-def test_a_limit_that_costs_no_clock_is_let_pass():
-    nearly = msgspec.structs.replace(THROTTLED, clock_hertz=1.95e9)
-
-    assert "GCP024" not in notes(record(conditions=(nearly, nearly)))
-    assert "GCP024" in notes(record(conditions=(Conditions(at_seconds=0.0, held_by=("heat",)),)))  # no clock is told
-
-
-def test_other_processes_on_the_gpu_are_counted():
-    shared = msgspec.structs.replace(WELL, num_others=1)
-
-    assert "shared with 1 other process:" in notes(record(conditions=(WELL, shared)))["GCP025"]
-    assert "GCP025" not in notes(record(conditions=(WELL, msgspec.structs.replace(WELL, num_others=0))))
-
-
 @pytest.mark.parametrize(
     ("conditions", "is_said"),
     [
@@ -201,6 +178,9 @@ def test_the_examples_of_the_pages_are_what_is_said():
         "GCP023": record(seconds=tuple(0.16 + index * 0.001 for index in range(40))),
         "GCP024": record(conditions=(WELL, THROTTLED)),
         "GCP025": record(conditions=busy(0.0, 1.5)),
+        "GCP032": on_a_gpu(record(reserved_bytes=9 * 2**30), total=8 * 2**30),
+        "GCP033": record(steps_per_sample=12),
+        "GCP034": record(seconds=(100.0, 100.0, 100.0), stopped="limit"),
     }
 
     for code, one in made.items():

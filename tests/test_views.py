@@ -258,3 +258,14 @@ def test_a_row_whose_time_was_not_measured_says_so():
     untimed = make.record("none", readings=examples.untimed_readings(make.record().readings))
 
     assert "none: time not measured" in samples(examples.table([untimed])).plain
+
+
+def test_a_baseline_without_a_time_is_no_baseline_of_times():
+    record = make.record("none")
+    untimed = msgspec.structs.replace(record, readings=examples.untimed_readings(record.readings))
+
+    found = columns(examples.table([untimed, make.record("all")]))
+
+    heads = {column.label: column.cells[0] for column in found.all}
+    assert heads["time against none"] == MISSING
+    assert heads["peak against none"] == "baseline"

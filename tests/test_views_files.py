@@ -60,41 +60,6 @@ def test_what_was_not_measured_is_an_empty_csv_cell_and_its_column_stays_whole_n
     assert "nan" not in text.lower()
 
 
-@pytest.mark.parametrize("start", "=+-@")
-def test_no_csv_cell_can_be_a_formula(start: str):
-    records = [make.failed("none", "failed", f"{start}cmd|' /C calc'!A0\n")]
-
-    line = lines_of(csv_view.table(examples.table(records)))[0]
-
-    assert line["detail"] == f"'{start}cmd|' /C calc'!A0"
-
-
-def test_other_csv_cells_are_not_quoted():
-    line = lines_of(csv_view.table(examples.table([make.failed("none", "failed", "1=1")])))[0]
-
-    assert line["detail"] == "1=1"
-
-
-def test_markdown_of_hostile_text_is_still_one_table():
-    text = markdown.table(examples.table([make.record(HOSTILE)]))
-
-    body = next(line for line in text.splitlines() if line.startswith("| a"))
-    cells = body.replace("\\|", "").strip("| ").split(" | ")
-    head = next(line for line in text.splitlines() if line.startswith("| strategy"))
-    assert len(cells) == len(head.strip("| ").split(" | "))
-    assert "\\*c\\_d\\`e\\[f\\]\\<g" in body
-
-
-def test_latex_of_hostile_text_is_escaped():
-    text = latex.table(examples.table([make.record(HOSTILE)]))
-
-    escaped = (
-        r"\_d`e[f]\textless{}g\textgreater{}\&h\%i\$j\#k\{l\}m\textasciitilde{}n\textasciicircum{}o\textbackslash{}p"
-    )
-    assert escaped in text
-    assert text.count(r"\begin{") == text.count(r"\end{")
-
-
 def test_the_document_holds_exactly_what_is_promised():
     records = [make.record("segments:k=8", seconds=(0.1, 0.2))]
 

@@ -8,7 +8,7 @@ import msgspec
 
 from profiler.analysis.by_memory import Advice, advise
 from profiler.analysis.contrasts import Contrast
-from profiler.analysis.mixing import Difference, circumstances, refuse_mixed
+from profiler.analysis.mixing import Difference, circumstances, idle, refuse_mixed
 from profiler.analysis.points import Point, peaks, times
 from profiler.analysis.ranking import Order, orders
 from profiler.analysis.sides import ALIGN, Key, Side, sides
@@ -82,7 +82,7 @@ def compare(
         matches=tuple(_match(key, found, align) for key in keys),
         orders=orders(found, align=align),
         advice=advise(found, align=align),
-        remarks=_remarks(found),
+        remarks=(*_remarks(found), *_idle(found, allowed)),
     )
 
 
@@ -117,6 +117,11 @@ def _remarks(found: Sequence[Side]) -> tuple[str, ...]:
     once = [side.label for side in found if _is_of_one_round(side)]
     text = "of one round: its intervals know the spread within a process, not that between processes"
     return (f"{', '.join(once)}: {text}; --rounds 3 shows both",) if once else ()
+
+
+def _idle(found: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
+    names = idle(found, allowed)
+    return (f"--allow-different {','.join(names)} has no effect: it does not differ",) if names else ()
 
 
 def _is_of_one_round(side: Side) -> bool:

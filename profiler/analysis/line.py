@@ -156,7 +156,7 @@ def _verdict(row: Row) -> dict[str, Any]:
         "noise_floor": equality.noise_floor if equality else None,
         "precision_difference": equality.precision_difference if equality else None,
         "on_frontier": row.on_frontier,
-        "notes": "; ".join(note.text for note in row.notes) or None,
+        "notes": "; ".join(f"{note.code} {note.text}" for note in row.notes) or None,
     }
 
 

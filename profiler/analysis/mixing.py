@@ -65,6 +65,15 @@ def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequen
             raise UserError("; ".join(told), hint=_allowing(wrong), exit_code=4)
 
 
+def idle(sides: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
+    """What was allowed to differ, and does not in any rows that stand beside each other."""
+    baseline, *others = sides
+    shared = {side.label: [key for key in baseline.points if key in side.points] for side in others}
+    return tuple(
+        name for name in allowed if not any(_unequal(baseline, one, shared[one.label], name) for one in others)
+    )
+
+
 def _unequal(baseline: Side, side: Side, shared: Sequence[tuple[str, ...]], name: str) -> tuple[str, str] | None:
     pairs = ((value(baseline.points[key].row, name), value(side.points[key].row, name)) for key in shared)
     return next(((first, second) for first, second in pairs if first and second and first != second), None)

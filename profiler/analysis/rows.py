@@ -100,7 +100,8 @@ def _row(
     ratios = _time_ratios(found, rounds.get(baseline, [])) if record.outcome == "ok" else []
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
-    notes = [*(note for one in found for note in one.notes), *([drift] if drift else []), *trust.doubts(found, ratios)]
+    doubts = trust.doubts(found, ratios, baseline=rounds.get(baseline, []))
+    notes = [*(note for one in found for note in one.notes), *([drift] if drift else []), *doubts]
     return Row(
         case=case,
         outcome=record.outcome,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiler.devices import Conditions
-from profiler.units import in_unit_text
+from profiler.units import bytes_text, in_unit_text
 
 SLOWED = 0.95  # of the highest clock: a clock that is held no lower is let pass, and so is one that falls no further
 SHARE = 0.1  # of all cores
@@ -32,7 +32,9 @@ def others(series: Series) -> str | None:
     """Whether other processes used the device while steps were timed."""
     on_device = max((one.num_others or 0 for round_ in series for one in round_), default=0)
     if on_device:
-        shared = f"{on_device} other process{'' if on_device == 1 else 'es'}"
+        held_bytes = max((one.others_bytes or 0 for round_ in series for one in round_), default=0)
+        size = f" that hold{'s' if on_device == 1 else ''} {bytes_text(held_bytes)}" if held_bytes else ""
+        shared = f"{on_device} other process{'' if on_device == 1 else 'es'}{size}"
         return f"the device is shared with {shared}: times and free memory are theirs too; --device takes another one"
     spans = [(round_[0], round_[-1]) for round_ in series if round_[0].others_seconds is not None]
     wall = sum(last.at_seconds - first.at_seconds for first, last in spans)

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
+from profiler.analysis import cycles
 from profiler.analysis.surroundings import held, others
 from profiler.case import Case
 from profiler.record import Note, Record
 from profiler.series.drift import drift
 from profiler.series.interval import uncertainty
 from profiler.series.spread import spread
-from profiler.units import change_text, count_text, spread_text
+from profiler.units import bytes_text, change_text, count_text, seconds_text, spread_text
 
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
 DRIFT = 0.05  # a smaller change is let pass, however certain it is
-LIMITS = {"samples": "--max-samples", "seconds": "--max-seconds"}  # by why sampling stopped
+LIMITS = {"samples": "--max-samples", "seconds": "--max-seconds", "limit": "--stage-limit"}  # by why sampling stopped
 
 
-def doubts(rounds: Sequence[Record], ratios: Sequence[float]) -> tuple[Note, ...]:
-    """Of the rounds of one measured case, and the ratio of each to its baseline: one note for every doubt there is."""
+def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Sequence[Record] = ()) -> tuple[Note, ...]:
+    """Of the rounds of one measured case, the ratio of each to its baseline's: one note for every doubt there is."""
     timed = [record for record in rounds if record.readings.step_seconds and not record.case.is_predicted]
     if not timed:
         return ()
@@ -29,8 +30,11 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float]) -> tuple[Note, ...
         "GCP012": _noise(_joined(series), ratios),
         "GCP021": _unsure(_joined(series), timed),
         **_within_rounds(drift(series)),
-        "GCP024": held(conditions),
+        "GCP024": _clocks(timed, baseline),
         "GCP025": others(conditions),
+        "GCP032": _spilled(timed),
+        "GCP033": _in_a_row(timed),
+        "GCP034": _cut_short(timed),
     }
     return tuple(Note(code=code, text=text) for code, text in texts.items() if text)
 
@@ -63,6 +67,48 @@ def _noise(seconds: tuple[float, ...], ratios: Sequence[float]) -> str | None:
     if width is None or (width <= NOISY and (not ratios or max(ratios) - min(ratios) <= 2 * NOISY)):
         return None
     return "the times are noisy; a quiet machine, or more --rounds and --samples, would make them surer"
+
+
+def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
+    """Where the clock was held down, or was another than the baseline's; with the ratio that does not know of it."""
+    conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
+    found = held(conditions) or cycles.apart(rounds, baseline)
+    return f"{found}{cycles.told(rounds, baseline)}" if found else None
+
+
+def _spilled(rounds: Sequence[Record]) -> str | None:
+    """Where more of a GPU's memory was held than it has: the rest can only be the host's."""
+    for record in rounds:
+        total = record.environment.device_bytes if record.environment else None
+        held = max(record.readings.reserved_bytes or 0, record.readings.peak_bytes or 0)
+        if total and held > total and not record.case.device.startswith("cpu"):
+            return (
+                f"spill suspected: {bytes_text(held)} on a device of {bytes_text(total)}: the driver holds some of it "
+                "in the host's memory (Windows, WSL), and the time is the bus's too; a smaller --batch-size would fit"
+            )
+    return None
+
+
+def _in_a_row(rounds: Sequence[Record]) -> str | None:
+    most = max(record.readings.steps_per_sample for record in rounds)
+    if most == 1:
+        return None
+    of = f"each sample is the mean of up to {count_text(most, 'step')} in a row"
+    return f"a step is too fast for the clock: {of}; a larger --batch-size takes longer"
+
+
+def _cut_short(rounds: Sequence[Record]) -> str | None:
+    """Where another step would have passed the limit of its stage: which of the rules that end sampling was not met."""
+    cut = [record for record in rounds if record.readings.stopped == "limit"]
+    if not cut:
+        return None
+    seconds = [record.readings.step_seconds or () for record in cut]
+    sampling = cut[0].case.sampling
+    unmet = f"--precision-target {sampling.precision_target:.1%}" if sampling else f"--samples {cut[0].case.samples}"
+    return (
+        f"a round ended after {count_text(min(map(len, seconds)), 'sample')}, before {unmet} was met: "
+        f"a step takes {seconds_text(median(_joined(seconds)))}; a larger --stage-limit leaves time for more"
+    )
 
 
 def _unsure(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:

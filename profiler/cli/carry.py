@@ -39,13 +39,16 @@ def start(
     json: bool = False,
     dry_run: bool = False,
     fit: bool = False,
+    exclusive: bool = False,
 ) -> int:
     """Run what is asked for, show it and write it; the exit code. Raises UserError."""
     from profiler import catalogue, device_choice, engines, spec, store, sweep
     from profiler.case import Choice
 
     request = spec.override(sweep.read(config), words) if config else words
-    spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported, which takes seconds
+    asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
+    if exclusive and all(trial.case.is_predicted for trial in asked.trials):
+        raise UserError("--exclusive has no effect on a prediction", hint="nothing is measured; leave it out")
     store.refuse_existing(output or RESULTS / "new")
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect(stage_seconds=limit) as engine:
@@ -56,7 +59,7 @@ def start(
             return _print_plan(plan, devices)
         return begin(
             engine, plan.trials, output=output, command=command_line(), data=plan.data_directory, devices=devices,
-            json=json, remarks=plan.remarks, fit=fit,
+            json=json, remarks=plan.remarks, fit=fit, exclusive=exclusive,
         )  # fmt: skip
 
 
@@ -71,6 +74,7 @@ def begin(
     json: bool,
     remarks: tuple[str, ...] = (),
     fit: bool = False,
+    exclusive: bool = False,
 ) -> int:
     """Make a run folder of these trials, and run them; the exit code."""
     from profiler import device_choice, sources, store
@@ -83,7 +87,7 @@ def begin(
         environment=device_choice.environment(trials[0].case.device, devices),
         sources=sources.digests(trial.case for trial in trials),
     )
-    return go_on(engine, folder, data, devices, json, remarks, fit=fit)
+    return go_on(engine, folder, data, devices, json, remarks, fit=fit, exclusive=exclusive)
 
 
 def go_on(
@@ -95,16 +99,17 @@ def go_on(
     remarks: tuple[str, ...],
     *,
     fit: bool = False,
+    exclusive: bool = False,
 ) -> int:
     """Run what is owed, then show and write what there is, also after Ctrl-C."""
     from profiler import store
 
     say_first(store.load(folder).manifest.plan, devices, remarks)
-    code = follow(engine, folder, data)
+    code = follow(engine, folder, data, exclusive=exclusive)
     return finish(store.load(folder), code=code, json=json, fit=fit)
 
 
-def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
+def follow(engine: Engine, folder: Path, data: str | None = None, *, exclusive: bool = False) -> int:
     """Run what a run folder owes, and show each record as it comes; 0, or what an interrupt ends with."""
     from profiler import runner, store
     from profiler.views.progress import Follow
@@ -112,13 +117,13 @@ def follow(engine: Engine, folder: Path, data: str | None = None) -> int:
     cases = [trial.case for trial in store.load(folder).manifest.plan]
     try:
         with Follow(sys.stderr, cases) as shown:
-            for record, left in runner.carry_out(engine, folder, data_directory=data, warn=_warn):
+            for record, left in runner.carry_out(engine, folder, data_directory=data, exclusive=exclusive, warn=_warn):
                 shown.show(record, left=left)
     except Interrupted as interrupted:
         aside("interrupted; what was printed is safe")
         return int(interrupted.exit_code)
-    except UserError as error:  # it could not be written any further
-        _say_failure_to_write(error)
+    except UserError as error:  # it could not be written any further, or the device is not as it must be
+        _say_error(error)
         return error.exit_code
     finally:
         end_at_once()
@@ -183,11 +188,11 @@ def _show(run: Run, *, json: bool, code: int) -> int:
     for path in (run.folder / "trials.jsonl", *written):
         aside(f"wrote {path}")
     if failure:
-        _say_failure_to_write(failure)
+        _say_error(failure)
     return code
 
 
-def _say_failure_to_write(error: UserError) -> None:
+def _say_error(error: UserError) -> None:
     aside(f"gcprof: {error.message}")
     aside(f"hint: {error.hint}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,7 +77,7 @@ def _ordered(runs: list[str], baseline: str | None) -> list[str]:
 
 
 def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
-    """Every run by the name that it is shown by; no path of this machine."""
+    """Every run by the name that it is shown by; no path of this machine, but what tells runs of one name apart."""
     from profiler.references import PREFIX
     from profiler.store import load
 
@@ -84,8 +86,16 @@ def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
         run = load(run_folder(word))
         for warning in run.warnings:
             aside(f"warning: {word}: {warning}")
-        found.append((word if word.startswith(PREFIX) else run.folder.resolve().name, run.records))
-    return found
+        found.append(((word,) if word.startswith(PREFIX) else run.folder.resolve().parts, run.records))
+    every = {parts for parts, _ in found}
+    return [(_named_apart(parts, every), records) for parts, records in found]
+
+
+def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> str:
+    """The end of a path, as little of it as no other path ends in."""
+    others = [other for other in every if other != parts]
+    enough = (count for count in range(1, len(parts)) if all(other[-count:] != parts[-count:] for other in others))
+    return str(Path(*parts[-next(enough, len(parts)) :]))
 
 
 def _print(found: Comparison, judgement: Judgement | None, *, code: int, format: str, columns: int | None) -> None:

@@ -25,6 +25,7 @@ def resume(
     limit: float = 600.0,
     json: bool = False,
     anew: bool = False,
+    exclusive: bool = False,
 ) -> int:
     """Go on with a run, or measure its plan `anew` in a folder of its own; the exit code.
 
@@ -49,11 +50,15 @@ def resume(
         if anew:
             trials = asked.trials if asked else _plan(before, devices)
             command = command_line() if asked else before.manifest.command
-            return begin(engine, trials, output=output, command=command, data=data, devices=devices, json=json)
+            return begin(
+                engine, trials, output=output, command=command, data=data, devices=devices, json=json,
+                exclusive=exclusive,
+            )  # fmt: skip
         _refuse_changes(before, asked, devices, name)
         if not _owed(before):
             return _nothing_left(before, json)
-        return go_on(engine, before.folder, data, devices, json, (*before.warnings, *_again(before)))
+        remarks = (*before.warnings, *_again(before))
+        return go_on(engine, before.folder, data, devices, json, remarks, exclusive=exclusive)
 
 
 def _request(words: Request, config: Path | None) -> Request | None:

@@ -11,7 +11,7 @@ from profiler.cli import completion
 from profiler.cli.carry import start
 from profiler.cli.resume import resume as go_on
 from profiler.cli.signals import Interrupted, heeded
-from profiler.cli.words import say_failure
+from profiler.cli.words import one_of, say_failure
 from profiler.errors import UserError
 
 LONGEST = 1_000_000  # seconds of a stage: eleven days
@@ -80,6 +80,9 @@ def run(
         bool, typer.Option("--new-run", help="With --resume: measure that run anew, in a folder of its own.")
     ] = False,
     stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
+    exclusive: Annotated[
+        str, typer.Option(help="Where others use the device: warn, or error (end with 3; --resume goes on).")
+    ] = "warn",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases, and run nothing.")] = False,
 ) -> None:
@@ -100,6 +103,9 @@ def run(
     )  # fmt: skip
     if not 0 < stage_limit <= LONGEST:
         raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
+    is_exclusive = one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error"
+    if dry_run and is_exclusive:
+        raise UserError("--exclusive has no effect with --dry-run", hint="it measures nothing; leave one of them out")
     if dry_run and json:
         raise UserError("--json has no effect with --dry-run", hint="it measures nothing; leave one of them out")
     if resume and ((output and not new_run) or dry_run):
@@ -110,10 +116,16 @@ def run(
     try:
         with heeded():
             code = (
-                go_on(resume, words, config=config, output=output, limit=stage_limit, json=json, anew=new_run)
+                go_on(
+                    resume, words, config=config, output=output, limit=stage_limit, json=json, anew=new_run,
+                    exclusive=is_exclusive,
+                )
                 if resume
-                else start(words, config=config, output=output, limit=stage_limit, json=json, dry_run=dry_run)
-            )
+                else start(
+                    words, config=config, output=output, limit=stage_limit, json=json, dry_run=dry_run,
+                    exclusive=is_exclusive,
+                )
+            )  # fmt: skip
     except Interrupted as interrupted:
         code = interrupted.exit_code  # before there was anything to keep
         if json:

@@ -61,6 +61,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     limit_watts: float | None = None
     held_by: tuple[str, ...] = ()  # what keeps the clock down: heat, power limit, ...
     num_others: int | None = None  # processes on the device besides this one
+    others_bytes: int | None = None  # of the device's memory, that they hold
     others_seconds: float | None = None  # of all cores, that others took since the device was opened
     num_cores: int | None = None
 
@@ -69,6 +70,7 @@ class Device(Protocol):
     """One device, by the name that torch has for it."""
 
     name: str
+    tick_seconds: float  # the least that its stopwatch can tell apart
 
     def watch(self, resting_bytes: int) -> Watch:
         """`resting_bytes` are live already; a device that knows better ignores them."""
@@ -79,4 +81,9 @@ class Device(Protocol):
         """Give cached memory back, so that the next pass starts as a fresh process would."""
 
     def facts(self) -> Facts: ...
+    def free_bytes(self) -> int | None:
+        """What nobody holds of the memory; None where there is no such number."""
+
     def conditions(self) -> Conditions: ...
+    def untold(self) -> str | None:
+        """Why `conditions` tells less than it could; None where it tells what there is."""

@@ -85,6 +85,7 @@ class Cpu:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.tick_seconds = time.get_clock_info("perf_counter").resolution
         self._opened = time.monotonic(), _others_seconds()
 
     def watch(self, resting_bytes: int) -> CpuWatch:
@@ -101,6 +102,12 @@ class Cpu:
 
     def facts(self) -> Facts:
         return Facts(name=_processor(), total_bytes=psutil.virtual_memory().total)
+
+    def free_bytes(self) -> None:
+        """What the system would find for a process is no number that it keeps."""
+
+    def untold(self) -> None:
+        """The system always answers."""
 
     def conditions(self) -> Conditions:
         at, others = self._opened

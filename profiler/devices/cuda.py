@@ -73,13 +73,14 @@ class CudaStopwatch:
 class Cuda:
     """One CUDA device, `cuda:0` and so on."""
 
+    tick_seconds = 5e-7  # of an event. Source: cudaEventElapsedTime
+
     def __init__(self, name: str) -> None:
         self.name = name
         self._device = torch.device(name)
         torch.cuda.set_device(self._device)
         self._opened = time.monotonic()
-        self._board: nvml.Board | None = None
-        self._is_looked_up = False
+        self._board: nvml.Board | str | None = None  # or why there is none; None before it is looked up
 
     def watch(self, resting_bytes: int) -> CudaWatch:
         return CudaWatch(self._device)
@@ -103,12 +104,24 @@ class Cuda:
             driver=_driver(),
         )
 
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free)
+
     def conditions(self) -> Conditions:
-        if not self._is_looked_up:
-            uuid = self.facts().uuid
-            self._board, self._is_looked_up = nvml.find(uuid) if uuid else None, True
+        board = self._looked_up()
         at = time.monotonic() - self._opened
-        return self._board.conditions(at) if self._board else Conditions(at_seconds=at)
+        return Conditions(at_seconds=at) if isinstance(board, str) else board.conditions(at)
+
+    def untold(self) -> str | None:
+        board = self._looked_up()
+        return board if isinstance(board, str) else None
+
+    def _looked_up(self) -> nvml.Board | str:
+        if self._board is None:
+            uuid = self.facts().uuid
+            self._board = nvml.find(uuid) if uuid else "torch does not tell the device's UUID"
+        return self._board
 
 
 def _driver() -> str | None:

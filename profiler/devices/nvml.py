@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from profiler.devices import Conditions
@@ -16,15 +17,15 @@ except ImportError:  # the extra `gpu` has it
 HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply"}
 
 
-def find(uuid: str) -> Board | None:
-    """The board with torch's UUID; None where NVML is not there or does not know it."""
+def find(uuid: str) -> Board | str:
+    """The board with torch's UUID; or why there is none, where NVML is not there or does not know it."""
     if pynvml is None:
-        return None
+        return "pynvml is not installed: pip install 'gcprof[gpu]'"
     try:
         pynvml.nvmlInit()
         return Board(pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"))
-    except pynvml.NVMLError:
-        return None
+    except pynvml.NVMLError as error:
+        return f"NVML: {error}"
 
 
 class Board:
@@ -47,6 +48,7 @@ class Board:
             held_by=tuple(dict.fromkeys(name for bit, name in HOLDS.items() if reasons & bit)),
             # in a container the numbers of processes are not ours: one of them is this one
             num_others=None if processes is None else max(0, len(processes) - 1),
+            others_bytes=None if processes is None else _held_by_others(processes),
         )
 
     def _told(self, query: Callable[..., Any], *which: int, unit: float | None = None) -> Any:
@@ -55,3 +57,11 @@ class Board:
         except pynvml.NVMLError:
             return None
         return answer if unit is None else answer * unit
+
+
+def _held_by_others(processes: Sequence[Any]) -> int | None:
+    """Bytes; None where the system does not tell them, or where none of the processes has our number."""
+    others = [one for one in processes if one.pid != os.getpid()]
+    held = [one.usedGpuMemory for one in others]
+    is_listed = not processes or len(others) < len(processes)
+    return int(sum(held)) if is_listed and None not in held else None

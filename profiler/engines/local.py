@@ -18,8 +18,10 @@ import msgspec
 from profiler import __version__
 from profiler.case import Trial, decode, encode
 from profiler.engines.child import Child, Ended
+from profiler.engines.returned import WAIT_SECONDS, still_held
 from profiler.errors import UserError
 from profiler.record import Environment, Outcome, Record
+from profiler.units import bytes_text
 
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
 PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", "profiler.worker")
@@ -44,6 +46,8 @@ class Local:
         self._entry = entry
         self._stage_seconds = stage_seconds
         self._server: _Server | None = None
+        self._free: dict[str, int] = {}  # by device: what was free before anything was run
+        self._ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
 
     def __enter__(self) -> Local:
         self._server = _Server()
@@ -57,6 +61,7 @@ class Local:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
         told = self.ask("profiler.worker:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(told["devices"]), dict[str, Environment])
+        self._free = {name: free for name, free in told["free"].items() if free is not None}
         return devices
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
@@ -71,11 +76,34 @@ class Local:
         return answer
 
     def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        """One record for each trial, in order. Closing the iterator ends the trial at work."""
+        """One record for each trial, in order. Closing the iterator ends the trial at work.
+
+        Raises UserError (exit code 3) where a child was ended by force and its device does not get its memory back.
+        """
         for trial in trials:
+            self._await_memory()
             asked = time.monotonic()
-            child, ended = self._start(self._entry, encode(trial).decode(), _log_name(trial))
+            request = msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)
+            child, ended = self._start(self._entry, encode(request).decode(), _log_name(trial))
+            self._ended_on = None if ended.status == 0 else trial.case.torch_device
             yield _record(trial, child, ended, asked)
+
+    def _await_memory(self) -> None:
+        """What a killed process held of a GPU comes back late: the next trial would find too little."""
+        device, self._ended_on = self._ended_on, None
+        if device is None or device not in self._free:
+            return
+        held = still_held(lambda: self._free_now(device), before=self._free[device])
+        if held:
+            raise UserError(
+                f"{device} still holds {bytes_text(held)}, {WAIT_SECONDS:g} s after a trial on it was ended",
+                hint="nvidia-smi shows who holds it; --resume goes on when it is free",
+                exit_code=3,
+            )
+
+    def _free_now(self, device: str) -> int:
+        told = self.ask("profiler.worker:free_bytes", device, failing=f"{device} does not tell what is free")
+        return int(told["free"])
 
     def _start(self, entry: str, text: str, log: str) -> tuple[Child, Ended]:
         assert self._server, "enter the engine first"

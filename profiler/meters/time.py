@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from math import ceil
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -14,17 +16,37 @@ from profiler.series.warmup import num_warmup
 Step = Callable[[Callable[[str], None]], Any]
 Spans = list[tuple[str, float]]
 
+SHORTEST = 1e-3  # seconds of a sample; of fewer, waiting for the device and reading its clock are too large a part
+TICKS = 1000  # of the device's clock, that a sample has at least
+MOST_STEPS = 1000  # in one sample
+MARGIN = 1.2  # times the slowest step: what the next one may take
+
 
 def read(
-    device: Device, step: Step, *, warmup: int, samples: int, sampling: Sampling | UnsetType = UNSET
+    device: Device,
+    step: Step,
+    *,
+    warmup: int,
+    samples: int,
+    sampling: Sampling | UnsetType = UNSET,
+    until: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """The time fields of Readings: settle with one full step, warm up, then one sample a step. No sample is dropped.
 
     Takes exactly `samples`; where there is a `sampling` at least so many, until it says to stop, and marks those that
-    it finds to be warm-up.
+    it finds to be warm-up. A step too fast for the device's clock is run several times a sample. No step begins that
+    would not end before the clock says `until`, but for the first of the samples.
     """
-    first = [_sample(device, step) for _ in range(1 + warmup)]
-    timed, stopped, conditions = _until_stopped(device, step, samples=samples, sampling=sampling)
+    first = _warmed(device, step, warmup, lambda slowest: until is not None and clock() + 2 * MARGIN * slowest > until)
+    times = _steps_per_sample(first[-1], max(SHORTEST, TICKS * device.tick_seconds))
+    timed, stopped, conditions = _until_stopped(
+        lambda: _sample(device, step, times=times),
+        device,
+        samples=samples,
+        sampling=sampling,
+        is_late=lambda slowest: until is not None and clock() + MARGIN * times * slowest > until,
+    )
     found = num_warmup(_steps(timed)) if sampling else 0
     steady = timed[found:]
     return {
@@ -33,24 +55,46 @@ def read(
         "backward_seconds": tuple(_sum("backward", spans) for spans in steady),
         "optimizer_seconds": tuple(_sum("optimizer", spans) for spans in steady),
         "step_seconds": _steps(steady),
+        "steps_per_sample": times,
         "stopped": stopped,
         "conditions": conditions,
     }
 
 
+def _warmed(device: Device, step: Step, warmup: int, is_late: Callable[[float], bool]) -> list[Spans]:
+    """The step that settles, and those of the warm-up for which there is time besides that of a sample."""
+    first = [_sample(device, step)]
+    while len(first) <= warmup and not is_late(max(_steps(first))):
+        first.append(_sample(device, step))
+    return first
+
+
+def _steps_per_sample(last: Spans, least: float) -> int:
+    """So many that a sample takes `least` seconds, judged by the last step of the warm-up."""
+    (seconds,) = _steps([last])
+    return min(MOST_STEPS, max(1, ceil(least / seconds))) if seconds else MOST_STEPS
+
+
 def _until_stopped(
-    device: Device, step: Step, *, samples: int, sampling: Sampling | UnsetType
+    take: Callable[[], Spans],
+    device: Device,
+    *,
+    samples: int,
+    sampling: Sampling | UnsetType,
+    is_late: Callable[[float], bool],
 ) -> tuple[list[Spans], str, tuple[Conditions, ...]]:
     """The samples, why there are no more, and the conditions at the start, at every look and at the end."""
     timed: list[Spans] = []
     conditions = [device.conditions()]
     stopped: str | None = None
     while stopped is None:
-        timed.append(_sample(device, step))
+        timed.append(take())
         if sampling:
             stopped = reason(_steps(timed), sampling, least=samples)
         elif len(timed) >= samples:
             stopped = "samples"
+        if not stopped and is_late(max(_steps(timed))):
+            stopped = "limit"
         if stopped or is_look(len(timed)):
             conditions.append(device.conditions())
     return timed, stopped, tuple(conditions)
@@ -60,7 +104,8 @@ def _steps(timed: list[Spans]) -> tuple[float, ...]:
     return tuple(sum(seconds for _, seconds in spans) for spans in timed)
 
 
-def _sample(device: Device, step: Step) -> Spans:
+def _sample(device: Device, step: Step, *, times: int = 1) -> Spans:
+    """The phases of one step, or the mean of several that run behind each other."""
     phases: list[str] = []
     device.synchronize()
     stopwatch = device.stopwatch()
@@ -69,8 +114,10 @@ def _sample(device: Device, step: Step) -> Spans:
         phases.append(phase)
         stopwatch.mark()
 
-    step(mark)
-    return list(zip(phases, stopwatch.seconds(), strict=False))  # the last mark, "end", begins no span
+    for _ in range(times):
+        step(mark)
+    spans = zip(phases, stopwatch.seconds(), strict=False)  # the last mark, "end", begins no span
+    return [(phase, seconds / times) for phase, seconds in spans if phase != "end"]
 
 
 def _sum(phase: str, spans: Spans) -> float:

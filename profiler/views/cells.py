@@ -152,7 +152,11 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
         _number("peak", unit, [scaled(count, size) for count in peak]),
         _number("of which", f"static {unit}", [scaled(count, size) for count in static]),
         _text("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
-        _number("peak", "against none", [_against_none(row, change_text(row.peak_ratio)) for row in rows]),
+        _number(
+            "peak",
+            "against none",
+            [_against_none(row, row.readings.peak_bytes, change_text(row.peak_ratio)) for row in rows],
+        ),
         *_prediction(rows),
     )
 
@@ -171,12 +175,13 @@ def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
     return (
         _number("step", unit, [scaled(row.step_seconds, size) for row in rows]),
         _number("spread", "", [spread_text(row.step_spread) for row in rows]),
-        _number("time", "against none", [_against_none(row, _time_change(row)) for row in rows]),
+        _number("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
     )
 
 
-def _against_none(row: Row, change: str) -> str:
-    return "baseline" if row.case.strategy == "none" and row.outcome == "ok" else change
+def _against_none(row: Row, found: float | None, change: str) -> str:
+    is_baseline = row.case.strategy == "none" and row.outcome == "ok" and found is not None
+    return "baseline" if is_baseline else change
 
 
 def _time_change(row: Row) -> str:

@@ -23,6 +23,8 @@ FONT = USUAL
 BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar and its gap; from so many bars on, a smaller one
 LONGEST_NAME = 44
 BOLD = 1.1  # times as wide
+EM = 0.62  # of a letter's height: wider than nearly every text in DejaVu Sans
+MOST_LINES = 6  # of a title
 
 
 def name(row: Row) -> str:
@@ -33,7 +35,10 @@ def name(row: Row) -> str:
 def shortened(value: object) -> str:
     """Anything as one short line."""
     text = plain(str(value))
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+    if len(text) <= LONGEST_NAME:
+        return text
+    end = LONGEST_NAME // 2  # where names of one strategy differ
+    return f"{text[: LONGEST_NAME - 1 - end]}…{text[-end:]}"
 
 
 def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
@@ -64,6 +69,11 @@ def name_axis(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
+
+
+def names_width(rows: Sequence[Row]) -> float:
+    """Inches that the names beside the axes take."""
+    return sized(0.5 + max(len(name(row)) for row in rows) * (FONT - 1) * EM / 72)
 
 
 def area(usual: float) -> float:
@@ -169,8 +179,18 @@ def _where(rows: Sequence[Row]) -> str:
 
 
 def _wrapped(text: str, inches: float, size: float) -> str:
-    characters = int(inches * 72 / (sized(size) * 0.62))  # 0.62 em: wider than nearly every text in DejaVu Sans
-    return "\n".join(broken(plain(text), max(16, characters)))
+    characters = int(inches * 72 / (sized(size) * EM))
+    return "\n".join(_few(_cut(broken(plain(text), max(16, characters)), max(16, characters))))
+
+
+def _cut(lines: Sequence[str], width: int) -> list[str]:
+    """No line is wider, also where a word is: a picture has an edge."""
+    return [line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)]
+
+
+def _few(lines: Sequence[str]) -> list[str]:
+    """All lines, or the first and the last of too many."""
+    return [*lines] if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 2], "…", lines[-1]]
 
 
 def _height(text: str) -> float:

@@ -14,7 +14,7 @@ from profiler.analysis.throughput import device_memory, holds, samples_per_secon
 from profiler.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
 from profiler.views.cells import COUNTED, Column, heading
 from profiler.views.panels import planes, space_of
-from profiler.views.terminal import fitted, paragraph
+from profiler.views.terminal import fitted, paragraph, strips
 
 OUT, BEYOND = "OOM", "*"
 BATCHES = {"batch_size", "strategy"}  # over these, samples a second at equal memory
@@ -46,7 +46,7 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
     for quantity in _quantities(rows):
         title = f"{quantity.title} by {across.label}"
         parts += [Text(), paragraph(title, width=width, encoding=encoding, style="bold")]
-        parts += [fitted(columns(cells, across, up, quantity), width=width, encoding=encoding)]
+        parts += [strips(columns(cells, across, up, quantity), width=width, encoding=encoding)]
     if {across.name, up.name} == BATCHES and (best := stairs(rows)):
         parts += [Text(), paragraph("the most samples a second up to a peak", width=width, style="bold")]
         parts += [fitted(_stairs(best), width=width, encoding=encoding)]

@@ -17,7 +17,7 @@ from profiler.analysis.rows import Row
 from profiler.errors import UserError
 from profiler.views import PLOTS
 from profiler.views.files import write_whole
-from profiler.views.paint import legend_below, title
+from profiler.views.paint import legend_below, names_width, title
 from profiler.views.style import STYLES, Style, at_work, sized
 
 SUFFIXES = ("png", "svg", "pdf")
@@ -85,7 +85,8 @@ def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]], style: Style) ->
     among = [row for panel in panels for row in panel]
     finishers = []
     for one, panel in zip(axes, panels, strict=False):
-        title(one, panel, inches=width - sized(1.2))
+        beside = sized(1.2) if view.BESIDE else max(sized(1.2), names_width(panel))
+        title(one, panel, inches=width - beside)
         finishers.append(view.draw(one, panel, among))
     legend_below(figure, axes[: len(panels)])
     figure.canvas.draw()  # the layout is made here

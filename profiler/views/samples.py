@@ -16,7 +16,12 @@ from profiler.views.plain import plain
 from profiler.views.terminal import paragraph
 
 TIMES = ("forward", "backward", "optimizer", "step")
-STOPPED = {"target": "sure enough", "samples": "--max-samples reached", "seconds": "--max-seconds reached"}
+STOPPED = {
+    "target": "sure enough",
+    "samples": "--max-samples reached",
+    "seconds": "--max-seconds reached",
+    "limit": "--stage-limit near",
+}
 
 
 def samples(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -46,7 +51,8 @@ def _round(record: Record) -> str:
     warmup = len(readings.warmup_seconds or ())
     found = warmup - 1 - record.case.warmup
     settled = [f"{warmup} of warm-up" + (f", {found} of them found" if found > 0 else "")] if warmup else []
-    why = [] if readings.stopped is None else [STOPPED[readings.stopped] if record.case.sampling else "as asked"]
+    is_asked = not record.case.sampling and readings.stopped != "limit"
+    why = [] if readings.stopped is None else ["as asked" if is_asked else STOPPED[readings.stopped]]
     return ", ".join(
         [f"round {record.round}: {count_text(len(readings.step_seconds or ()), 'sample')}", *why, *settled]
     )

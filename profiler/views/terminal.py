@@ -49,6 +49,19 @@ def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: 
     return Text("\n\n").join([styled(block(cleaned, row=row, width=width)) for row in rows])
 
 
+def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
+    """A table of many columns alike: below each other as many of them as fit, each time behind the first column."""
+    first, *rest = [clean(column, encoding=encoding) for column in columns]
+    parts = []
+    while rest:
+        count = 1
+        while count < len(rest) and (width is None or grid([first, *rest[: count + 1]], width=width) is not None):
+            count += 1
+        parts.append(fitted([first, *rest[:count]], width=width, encoding=encoding))
+        rest = rest[count:]
+    return Text("\n\n").join(parts)
+
+
 def styled(lines: Sequence[Line], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
     """Laid-out lines with the head in bold."""
     text = Text("\n".join(line.text for line in lines))  # one text: rich takes a second to join 30,000

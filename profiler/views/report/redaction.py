@@ -22,8 +22,8 @@ START = r"(?:file://|~[\w.-]*/|/(?=[\w.~/-])|[A-Za-z]:[\\/]|\\\\)"  # of an abso
 SECRET = re.compile(
     rf"(?P<quoted>'{START}[^']*'|\"{START}[^\"]*\")"
     rf"|(?P<absolute>(?<![\w.\])]){START}[^\s'\"<>|,;()\[\]]+)"
-    r"|(?P<relative>(?:[\w.~-]+[\\/])+[\w.-]*\.[A-Za-z]\w*)"
-    r"|(?P<address>[\w.+-]+@[\w.-]+)"
+    r"|(?P<relative>(?:[\w.~-]{1,255}[\\/])+[\w.-]{0,255}\.[A-Za-z]\w*)"  # no file has a longer name
+    r"|(?P<address>[\w.+-]{1,64}@[\w.-]+)"  # without limits each letter of a long word is looked at from each before it
     r"|(?P<number>\b(?:(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))"
 )
 

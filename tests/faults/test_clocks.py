@@ -1,0 +1,248 @@
+"""Clocks that jump, steps that are too fast or too slow for them, and times that nobody can be sure of."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+
+from profiler import measuring
+from profiler.analysis import trust
+from profiler.analysis.rows import rows
+from profiler.case import Choice, Trial, decode
+from profiler.devices import Conditions
+from profiler.devices.cpu import CpuStopwatch
+from profiler.meters import time as timing
+from profiler.record import Record
+from profiler.series.stopping import Sampling
+from tests import make
+from tests.conftest import measured
+from tests.test_sampling import Scripted, step
+from tests.test_trust import notes, record
+
+YEAR = 365 * 24 * 3600.0
+
+
+# --- 50: the wall clock jumps
+
+
+def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the wall clock finds it a year earlier; the other clocks go on."""
+    wall = iter(range(10_000))
+    monkeypatch.setattr(time, "time", lambda: 1.8e9 - next(wall) * YEAR)
+
+
+def test_fault_50_no_duration_knows_of_the_wall_clock(monkeypatch):
+    jumping(monkeypatch)
+
+    found = measured("mlp", "none", passes=("memory", "time"), samples=3, warmup=1)
+
+    seconds = (*found.readings.step_seconds, *found.readings.warmup_seconds, *found.stage_seconds.values())
+    assert len(seconds) == 3 + 2 + 3
+    assert all(0 <= one < 60 for one in seconds)
+    assert all(0 <= one.at_seconds < 60 for one in found.readings.conditions)
+
+
+def test_fault_50_the_date_is_for_display_alone(monkeypatch):
+    long_ago = SimpleNamespace(now=lambda zone: datetime(1926, 11, 21, tzinfo=zone))
+    monkeypatch.setattr(measuring, "datetime", long_ago)
+
+    found = measured("mlp", "none", passes=("time",))
+
+    assert found.environment.started == "1926-11-21T00:00:00+00:00"
+    assert 0 < found.readings.step_seconds[0] < 60
+
+
+def test_twin_50_a_stopwatch_that_looks_at_the_wall_clock_measures_its_jump(monkeypatch):
+    jumping(monkeypatch)
+    monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(time.time()))
+
+    (seconds,) = measured("mlp", "none", passes=("time",)).readings.step_seconds
+
+    assert seconds < -YEAR
+
+
+# --- 51: a step too fast for the timer
+
+
+class Ticking:
+    """A device on which a step takes `seconds`, and whose clock tells whole ticks alone."""
+
+    def __init__(self, *, seconds: float, tick: float) -> None:
+        self.tick_seconds, self._step, self._now, self.num_steps = tick, seconds, 0.0, 0
+
+    def synchronize(self) -> None: ...
+
+    def stopwatch(self) -> Ticking:
+        self._marks: list[float] = []
+        return self
+
+    def mark(self) -> None:
+        self._marks.append(self._now // self.tick_seconds * self.tick_seconds)
+
+    def run(self, mark: Callable[[str], None]) -> None:
+        mark("forward")
+        self.num_steps += 1
+        self._now += self._step
+        mark("end")
+
+    def seconds(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self._marks, self._marks[1:], strict=False)]
+
+    def conditions(self) -> Conditions:
+        return Conditions(at_seconds=self._now)
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(2e-3, 1), (0.9e-3, 2), (1e-4, 10), (3e-5, 34), (1e-7, 1000)])
+def test_fault_51_fast_steps_are_taken_together_until_a_sample_has_a_millisecond(seconds, times):
+    device = Ticking(seconds=seconds, tick=1e-9)
+
+    found = timing.read(device, device.run, warmup=1, samples=3)
+
+    assert found["steps_per_sample"] == pytest.approx(times, abs=1)
+    assert found["step_seconds"] == pytest.approx((seconds,) * 3, rel=0.02)
+    assert found["step_seconds"] == found["forward_seconds"]
+    assert device.num_steps == 2 + 3 * found["steps_per_sample"]
+
+
+def test_fault_51_a_coarse_timer_takes_more_of_them():
+    device = Ticking(seconds=0.01, tick=1e-3)
+
+    found = timing.read(device, device.run, warmup=1, samples=3)
+
+    assert found["steps_per_sample"] == pytest.approx(100, abs=10)  # so that a sample is a thousand ticks
+    assert found["step_seconds"] == pytest.approx((0.01,) * 3, rel=2e-3)
+
+
+def test_fault_51_a_timer_that_has_not_moved_at_all_takes_the_most():
+    device = Ticking(seconds=1e-5, tick=1e-2)
+
+    assert timing.read(device, device.run, warmup=1, samples=2)["steps_per_sample"] == timing.MOST_STEPS
+
+
+def test_fault_51_a_real_step_that_is_fast_is_measured_and_noted():
+    found = measured("mlp:width=2,depth=2", "none", passes=("time",), batch_size=1, samples=2, warmup=2)
+
+    (row,) = rows([found])
+    times = found.readings.steps_per_sample
+    assert times > 1
+    assert found.num_steps == 3 + 2 * times
+    text = next(note.text for note in row.notes if note.code == "GCP033")
+    assert f"each sample is the mean of up to {times} steps in a row" in text
+
+
+def test_twin_51_one_step_a_sample_is_as_long_as_the_timer_says(monkeypatch):
+    monkeypatch.setattr(timing, "MOST_STEPS", 1)
+    device = Ticking(seconds=0.0015, tick=1e-3)
+
+    found = timing.read(device, device.run, warmup=1, samples=20)["step_seconds"]
+
+    assert {round(one, 6) for one in found} == {0.001, 0.002}  # a third too few, or too many
+
+
+# --- 52: a step nearly as slow as the limit
+
+
+class Slow(Scripted):
+    """A device on which every step takes so long, with the time that it has come to."""
+
+    now = 0.0
+
+    def seconds(self) -> list[float]:
+        found = super().seconds()
+        self.now += sum(found)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "taken"),
+    [
+        (100.0, 10_000.0, (2, 5, "samples")),
+        (100.0, 600.0, (2, 3, "limit")),
+        (250.0, 600.0, (1, 1, "limit")),  # no time for a warm-up besides the first step
+        (350.0, 600.0, (1, 1, "limit")),  # it may be late now; without a sample there would be nothing
+    ],
+)
+def test_fault_52_slow_steps_are_fewer_samples(seconds, limit, taken):
+    device = Slow([seconds] * 9)
+
+    found = timing.read(device, step, warmup=1, samples=5, until=limit, clock=lambda: device.now)
+
+    assert (len(found["warmup_seconds"]), len(found["step_seconds"]), found["stopped"]) == taken
+
+
+def cut(*, sampling: Sampling | None = None) -> dict[str, str]:
+    """The notes of a round that ended with three slow steps."""
+    return notes(record(seconds=(100.0, 101.0, 99.0), stopped="limit", sampling=sampling))
+
+
+def test_fault_52_it_is_said_which_rule_was_not_met():
+    fixed, sure = cut(), cut(sampling=Sampling())
+
+    assert fixed["GCP034"].startswith("a round ended after 3 samples, before --samples 5 was met: a step takes 100 s")
+    assert "before --precision-target 2.0% was met" in sure["GCP034"]
+    assert "a larger --stage-limit" in sure["GCP021"]
+    assert "GCP034" not in notes(record(seconds=(100.0,) * 5, stopped="samples"))
+
+
+def test_fault_52_a_trial_is_told_its_limit_by_the_engine(engine):
+    asked: list[str] = []
+    started = engine._start
+    engine._start = lambda entry, text, log: (asked.append(text), started(entry, text, log))[1]
+    (found,) = engine.run([Trial(case=make.case(model=Choice("mlp"), batch_size=4), passes=("time",))])
+    del engine._start
+
+    assert found.outcome == "ok"
+    assert decode(asked[0], Trial).limit_seconds == 60.0
+
+
+def test_twin_52_a_round_that_knows_of_no_limit_passes_it():
+    device = Slow([250.0] * 9)
+
+    timing.read(device, step, warmup=1, samples=5)
+
+    assert device.now > 600
+
+
+# --- 53: samples of two modes, or of great noise
+
+
+def bimodal() -> tuple[float, ...]:
+    draw = random.Random(0)
+    return tuple(draw.choice((0.1, 0.2)) * (1 + 0.01 * draw.gauss()) for _ in range(40))
+
+
+def lognormal() -> tuple[float, ...]:
+    draw = random.Random(1)
+    return tuple(0.1 * draw.lognormvariate(0, 0.5) for _ in range(40))
+
+
+@pytest.mark.parametrize("seconds", [bimodal(), lognormal()], ids=["bimodal", "noise"])
+def test_fault_53_the_interval_is_wide_and_the_row_is_called_noisy_with_advice(seconds):
+    made: Record = record(seconds=seconds, sampling=Sampling(), stopped="samples")
+
+    (row,) = rows([made])
+    low, high = row.step_interval
+    found = {note.code: note.text for note in row.notes}
+    assert (high - low) / row.step_seconds > 0.2
+    assert "more --rounds and --samples" in found["GCP012"]
+    assert found["GCP021"].startswith("the median is sure to ±")
+    assert row.readings.step_seconds == seconds  # none is dropped
+
+
+def test_fault_53_sampling_goes_on_to_its_limit():
+    device = Scripted([0.1, 0.1, *(bimodal() * 3)])
+
+    found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling(max_seconds=99))
+
+    assert (len(found["step_seconds"]) + len(found["warmup_seconds"]) - 2, found["stopped"]) == (100, "samples")
+
+
+def test_twin_53_where_nothing_is_noisy_enough_the_same_samples_have_no_advice(monkeypatch):
+    monkeypatch.setattr(trust, "NOISY", float("inf"))
+
+    assert notes(record(seconds=bimodal(), stopped="samples")) == {}

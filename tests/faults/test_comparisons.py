@@ -1,0 +1,259 @@
+"""Runs beside each other that are not alike, not whole, or not two: what is refused, told, and never made up."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from profiler.analysis import comparison as comparing
+from profiler.analysis import contrasts
+from profiler.analysis.comparison import compare
+from profiler.analysis.contrasts import estimated, sampled
+from profiler.case import Choice
+from profiler.cli import answer
+from profiler.errors import UserError
+from profiler.views import comparison_parts
+from tests import examples, make
+from tests.test_comparison import H100, STEADY, T4, against, record
+from tests.test_comparison_views import before_and_after, printed
+
+
+@pytest.fixture
+def results(here: Path) -> Path:
+    """A run, and the same with another torch."""
+    other = msgspec.structs.replace(examples.ENVIRONMENT, torch="2.16.0")
+    examples.run(here / "results" / "old", examples.sweep((2, 4)))
+    examples.run(here / "results" / "torch", examples.sweep((2, 4), environment=other))
+    return here / "results"
+
+
+# --- 44: other devices, versions, batches
+
+
+def test_fault_44_every_difference_of_the_environment_is_told_and_the_rest_is_the_same():
+    found = against([record()], [record(environment=H100)])
+
+    assert {one.what: one.values for one in found.differences} == {
+        "device": ("Tesla T4", "NVIDIA H100 80GB HBM3"),
+        "memory": ("1,000 MiB", "78.1 GiB"),
+    }
+    assert "torch" in {one.what for one in found.same}
+
+
+REFUSED = {
+    "torch": ({}, {"environment": msgspec.structs.replace(T4, torch="2.16.0")}),
+    "optimizer": ({}, {"optimizer": Choice("adam")}),
+    "accumulate": ({}, {"accumulate": 2}),
+    "keep_gradients": ({}, {"keep_gradients": True}),
+    "repair_batchnorm": ({}, {"repair_batchnorm": True}),
+    "blocks": ({}, {"blocks": "model.*"}),
+    "seed": ({}, {"seed": 1}),
+    "data": ({"built": None}, {"built": None, "data": "files"}),
+    "batch_size": ({}, {"batch_size": 128}),
+    "precision": ({}, {"precision": "bf16"}),
+    "model": ({}, {"model": Choice("mlp")}),
+    "num_parameters": ({}, {"built": msgspec.structs.replace(make.record().built, num_parameters=2000)}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_fault_44_what_changes_the_meaning_is_refused_unless_it_is_allowed(name: str):
+    first, second = ([record(**fields)] for fields in REFUSED[name])
+
+    with pytest.raises(UserError, match=name) as refused:
+        against(first, second)
+
+    assert refused.value.exit_code == 4
+    assert refused.value.hint.endswith(f"--allow-different {name}")
+    assert len(against(first, second, allowed=[name]).matches) == 1
+
+
+def test_fault_44_another_torch_is_refused_and_can_be_allowed(results: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["compare", "old", "torch"]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "torch is 2.15.0 in A (old), 2.16.0 in B (torch)" in err
+    assert "--allow-different torch" in err
+
+    assert answer(["compare", "old", "torch", "--allow-different", "torch"]) == 0
+    assert "2.16.0" in capsys.readouterr().out
+
+
+def test_fault_44_the_first_lines_after_the_names_are_the_differences():
+    text = printed(against([record()], [record(environment=H100)]), width=200)
+
+    assert [line.split()[0] for line in text.splitlines() if line.strip()][:6] == [
+        "A:", "B:", "differs", "-------", "device", "memory",
+    ]  # fmt: skip
+
+
+def test_fault_44_what_was_allowed_to_differ_and_does_not_is_noted():
+    both = against(
+        [record()], [record(environment=msgspec.structs.replace(T4, torch="2.16.0"))], allowed=["torch", "seed"]
+    )
+
+    (idle,) = (remark for remark in both.remarks if "--allow-different" in remark)
+    assert idle == "--allow-different seed has no effect: it does not differ"
+    assert idle in printed(both, width=200)
+
+
+def test_twin_44_without_the_refusal_another_optimizer_is_a_verdict_on_the_strategy(monkeypatch):
+    monkeypatch.setattr(comparing, "refuse_mixed", lambda sides, **more: None)
+
+    (match,) = against([record()], [record(optimizer=Choice("adam"), slower=1.5)]).matches
+
+    assert match.cells[1].time.verdict == "worse"  # of sgd and adam, as if they were one
+
+
+# --- 45: missing rows, out of memory, one sample
+
+
+def test_fault_45_rows_of_one_run_only_and_rows_that_are_not_ok_stay_in_the_list():
+    first = [record("none"), record("all"), record("sqrt")]
+    second = [record("none"), make.failed("all", "out_of_memory", "why", environment=T4), record("first")]
+
+    cells = {match.key["strategy"]: match.cells for match in against(first, second).matches}
+
+    assert cells["sqrt"][1] is None
+    assert cells["first"][0] is None
+    assert (cells["all"][1].outcome, cells["all"][1].peak, cells["all"][1].time) == ("out_of_memory", None, None)
+
+
+CONSTANT = {"rounds": [[0.2] * 5] * 3, "one round": [[0.2] * 5], "inexact": [[0.1 + 0.2] * 7]}
+
+
+@pytest.mark.parametrize("samples", CONSTANT.values(), ids=CONSTANT)
+def test_fault_45_constant_samples_divide_nothing_by_zero(samples: list[list[float]]):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        found = sampled(samples, samples)
+
+    assert (found.ratio, found.verdict) == (1.0, "same")
+    assert found.low == pytest.approx(1.0)
+    assert found.high == pytest.approx(1.0)
+
+
+def test_fault_45_constant_samples_that_differ_are_worse():
+    found = sampled([[0.2, 0.2]], [[0.3, 0.3]])
+
+    assert found.verdict == "worse"
+    assert found.low <= found.ratio <= found.high
+    assert (found.low, found.high) == (pytest.approx(1.5), pytest.approx(1.5))
+
+
+def test_fault_45_zeros_divide_nothing_by_zero():
+    assert sampled([[0.0, 0.0]], [[0.0, 0.0]]).verdict == "same"
+    assert sampled([[0.0, 0.0]], [[0.1, 0.1]]).verdict == "ambiguous"
+    assert sampled([[0.1, 0.1]], [[0.0, 0.1]]).verdict == "ambiguous"
+    assert estimated(0.0, 0.1).ratio is None
+
+
+def test_fault_45_a_single_sample_has_no_interval_and_decides_nothing():
+    found = sampled([[0.1]], [[0.2, 0.2]])
+
+    assert (found.ratio, found.low, found.high, found.verdict) == (2.0, None, None, "ambiguous")
+
+
+def test_fault_45_a_row_that_is_gone_new_or_out_of_memory_is_named():
+    text = printed(before_and_after(), width=200)
+
+    assert "segments:k=8: only in A" in text
+    assert "sqrt: only in B" in text
+    assert "segments:k=4: out of memory in B: tried to allocate 96 MiB; ok in A" in text
+
+
+def test_fault_45_no_number_is_made_up_where_there_is_none(here: Path, capsys: pytest.CaptureFixture[str]):
+    untimed = msgspec.structs.replace(record("sqrt"), readings=examples.untimed_readings(record().readings))
+    once = record("all", seconds=(0.1,))
+    gone = make.failed("first", "out_of_memory", "tried to allocate 96 MiB", environment=T4)
+    examples.run(here / "results" / "one", [record(), once, untimed, record("first"), record("k")])
+    examples.run(here / "results" / "two", [record(), once, untimed, gone])
+
+    for form in ("json", "csv", "table", "md"):
+        assert answer(["compare", "one", "two", "--format", form]) == 0
+    text = capsys.readouterr().out
+
+    assert not re.search(r"\b(nan|inf|infinity)\b", text, re.IGNORECASE)
+    cells = {
+        one["key"]["strategy"]: one["cells"][1] for one in json.loads(text.splitlines()[0])["comparison"]["matches"]
+    }
+    assert cells["all"]["time"]["verdict"] == "ambiguous"
+    assert cells["sqrt"]["time"] is cells["first"]["time"] is cells["k"] is None
+
+
+def test_twin_45_an_interval_of_single_samples_divides_by_zero():
+    with pytest.raises(ZeroDivisionError):
+        contrasts._interval([0.1], [0.2], ratio=2.0)
+
+
+def test_twin_45_without_its_lines_a_row_that_is_gone_is_a_row_of_dashes(monkeypatch):
+    monkeypatch.setattr(comparison_parts, "_missing", lambda found, matches: [])
+
+    text = printed(before_and_after(), width=200)
+
+    assert "only in" not in text
+    assert "tried to allocate" not in text
+
+
+# --- 46: one run twice, twenty runs, one name twice
+
+
+def test_fault_46_a_run_beside_itself_is_the_same_in_every_row(results: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["compare", "old", "old", "--format", "json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)["comparison"]
+    assert [(side["label"], side["run"]) for side in found["sides"]] == [("A", "old"), ("B", "old")]
+    assert found["differences"] == []
+    for match in found["matches"]:
+        assert (match["cells"][1]["peak"]["ratio"], match["cells"][1]["time"]["ratio"]) == (1.0, 1.0)
+        assert match["cells"][1]["time"]["verdict"] in ("same", "ambiguous")
+
+
+@pytest.mark.parametrize("number", [20, 30])
+def test_fault_46_many_runs_have_short_labels_of_their_own(number):
+    runs = [(f"run-{place}", [record(), record("all", slower=1.3)]) for place in range(number)]
+
+    found = compare(runs)
+
+    labels = [side.label for side in found.sides]
+    assert len(set(labels)) == number
+    assert max(map(len, labels)) <= 2
+    assert all(len(line) <= 80 for line in printed(found, width=80).splitlines())
+
+
+def save(folder: Path) -> str:
+    examples.run(folder, [record(), record("all")])
+    return str(folder)
+
+
+def test_fault_46_runs_of_one_name_are_told_apart_by_the_folders_above_them(here, capsys):
+    words = [save(here / "a100" / "run"), save(here / "h100" / "run"), save(here / "other")]
+
+    assert answer(["compare", *words]) == 0
+
+    out = capsys.readouterr().out
+    assert out.splitlines()[:3] == ["A: a100/run, the baseline", "B: h100/run", "C: other"]
+    assert str(here) not in out
+
+
+def test_fault_46_devices_of_one_name_have_letters_of_their_own():
+    found = compare([("run", [record(seconds=STEADY)]), ("run", [record()]), ("run", [record(device="fake:t4")])])
+
+    assert [side.name for side in found.sides] == ["A cpu", "B cpu", "C t4"]
+
+
+def test_twin_46_by_the_folders_name_alone_nobody_could_tell_which_is_which(here, capsys, monkeypatch):
+    words = [save(here / "a100" / "run"), save(here / "h100" / "run")]
+    command = sys.modules["profiler.cli.compare"]  # the package has the function under this name
+    monkeypatch.setattr(command, "_named_apart", lambda parts, every: parts[-1])
+
+    answer(["compare", *words])
+
+    assert capsys.readouterr().out.splitlines()[:2] == ["A: run, the baseline", "B: run"]

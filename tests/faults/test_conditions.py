@@ -1,0 +1,152 @@
+"""What devices say of themselves, or do not: NVML and clocks that are written down."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiler.analysis.rows import rows
+from profiler.devices import Conditions, nvml
+from profiler.devices.cpu import Cpu
+from profiler.devices.cuda import Cuda
+from profiler.record import Record
+from tests.conftest import measured
+from tests.test_conditions import ANSWERS, NotSupported, Nvml
+from tests.test_trust import THROTTLED, WELL, notes, record
+
+MISMATCH = "Driver/library version mismatch"
+SLOW = msgspec.structs.replace(WELL, clock_hertz=0.99e9)  # half of the usual
+
+
+def no_driver() -> None:
+    raise NotSupported(MISMATCH)
+
+
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """A CUDA device that is not there, but for its UUID."""
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
+    monkeypatch.setattr(Cuda, "facts", lambda self: SimpleNamespace(uuid="12-34"))
+    return Cuda("cuda:0")
+
+
+# --- 9: NVML that does not answer
+
+
+@pytest.mark.parametrize(
+    ("library", "uuid", "why"),
+    [
+        (None, "12-34", "pynvml is not installed: pip install 'gcprof[gpu]'"),
+        (Nvml(init=no_driver), "12-34", f"NVML: {MISMATCH}"),
+        (Nvml(), "56-78", "NVML: GPU-56-78"),
+    ],
+)
+def test_fault_09_without_nvml_or_the_board_there_is_a_reason(monkeypatch, library, uuid, why):
+    monkeypatch.setattr(nvml, "pynvml", library)
+
+    assert nvml.find(uuid) == why
+
+
+def test_fault_09_what_a_board_does_not_tell_is_none(monkeypatch):
+    monkeypatch.setattr(nvml, "pynvml", Nvml())
+
+    assert nvml.find("12-34").conditions(1.0) == Conditions(at_seconds=1.0)
+
+
+def test_fault_09_a_mig_device_is_found_by_its_own_name(monkeypatch):
+    monkeypatch.setattr(nvml, "pynvml", Nvml(uuid="MIG-56"))
+
+    assert isinstance(nvml.find("MIG-56"), nvml.Board)
+
+
+def test_fault_09_a_device_whose_driver_is_too_old_is_measured_without_its_conditions(monkeypatch):
+    monkeypatch.setattr(nvml, "pynvml", Nvml(init=no_driver))
+    device = cuda(monkeypatch)
+
+    found = device.conditions()
+
+    assert found == Conditions(at_seconds=found.at_seconds)
+    assert device.untold() == f"NVML: {MISMATCH}"
+
+
+def test_fault_09_the_record_is_whole_and_says_why_the_fields_are_empty(monkeypatch):
+    monkeypatch.setattr(Cpu, "untold", lambda self: f"NVML: {MISMATCH}")
+
+    found = measured("mlp", "none", passes=("time",))
+
+    assert (found.outcome, len(found.readings.step_seconds)) == ("ok", 1)
+    assert MISMATCH in next(note.text for note in found.notes if note.code == "GCP031")
+
+
+def test_fault_09_a_device_that_answers_has_no_such_note(monkeypatch):
+    monkeypatch.setattr(nvml, "pynvml", Nvml(**ANSWERS))
+
+    assert cuda(monkeypatch).untold() is None
+    assert "GCP031" not in {note.code for note in measured("mlp", "none", passes=("time",)).notes}
+
+
+def test_twin_09_an_error_of_nvml_that_is_not_caught_ends_the_measurement(monkeypatch):
+    library = Nvml(init=no_driver)
+    library.NVMLError = KeyError
+    monkeypatch.setattr(nvml, "pynvml", library)
+
+    with pytest.raises(NotSupported, match=MISMATCH):
+        cuda(monkeypatch).conditions()
+
+
+# --- 47: throttling, clocks, temperature
+
+
+def test_fault_47_a_clock_that_is_held_down_says_by_what_and_how_far():
+    found = notes(record(conditions=(WELL, THROTTLED)))
+
+    assert found["GCP024"].startswith(
+        "the clock was held down by heat: 1,410 MHz to 1,980 MHz of 1,980 MHz, up to 84 C, up to 690 W of 700 W;"
+    )
+
+
+def test_fault_47_a_clock_that_falls_is_held_down_also_where_nothing_says_by_what():
+    slow = msgspec.structs.replace(WELL, clock_hertz=1.8e9)
+
+    assert "GCP024" in notes(record(conditions=(WELL, slow)))
+    assert "GCP024" not in notes(record(conditions=(slow, WELL)))  # it rose: the device was idle before
+    assert "GCP024" not in notes(record(conditions=(slow, slow)))  # a locked clock
+
+
+def test_fault_47_a_limit_that_costs_no_clock_is_let_pass():
+    nearly = msgspec.structs.replace(THROTTLED, clock_hertz=1.95e9)
+
+    assert "GCP024" not in notes(record(conditions=(nearly, nearly)))
+    assert "GCP024" in notes(record(conditions=(Conditions(at_seconds=0.0, held_by=("heat",)),)))  # no clock is told
+
+
+def at_half_the_clock(**told: Any) -> list[Record]:
+    """`all` takes twice as long as `none`, with half the clock: as many cycles."""
+    none = record("none", seconds=(0.1,) * 6, conditions=(WELL, WELL))
+    return [none, record("all", seconds=(0.2,) * 6, **{"conditions": (SLOW, SLOW), **told})]
+
+
+def test_fault_47_a_ratio_between_two_clocks_is_told_in_cycles_too():
+    none, half = rows(at_half_the_clock())
+
+    (text,) = (note.text for note in half.notes if note.code == "GCP024")
+    assert half.time_ratio == 2  # the result is still shown
+    assert "a round ran at 990 MHz, that of its baseline at 1,980 MHz" in text
+    assert text.endswith("; in cycles the step is 0.0 %")
+    assert none.notes == ()
+
+
+def test_fault_47_every_sample_of_a_throttled_round_is_kept():
+    (row,) = rows([record(conditions=(WELL, THROTTLED))])
+
+    assert row.readings.step_seconds == record().readings.step_seconds
+    assert row.step_seconds is not None
+
+
+def test_twin_47_without_the_clocks_the_whole_ratio_is_taken_for_the_strategys():
+    _, half = rows(at_half_the_clock(conditions=None))
+
+    assert half.time_ratio == 2
+    assert half.notes == ()

@@ -1,0 +1,89 @@
+"""Another process on the device, as the run's own word has it: by an engine that runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+
+from profiler import store
+from profiler.case import Trial
+from profiler.cli import answer
+from profiler.devices import Conditions
+from profiler.engines.local import Local
+from profiler.record import Note, Record
+from tests.test_trust import WELL, notes, record
+
+SHARED = msgspec.structs.replace(WELL, num_others=1, others_bytes=3 * 2**30)
+UNTOLD = Note(code="GCP031", text="other processes of the device are not known: no NVML")
+WORDS = ["run", "--model", "mlp", "--segments", "2", "--device", "cpu", "--rounds", "1", "-o", "run"]
+
+
+def test_fault_48_other_processes_on_the_gpu_are_counted_with_what_they_hold():
+    alone = msgspec.structs.replace(WELL, num_others=0, others_bytes=0)
+
+    found = notes(record(conditions=(alone, SHARED)))["GCP025"]  # it appears while steps are timed
+
+    assert found.startswith("the device is shared with 1 other process that holds 3.00 GiB:")
+    assert "GCP025" not in notes(record(conditions=(alone, alone)))
+    assert "other process:" in notes(record(conditions=(msgspec.structs.replace(SHARED, others_bytes=None),)))["GCP025"]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Conditions, ...]]:
+    """What it is like in every trial: the engine runs nothing, and says so."""
+    script: list[tuple[Conditions, ...]] = []
+
+    def run(self: Local, trials: Sequence[Trial]) -> Iterator[Record]:
+        for trial in trials:
+            found = record(conditions=script.pop(0))
+            noted = () if found.readings.conditions else (UNTOLD,)
+            yield msgspec.structs.replace(found, case=trial.case, round=trial.round, notes=noted)
+
+    monkeypatch.setattr(Local, "__enter__", lambda self: self)
+    monkeypatch.setattr(Local, "survey", lambda self: {"cpu": record().environment})
+    monkeypatch.setattr(Local, "run", run)
+    return script
+
+
+def test_fault_48_where_the_device_must_be_exclusive_the_run_ends_with_3_and_keeps_what_there_is(here, script, capsys):
+    script += [(WELL, SHARED)]
+
+    assert answer([*WORDS, "--exclusive", "error"]) == 3
+
+    err = capsys.readouterr().err
+    assert "--exclusive error: the device is shared with 1 other process that holds 3.00 GiB" in err
+    assert "--resume" in err
+    assert len(store.load(here / "run").records) == 1
+
+
+def test_fault_48_where_nobody_can_tell_the_device_is_not_taken_to_be_exclusive(here, script, capsys):
+    script += [()]
+
+    assert answer([*WORDS, "--exclusive", "error"]) == 3
+
+    assert "--exclusive error: other processes of the device are not known: no NVML" in capsys.readouterr().err
+
+
+def test_fault_48_a_device_of_ones_own_is_measured_to_the_end(here, script):
+    script += [(WELL, WELL), (WELL, WELL)]
+
+    assert answer([*WORDS, "--exclusive", "error"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--exclusive", "maybe"], ["--exclusive", "error", "--dry-run"], ["--exclusive", "error", "--device", "fake:cpu"]],
+)
+def test_fault_48_the_word_is_refused_where_it_means_nothing(here, words):
+    assert answer(["run", "--model", "mlp", *words]) == 2
+
+
+def test_twin_48_without_the_word_the_run_goes_on_beside_the_other_process(here, script, capsys):
+    script += [(WELL, SHARED), (SHARED, SHARED)]
+
+    assert answer(WORDS) == 0
+
+    assert len(store.load(here / "run").records) == 2
+    assert "GCP025" in capsys.readouterr().out

@@ -1,0 +1,123 @@
+"""What only a real device can show of its conditions, its other users and its memory; `just gpu` runs these."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from profiler import store
+from profiler.analysis.rows import rows
+from profiler.case import Choice, Trial
+from profiler.cli import answer
+from profiler.devices import nvml
+from profiler.devices.cuda import Cuda
+from profiler.engines.local import Local
+from profiler.engines.returned import SLACK_BYTES
+from profiler.record import Record
+from tests import make
+from tests.make import MIB
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
+
+HELD = 512 * MIB
+HOLD = (
+    f"import torch; held = torch.empty({HELD}, dtype=torch.uint8, device='cuda:0').fill_(1); torch.cuda.synchronize(); "
+    "print('ready', flush=True); input()"
+)
+needs_nvml = pytest.mark.skipif(nvml.pynvml is None, reason="pynvml is not installed")
+
+
+@pytest.fixture
+def other() -> Iterator[None]:
+    """Another process that holds memory of the device."""
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        torch.zeros(1, device="cuda:0")
+        if nvml.pynvml is not None and not Cuda("cuda:0").conditions().num_others:
+            process.kill()
+            pytest.skip("the system lists no processes of others, as in some containers")
+        yield
+        process.kill()
+
+
+def timed(engine: Local) -> Record:
+    case = make.case(model=Choice("mlp"), device="cuda:0", samples=6)
+    (record,) = engine.run([Trial(case=case, passes=("time",))])
+    return record
+
+
+def test_fault_09_the_conditions_are_told_or_the_reason_is(engine):
+    record = timed(engine)
+
+    untold = [note.text for note in record.notes if note.code == "GCP031"]
+    clocks = [one.clock_hertz for one in record.readings.conditions]
+    assert record.outcome == "ok"
+    assert bool(untold) == (clocks == [None] * len(clocks))
+
+
+def test_fault_09_without_nvml_the_device_measures_all_the_same(monkeypatch):
+    monkeypatch.setattr(nvml, "pynvml", None)
+    device = Cuda("cuda:0")
+
+    assert device.conditions().clock_hertz is None
+    assert "pip install" in device.untold()
+
+
+@needs_nvml
+def test_fault_48_another_process_on_the_device_is_seen(engine, other):
+    (row,) = rows([timed(engine)])
+
+    assert "the device is shared with" in next(note.text for note in row.notes if note.code == "GCP025")
+
+
+@needs_nvml
+def test_twin_48_alone_on_the_device_nothing_is_said(engine):
+    (row,) = rows([timed(engine)])
+
+    assert not [note for note in row.notes if note.code == "GCP025"]
+
+
+@needs_nvml
+@pytest.mark.usefixtures("shared")
+def test_fault_48_a_run_that_must_be_alone_ends_with_3(here, other):
+    words = "run --model mlp --segments 2 --device cuda:0 --rounds 1 --exclusive error -o run"
+
+    assert answer(words.split()) == 3
+    assert len(store.load(here / "run").records) == 1
+
+
+def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():
+    cases = [make.case(model=Choice(name), device="cuda:0", samples=1) for name in ("_fault:kind=kill", "mlp")]
+
+    with Local(stage_seconds=120.0) as engine:
+        engine.survey()
+        killed, clean = engine.run([Trial(case=case) for case in cases])
+        free = engine._free_now("cuda:0")
+
+    assert (killed.outcome, clean.outcome) == ("crashed", "ok")
+    assert free >= engine._free["cuda:0"] - SLACK_BYTES
+
+
+@needs_nvml
+def test_fault_49_a_child_tells_how_much_another_process_holds(engine, other):
+    held = engine.ask("profiler.worker:free_bytes", "cuda:0", failing="no answer")["free"]
+
+    assert held <= torch.cuda.get_device_properties(0).total_memory - HELD
+
+
+def test_fault_51_a_tiny_step_is_taken_several_times_a_sample(engine):
+    record = timed(engine)
+
+    seconds = min(record.readings.step_seconds) * record.readings.steps_per_sample
+    assert seconds > 2e-4  # about a millisecond; the first steps are slower than those that are sampled
+
+
+def test_fault_64_a_step_that_fits_is_not_said_to_be_spilled(engine):
+    (row,) = rows([timed(engine)])
+
+    assert not [note for note in row.notes if note.code == "GCP032"]

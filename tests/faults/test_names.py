@@ -1,0 +1,243 @@
+"""Names that would do harm where they were believed: kept as they are, and shown as text wherever they are shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from profiler import store, views
+from profiler.case import Choice
+from profiler.cli import answer
+from profiler.record import Record
+from profiler.views import csv as csv_view
+from profiler.views import latex, markdown, spreadsheet, terminal
+from profiler.views.frame import frame
+from profiler.views.paint import LONGEST_NAME, shortened
+from profiler.views.plain import plain
+from profiler.views.plot import draw, plot
+from tests import examples, make
+from tests.conftest import run_folder
+from tests.make import MIB
+
+NAMES = {
+    "formula": "=cmd|' /C calc'!A0",
+    "quoted formula": "'=1+1",
+    "script": "</script><script>alert(1)</script>",
+    "markup": "[/][bold red]x[/bold red]",
+    "path": "../../x",
+    "device": "CON",
+    "lines": "two\nlines\r\tand a tab",
+    "long": "ab" * 5000,
+    "right-to-left": "\u202egnp.exe\u202c\u200b",
+    "mathematics": r"$x$ and $\frac{$",
+    "pipe": "a|b|c",
+    "specials": 'a|b*c_d`e[f]<g>&h%i$j#k{l}m~n^o\\p"q',
+    "escape": "\x1b]0;title\x07\x1b[31mred\x9b2J",
+}
+
+
+def records(text: str) -> list[Record]:
+    """A model of this name under a strategy of this name, which is the slower, and one that failed with these words."""
+    model = Choice(text)
+    none = make.record("none", case=make.case("none", model=model), peak=200 * MIB)
+    named = make.record(text, case=make.case(text, model=model), seconds=(0.2, 0.2, 0.2))
+    return [none, named, make.failed("all", "failed", text, case=make.case("all", model=model))]
+
+
+def lines_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+hostile = pytest.mark.parametrize("text", NAMES.values(), ids=NAMES)
+
+
+# --- kept
+
+
+@hostile
+def test_fault_56_a_name_is_stored_as_it_is(tmp_path: Path, text: str):
+    run = examples.run(tmp_path / "run", records(text))
+
+    assert store.load(run.folder).records == tuple(records(text))
+    assert [trial.case.model for trial in run.manifest.plan] == [text] * 3
+
+
+@hostile
+def test_fault_56_pandas_has_it_as_it_is(text: str):
+    found = frame(examples.table(records(text)))
+
+    assert list(found["strategy"]) == ["none", text, "all"]
+
+
+# --- on a screen
+
+
+@hostile
+def test_fault_56_a_terminal_is_sent_nothing_but_text(text: str):
+    file = io.StringIO()
+
+    terminal.write(terminal.table(examples.table(records(text)), width=100), file=file)
+
+    shown = file.getvalue()
+    assert {unicodedata.category(one) for one in shown.replace("\n", "")} & {"Cc", "Cf", "Cs"} == set()
+    assert "".join(plain(text).split()) in "".join(shown.split())  # broken over lines, and whole
+
+
+def test_twin_56_unescaped_a_terminal_would_be_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(terminal, "plain", lambda text, encoding: text)
+
+    shown = terminal.table(examples.table(records(NAMES["escape"])), width=None).plain
+
+    assert "\x1b]0;title" in shown
+
+
+@hostile
+def test_fault_56_every_command_that_reads_shows_it_and_ends_well(here: Path, capsys, text: str):
+    examples.run(here / "results" / "run", records(text))
+
+    for words in (["show", "run"], ["show", "run", "--format", "md"], ["list"], ["compare", "run", "run"]):
+        assert answer(words) == 0
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+
+
+# --- in files
+
+
+@hostile
+def test_fault_56_no_csv_cell_is_a_formula_and_pandas_reads_them_back(text: str):
+    written = csv_view.table(examples.table(records(text)))
+
+    found = pd.read_csv(io.StringIO(written), dtype=str, keep_default_na=False)
+    assert not any(cell.startswith(spreadsheet.FORMULA) for column in ("model", "strategy") for cell in found[column])
+    assert [cell.removeprefix("'") for cell in found["strategy"]] == ["none", plain(text), "all"]
+    assert found["model"][0] == found["detail"][2]
+    assert found["peak_bytes"][0] == str(200 * MIB)
+
+
+def test_twin_56_unescaped_a_cell_would_be_a_formula(monkeypatch):
+    monkeypatch.setattr(spreadsheet, "FORMULA", ())
+
+    assert spreadsheet.safe(NAMES["formula"]).startswith("=cmd")
+
+
+@pytest.mark.parametrize("start", "=+-@")
+def test_fault_56_no_csv_cell_can_be_a_formula(start: str):
+    records = [make.failed("none", "failed", f"{start}cmd|' /C calc'!A0\n")]
+
+    line = lines_of(csv_view.table(examples.table(records)))[0]
+
+    assert line["detail"] == f"'{start}cmd|' /C calc'!A0"
+
+
+def test_fault_56_other_csv_cells_are_not_quoted():
+    line = lines_of(csv_view.table(examples.table([make.failed("none", "failed", "1=1")])))[0]
+
+    assert line["detail"] == "1=1"
+
+
+def test_fault_56_markdown_of_hostile_text_is_still_one_table():
+    text = markdown.table(examples.table([make.record(NAMES["specials"])]))
+
+    body = next(line for line in text.splitlines() if line.startswith("| a"))
+    cells = body.replace("\\|", "").strip("| ").split(" | ")
+    head = next(line for line in text.splitlines() if line.startswith("| strategy"))
+    assert len(cells) == len(head.strip("| ").split(" | "))
+    assert "\\*c\\_d\\`e\\[f\\]\\<g" in body
+
+
+def test_fault_56_latex_of_hostile_text_is_escaped():
+    text = latex.table(examples.table([make.record(NAMES["specials"])]))
+
+    escaped = (
+        r"\_d`e[f]\textless{}g\textgreater{}\&h\%i\$j\#k\{l\}m\textasciitilde{}n\textasciicircum{}o\textbackslash{}p"
+    )
+    assert escaped in text
+    assert text.count(r"\begin{") == text.count(r"\end{")
+
+
+def test_twin_56_unescaped_a_pipe_would_be_one_cell_more(monkeypatch):
+    whole = markdown.table(examples.table(records("a|b")))
+    monkeypatch.setattr(markdown, "SPECIAL", {})
+
+    torn = markdown.table(examples.table(records("a|b")))
+
+    assert {line.replace("\\|", "").count("|") for line in whole.splitlines() if line.startswith("|")} == {13}
+    assert {line.count("|") for line in torn.splitlines() if line.startswith("|")} == {13, 14}
+
+
+# --- in pictures
+
+
+@pytest.mark.parametrize("kind", ["frontier", "memory", "time", "samples"])
+def test_fault_56_a_picture_shows_them_all_as_text(tmp_path: Path, kind: str):
+    rows = examples.table([one for text in NAMES.values() for one in records(text)])
+
+    path = plot(rows, kind=kind, path=tmp_path / "plot.svg")
+
+    drawn = path.read_text(encoding="utf-8")
+    assert "<script" not in drawn
+    assert drawn.rstrip().endswith("</svg>")
+
+
+@pytest.mark.parametrize("kind", ["frontier", "memory"])
+def test_fault_56_a_title_of_ten_thousand_letters_stays_in_the_picture(kind: str):
+    figure = draw(examples.table(records(NAMES["long"])), kind=kind)
+
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    for axes in figure.axes:
+        box = axes._left_title.get_window_extent(canvas.get_renderer())
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+
+
+def test_fault_56_names_that_differ_at_the_end_alone_are_told_apart_in_pictures():
+    names = [f"plan:file=results/a/long/folder/of/plans/for/it/{number}.json" for number in range(9)]
+
+    assert len({shortened(name) for name in names}) == 9
+    assert {len(shortened(name)) for name in names} == {LONGEST_NAME}
+
+
+def test_twin_56_read_as_mathematics_a_name_would_end_the_drawing():
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    figure.subplots().set_title(NAMES["mathematics"], parse_math=True)
+
+    with pytest.raises(ValueError, match="frac"):
+        figure.canvas.draw()
+
+
+# --- in paths
+
+
+@hostile
+def test_fault_56_a_run_folder_stays_where_it_belongs(text: str):
+    folder = store.new_folder(Path("results"), [text])
+
+    assert folder.parent == Path("results")
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[a-z0-9-]*-[0-9a-f]{6}", folder.name)
+    assert len(folder.name) <= 64
+
+
+def test_twin_56_a_folder_by_the_name_alone_would_be_elsewhere():
+    assert (Path("results") / "runs" / NAMES["path"]).resolve().parent == Path().resolve()
+
+
+@pytest.mark.parametrize("kind", views.EXPORTS)
+def test_fault_56_every_export_is_one_file_in_its_place(here: Path, kind: str):
+    examples.run(here / "results" / "run", [one for text in NAMES.values() for one in records(text)])
+
+    assert answer(["export", "run", "--to", kind, "-o", "table"]) == 0
+
+    assert run_folder(here) == here / "results" / "run"
+    assert sorted(path.name for path in here.iterdir()) == ["results", "table"]
