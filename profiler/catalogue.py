@@ -243,11 +243,12 @@ def _literal(text: str) -> Any:
 def _function(target: str) -> ast.FunctionDef:
     """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
     place, _, attribute = target.rpartition(":")
-    path = Path(place) if place.endswith(".py") else _source(place)
+    path, get_source = _source(place)
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror}", hint="write path/to/file.py:factory") from None
+        tree = ast.parse(get_source())
+    except (OSError, ImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot read '{path}': {reason}", hint="write path/to/file.py:factory") from None
     except (SyntaxError, ValueError) as error:
         where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
@@ -257,17 +258,23 @@ def _function(target: str) -> ast.FunctionDef:
     return functions[attribute]
 
 
-def _source(module: str) -> Path:
-    """The file of a module, found without importing more than the packages around it."""
+def _source(place: str) -> tuple[Path, Callable[[], str]]:
+    """A file, or a module's, found without importing more than the packages around it; and what reads it.
+
+    Modules are read by what would import them: they may be in a zip.
+    """
+    if place.endswith(".py"):
+        return Path(place), lambda: Path(place).read_text(encoding="utf-8")
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(place)
     except (ImportError, ValueError) as error:
-        raise UserError(f"no module '{module}': {error}", hint="write package.module:factory") from None
+        raise UserError(f"no module '{place}': {error}", hint="write package.module:factory") from None
     if spec is None or spec.origin is None:
         raise UserError(
-            f"there is no module '{module}'", hint="write package.module:factory, or path/to/file.py:factory"
+            f"there is no module '{place}'", hint="write package.module:factory, or path/to/file.py:factory"
         )
-    return Path(spec.origin)
+    get_source = getattr(spec.loader, "get_source", lambda name: None)
+    return Path(spec.origin), lambda: get_source(place) or ""
 
 
 def _nearest(word: str, known: list[str]) -> str:

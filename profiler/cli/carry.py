@@ -164,19 +164,25 @@ def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
 
 
 def _show(run: Run, *, json: bool, code: int) -> None:
-    """The table on stdout, or the document; then the files and what to try next."""
+    """The table on stdout, or the document; then the files. Without pictures a run is as good."""
     from profiler.analysis import progress, rows
     from profiler.views import derived, terminal
     from profiler.views.json import document
 
     status = progress.status(run.manifest.plan, run.records)
-    written = derived.write(run)
     if json:
         say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
     else:
         say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
-    for path in (run.folder / "trials.jsonl", *written):
+    for path in (run.folder / "trials.jsonl", *derived.tables(run)):
         aside(f"wrote {path}")
+    try:
+        for path in derived.pictures(run):
+            aside(f"wrote {path}")
+    except UserError as error:
+        if error.exit_code != 1:
+            raise
+        aside(f"note: no picture was drawn: {error.message}; {error.hint}")
 
 
 def _show_fit(run: Run) -> None:
