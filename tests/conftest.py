@@ -54,6 +54,16 @@ def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_Server", lambda: Lent(engine._server))
 
 
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start a server, which is to import torch, is a bug: exit code 70."""
+
+    def fail() -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(local, "_Server", fail)
+
+
 class Lent:
     """The server of another engine: whoever borrows it cannot end it."""
 

@@ -198,7 +198,8 @@ class _Log:
             self._path.parent.mkdir(exist_ok=True)
             self._file = self._file or self._path.open("wb")
             whole, newline, self._held = (self._held + kept).rpartition(b"\n")
-            self._write(whole + newline)
+            if newline:
+                self._write(whole + newline)
             if len(self._held) > LONGEST_LINE:
                 self._write(self._held[:-LONGEST_LINE])
                 self._held = self._held[-LONGEST_LINE:]
