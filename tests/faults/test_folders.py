@@ -138,16 +138,20 @@ class Empty:
 
 # 59: no git, no HOME, no temporary folder
 
-BARE = (  # as sitecustomize.py: a machine without a place for temporary files and without users
-    "import pwd, tempfile\n"
+BARE = (  # as sitecustomize.py: a machine without users, where temporary files have no place but the folder at hand
+    "import os, pwd, tempfile\n"
     "def nobody(*_): raise KeyError('getpwuid(): uid not found')\n"
-    "def nowhere(*_): raise FileNotFoundError(2, 'No usable temporary directory found')\n"
-    "pwd.getpwuid, tempfile._get_default_tempdir = nobody, nowhere\n"
+    "pwd.getpwuid = nobody\n"
+    "places = ['/proc/nowhere'] + [os.getcwd()] * ('NOWHERE' not in os.environ)\n"
+    "tempfile._candidate_tempdir_list = lambda: places\n"
 )
 
 
+NO_PLACE = "[Errno 2] No usable temporary directory found in ['/proc/nowhere']"
+
+
 def on_a_bare_machine(*command: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """No PATH, no HOME, no USER, no temporary folder; nothing but Python."""
+    """No PATH, no HOME, no USER, no /tmp: nothing but Python. With NOWHERE, not even here is a temporary file taken."""
     (cwd / "site").mkdir(exist_ok=True)
     (cwd / "site" / "sitecustomize.py").write_text(BARE)
     path = os.pathsep.join([str(cwd / "site"), environment()["PYTHONPATH"]])
@@ -165,11 +169,19 @@ def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
 
 
+def test_fault_59_where_torch_finds_no_place_at_all_it_is_one_line(here: Path):
+    done = on_a_bare_machine("-m", "profiler", *RUN, "-o", "run", cwd=here, NOWHERE="1")
+
+    assert done.returncode == 3
+    assert complaint(done.stderr).endswith("could not import torch: FileNotFoundError: " + NO_PLACE)
+    assert not (here / "run").exists()
+
+
 @pytest.mark.parametrize("words", [["show", "--format", "md"], ["report"], ["export", "--to", "csv"], ["list"]])
 def test_fault_59_nor_does_reading_one(words: list[str], here: Path):
     examples.run(here / "results" / "run", examples.sweep((2, 4)))
 
-    done = on_a_bare_machine("-m", "profiler", *words, cwd=here)
+    done = on_a_bare_machine("-m", "profiler", *words, cwd=here, NOWHERE="1")
 
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -191,7 +203,7 @@ def test_fault_59_a_home_that_may_only_be_read_and_a_cache_that_is_locked_are_no
 
 def test_twin_59_a_temporary_file_would_have_ended_it_and_so_would_a_home(here: Path):
     for code in ("import tempfile; tempfile.TemporaryFile()", "import pathlib; pathlib.Path.home()"):
-        done = on_a_bare_machine("-c", code, cwd=here)
+        done = on_a_bare_machine("-c", code, cwd=here, NOWHERE="1")
 
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith(("FileNotFoundError", "RuntimeError"))

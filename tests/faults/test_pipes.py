@@ -40,7 +40,8 @@ def ended(words: list[str], stream: str, *, code: str = MAIN, name: str = "stdou
     closing = ["sh", "-c", f'exec "$@" {1 if name == "stdout" else 2}>&-', "sh"] if stream == "closed" else []
     with failing(stream) as nowhere:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, name: nowhere}
-        return subprocess.run([*closing, *python], env=environment(), **streams, text=True, check=False)
+        buffered = environment(PYTHONUNBUFFERED="")  # as users have it: what fails then fails at the end
+        return subprocess.run([*closing, *python], env=buffered, **streams, text=True, check=False)
 
 
 def failing(kind: str) -> Any:
@@ -104,7 +105,7 @@ def test_fault_54_what_a_run_has_measured_is_kept(
 def test_twin_54_a_stream_that_is_not_let_go_fails_again_at_the_end(results: Path):
     code = f"import profiler.cli; profiler.cli.drop_unwritable = lambda: None; {MAIN}"
 
-    done = ended(["export"], "unread", code=code)
+    done = ended(["show"], "unread", code=code)
 
     assert done.returncode == 120  # Python's own, for a stdout that cannot be flushed
     assert "BrokenPipeError" in done.stderr
