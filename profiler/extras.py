@@ -35,5 +35,6 @@ def _try(library: str) -> None:
     except BROKEN as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == library
         trouble = f"this needs {library}" if is_missing else f"{library} does not work here: {error}"
-        hint = f"pip install {'' if is_missing else '--force-reinstall '}{library}"
+        install = f"pip install {'' if is_missing else '--force-reinstall '}{library}"
+        hint = install if is_missing else f"where its own words do not help: {install}"
         raise UserError(trouble, hint=hint, exit_code=1) from error

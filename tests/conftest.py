@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and ti
 
 from profiler import models
 from profiler.case import Choice, Trial
+from profiler.cli import bug
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.record import Record
@@ -39,6 +40,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     """One fork server for all tests that need real processes."""
     with Local(stage_seconds=60.0, logs=tmp_path_factory.mktemp("logs")) as engine:
         yield engine
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_bugs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of our own, which some tests provoke, leave nothing behind."""
+    monkeypatch.setattr(bug, "FOLDER", str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture

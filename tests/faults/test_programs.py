@@ -105,9 +105,9 @@ def test_fault_60_only_the_picture_or_the_page_fails_and_says_what_to_install(
     assert answer([command, "run"]) == 1
 
     first, hint = capsys.readouterr().err.splitlines()
-    again = "" if how == "missing" else "--force-reinstall "
+    again = "pip install" if how == "missing" else "where its own words do not help: pip install --force-reinstall"
     assert library in first
-    assert hint == f"hint: pip install {again}{library}"
+    assert hint == f"hint: {again} {library}"
     assert answer(["show", "run"]) == answer(["export", "run"]) == 0
     assert (folder / "trials.jsonl").read_bytes() == before
 
@@ -225,7 +225,7 @@ def lost(*_: object, **__: object) -> None:
 
 def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     examples.run(here / "run", examples.sweep((2, 4)))
-    monkeypatch.setattr("tempfile.tempdir", str(here))
+    monkeypatch.setattr(bug, "FOLDER", str(here))
     monkeypatch.setattr(store, "load", lost)
 
     assert answer(["show", "run"]) == 70
@@ -242,7 +242,7 @@ def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkey
 def test_fault_65_what_a_run_measured_before_is_kept(
     here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    monkeypatch.setattr("tempfile.tempdir", str(here))
+    monkeypatch.setattr(bug, "FOLDER", str(here))
     monkeypatch.setattr("profiler.views.terminal.table", lost)
 
     assert answer([*RUN, "-o", "run"]) == 70
@@ -255,7 +255,7 @@ def test_fault_65_what_a_run_measured_before_is_kept(
 def test_fault_65_where_no_log_can_be_written_the_switch_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    monkeypatch.setattr("tempfile.tempdir", str(here / "nowhere"))
+    monkeypatch.setattr(bug, "FOLDER", str(here / "nowhere"))
     examples.run(here / "run", examples.sweep((2, 4)))
     monkeypatch.setattr(store, "load", lost)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from profiler import secrecy, spec, store, worker
-from profiler.cli import answer, words
+from profiler.cli import answer, bug, words
 from profiler.engines import child
 from profiler.errors import UserError
 from profiler.spec import Request
@@ -144,6 +144,15 @@ def test_fault_58_a_log_hides_one_that_comes_in_pieces(cut: int, tmp_path: Path,
     log.close()
 
     assert (tmp_path / "trial.log").read_bytes() == b"\x00\xff" + b"." * 5000 + b"[hidden]\nthe end"
+
+
+def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
+    monkeypatch.setattr(bug, "FOLDER", str(here))
+
+    path = bug.keep(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
+
+    assert Path(str(path)).read_text() == "RuntimeError: 401 for [hidden]\n"
 
 
 def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
