@@ -242,11 +242,13 @@ def _literal(text: str) -> Any:
 @cache
 def _function(target: str) -> ast.FunctionDef:
     """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
-    attribute, path = target.rpartition(":")[2], place(target)
+    name, _, attribute = target.rpartition(":")
+    path, get_source = _source(name)
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror}", hint="write path/to/file.py:factory") from None
+        tree = ast.parse(get_source())
+    except (OSError, ImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot read '{path}': {reason}", hint="write path/to/file.py:factory") from None
     except (SyntaxError, ValueError) as error:
         where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
@@ -258,21 +260,24 @@ def _function(target: str) -> ast.FunctionDef:
 
 def place(target: str) -> Path:
     """The file of "package.module:function" or "path/to/file.py:function". Raises UserError for an unknown module."""
-    name = target.rpartition(":")[0]
-    return Path(name) if name.endswith(".py") else _source(name)
+    return _source(target.rpartition(":")[0])[0]
 
 
-def _source(module: str) -> Path:
-    """The file of a module, found without importing more than the packages around it."""
+def _source(name: str) -> tuple[Path, Callable[[], str]]:
+    """A file, or a module's, found without importing more than the packages around it; and what reads it.
+
+    Modules are read by what would import them: they may be in a zip.
+    """
+    if name.endswith(".py"):
+        return Path(name), lambda: Path(name).read_text(encoding="utf-8")
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:
-        raise UserError(f"no module '{module}': {error}", hint="write package.module:factory") from None
+        raise UserError(f"no module '{name}': {error}", hint="write package.module:factory") from None
     if spec is None or spec.origin is None:
-        raise UserError(
-            f"there is no module '{module}'", hint="write package.module:factory, or path/to/file.py:factory"
-        )
-    return Path(spec.origin)
+        raise UserError(f"there is no module '{name}'", hint="write package.module:factory, or path/to/file.py:factory")
+    get_source = getattr(spec.loader, "get_source", lambda module: None)
+    return Path(spec.origin), lambda: get_source(name) or ""
 
 
 def _nearest(word: str, known: list[str]) -> str:

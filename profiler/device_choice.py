@@ -13,13 +13,18 @@ from profiler.case import FAKE
 from profiler.errors import UserError
 from profiler.record import Environment
 
+BY_NUMBER = (
+    "choose from auto, cpu, cuda, cuda:N; `gcprof doctor` lists those that are here, "
+    "and CUDA_VISIBLE_DEVICES takes the UUID of a GPU or of a MIG slice"
+)
+
 
 def any_device(word: str) -> str:
     """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
     if word.startswith(FAKE):
         return _fake(word)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
-        raise UserError(f"--device: '{word}' is not a device", hint="choose from auto, cpu, cuda, cuda:N")
+        raise UserError(f"--device: '{word}' is not a device", hint=BY_NUMBER)
     return "cuda:0"
 
 

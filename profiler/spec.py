@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler import catalogue, models, optimizers, strategies, trials
+from profiler import catalogue, models, optimizers, secrecy, strategies, trials
 from profiler.case import FAKE, Case, Choice, Trial, split_choices
 from profiler.errors import UserError
 from profiler.sampling import sampling
@@ -84,6 +84,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     Any list is an axis: there is a case for every combination. `choose_device` turns a device's word into its name; it
     is asked last, since it may have to look. Raises UserError.
     """
+    _refuse_secrets(request)
     remarks: list[str] = []
     asked = split_choices("mnist-cnn" if request.model is None else request.model)
     wanted = _resolved(asked, models.TABLE, "model", remarks)
@@ -123,6 +124,13 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     ]
     planned = _trials(request, cases, rounds)
     return Plan(trials=planned, data_directory=request.data, remarks=tuple(remarks))
+
+
+def _refuse_secrets(request: Request) -> None:
+    for name, value in msgspec.structs.asdict(request).items():
+        if isinstance(value, str) and secrecy.is_in(value):
+            message = f"--{name.replace('_', '-')} holds what looks like a secret, and every record would hold it too"
+            raise UserError(message, hint="let your file read it from the environment")
 
 
 def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:

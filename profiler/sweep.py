@@ -27,10 +27,15 @@ def load(path: Path) -> tuple[str, dict[str, Any]]:
         return text, tomllib.loads(text)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}", hint="examples are in configs/") from None
-    except UnicodeDecodeError:
-        raise UserError(f"'{path}' is not UTF-8 text", hint="save it as UTF-8") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"'{path}' is not TOML: {error}", hint="key = value, one a line") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: this is not UTF-8 text", hint="save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        what, _, at = str(error).partition(" (at line ")
+        where = f"{path}:{at.partition(',')[0] or text.count(chr(10)) + 1}"
+        raise UserError(f"{where}: this is not TOML: {what}", hint="key = value, one a line") from None
+    except RecursionError:
+        raise UserError(f"{path}:1: lists in lists, deeper than can be read", hint="key = value, one a line") from None
 
 
 def as_request(found: dict[str, Any], *, path: Path, text: str) -> Request:
@@ -39,7 +44,7 @@ def as_request(found: dict[str, Any], *, path: Path, text: str) -> Request:
     for key in found:
         if key not in allowed:
             near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(allowed)}"
+            hint = f"{f'did you mean {near[0]!r}? ' if near else ''}the keys are {', '.join(allowed)}"
             raise UserError(f"{path}:{_line(text, key)}: no key is called '{key}'", hint=hint)
     try:
         return msgspec.convert({key: _as_words(key, value) for key, value in found.items()}, Request)
@@ -51,7 +56,7 @@ def as_request(found: dict[str, Any], *, path: Path, text: str) -> Request:
 
 def _as_words(key: str, value: object) -> object:
     """As on the command line: the list [1, 2] is `1,2`, and the number 64 is `64` where words are expected."""
-    if isinstance(value, list) and value and all(isinstance(item, (str, int)) for item in value):
+    if isinstance(value, list) and value and all(type(item) in (str, int) for item in value):
         return ",".join(str(item) for item in value)
     if isinstance(value, int) and not isinstance(value, bool) and key in ("accumulate", "batch_size", "segments"):
         return str(value)

@@ -17,6 +17,7 @@ from profiler.errors import Unsupported, UserError
 from profiler.measuring import environment, measure, open_device
 from profiler.predicting import follow_case, predict
 from profiler.record import Environment, Outcome, Record
+from profiler.secrecy import hide
 from profiler.staging.stages import stages
 
 # Host and device say it in other ways than torch.OutOfMemoryError too.
@@ -81,7 +82,7 @@ def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
     try:
         tell(channel, {key: work()})
     except (Unsupported, UserError) as error:
-        tell(channel, {"refused": str(error)})
+        tell(channel, {"refused": hide(str(error))})
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         print(blame.told(error), file=sys.stderr, end="")
         tell(channel, {"failed": _detail(error)})
@@ -92,7 +93,7 @@ def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., 
     try:
         return by(trial, on_stage=on_stage)
     except (Unsupported, UserError) as error:
-        return _without_readings(trial, "skipped", str(error))
+        return _without_readings(trial, "skipped", hide(str(error)))
     except (torch.OutOfMemoryError, MemoryError) as error:
         return _without_readings(trial, "out_of_memory", _first_line(error))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
@@ -121,4 +122,4 @@ def _detail(error: Exception) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
+    return hide((str(error).strip().splitlines() or ["no message"])[0])

@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and ti
 from benchmarks import killed
 from profiler import models
 from profiler.case import Choice, Trial
+from profiler.cli import bug
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.record import Record
@@ -43,6 +44,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
         yield engine
 
 
+@pytest.fixture(autouse=True)
+def _logs_of_bugs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of our own, which some tests provoke, leave nothing behind."""
+    monkeypatch.setattr(bug, "FOLDER", str(tmp_path_factory.getbasetemp()))
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in."""
@@ -63,6 +70,16 @@ def tag() -> Iterator[str]:
     yield tag
     for process in killed.tagged(tag):
         process.kill()
+
+
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start a server, which is to import torch, is a bug: exit code 70."""
+
+    def fail() -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(local, "_Server", fail)
 
 
 class Lent:

@@ -157,17 +157,6 @@ def test_export_goes_to_stdout_or_to_a_file(results: Path, tmp_path: Path, capsy
     assert (tmp_path / "table.csv").read_text() == printed
 
 
-def test_export_keeps_a_file_that_is_there(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "table.csv").write_text("mine")
-
-    refused = answer(["export", "-o", "table.csv"])
-    kept = (tmp_path / "table.csv").read_text()
-    forced = answer(["export", "-o", "table.csv", "--force"])
-
-    assert (refused, kept, forced) == (2, "mine", 0)
-    assert "hint: name another file, or overwrite it with --force" in capsys.readouterr().err
-
-
 def test_plot_writes_the_figure_and_names_it(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["plot", FIRST, "--kind", "memory", "-o", "memory.png"]) == 0
 
@@ -310,54 +299,10 @@ def break_show(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr("profiler.store.load", fail)
 
 
-def test_a_bug_of_ours_is_one_line_and_exit_code_70(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.delenv("GCPROF_TRACEBACK", raising=False)
-    break_show(monkeypatch, KeyError("lost"))
-
-    code = answer(["show"])
-
-    err = capsys.readouterr().err
-    assert code == 70
-    assert err.splitlines()[0] == "gcprof: internal error: KeyError: 'lost'"
-    assert "GCPROF_TRACEBACK=1" in err.splitlines()[1]
-    assert "Traceback" not in err
-
-
-def test_the_traceback_is_there_where_it_is_asked_for(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setenv("GCPROF_TRACEBACK", "1")
-    break_show(monkeypatch, KeyError("lost"))
-
-    answer(["show"])
-
-    assert "Traceback" in capsys.readouterr().err
-
-
 def test_an_interrupt_is_exit_code_130(results: Path, monkeypatch: pytest.MonkeyPatch):
     break_show(monkeypatch, KeyboardInterrupt())
 
     assert answer(["show"]) == 130
-
-
-def test_a_reader_that_went_away_is_no_error(results: Path):
-    reading, writing = os.pipe()
-    os.close(reading)
-
-    done = gcprof("show", stdout=writing)
-
-    os.close(writing)
-    assert (done.returncode, "internal error" in done.stderr, "Exception" in done.stderr) == (141, False, False)
-
-
-def test_an_ascii_terminal_gets_ascii(results: Path):
-    done = gcprof("show", FIRST, PYTHONIOENCODING="ascii")
-
-    assert done.returncode == 0
-    assert "+-1.0 %" in done.stdout
-    assert done.stdout.isascii()
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from profiler import catalogue, models, store
 from profiler.case import Choice, Trial, encode
 from profiler.cli import answer
-from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.record import Record
 from profiler.views.progress import Follow
@@ -53,16 +51,6 @@ class Whole:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(tmp_path_factory.mktemp("home-of-somebody"))
-
-
-@pytest.fixture
-def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To start a server, which is to import torch, is a bug: exit code 70."""
-
-    def fail() -> None:
-        raise AssertionError("a server was started")
-
-    monkeypatch.setattr(local, "_Server", fail)
 
 
 def records(folder: Path) -> tuple[Record, ...]:
@@ -414,14 +402,6 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
     assert answer(["rnu"]) == 2
 
     assert capsys.readouterr().err.splitlines()[1] == "hint: did you mean 'run'?"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_this_machine_lacks_is_exit_code_3(here: Path, shared: None, capsys: Any):
-    assert answer(["run", "--model", "mlp", "--device", "cuda"]) == 3
-
-    assert "torch sees no CUDA device here" in complaint(capsys.readouterr().err)
-    assert list(here.iterdir()) == []
 
 
 # One JSON document

@@ -118,42 +118,6 @@ def test_segments_are_read_in_order_and_once(text, counts):
     assert parse_segments(text, []) == [f"segments:k={count}" for count in counts]
 
 
-@pytest.mark.parametrize(
-    ("text", "bad"),
-    [
-        ("0", "'0'"),
-        ("-1", "'-1'"),
-        ("1.5", "'1.5'"),
-        ("abc", "'abc'"),
-        ("", "''"),
-        ("1,,2", "''"),
-        ("1e9", "'1e9'"),
-        ("1000001", "'1000001'"),
-        ("4..2", "'4..2'"),
-        ("1..9:x1", "'1..9:x1'"),
-        ("1..999999", "'1..999999'"),
-        ("٣", "'٣'"),
-    ],
-)
-def test_a_bad_number_of_segments_is_named_with_what_is_allowed(text, bad):
-    with pytest.raises(UserError) as caught:
-        parse_segments(text, [])
-
-    assert bad in caught.value.message
-    assert "1" in caught.value.hint
-    assert "\n" not in caught.value.message
-
-
-@given(st.text(max_size=20))
-def test_any_text_for_segments_is_read_or_refused(text):
-    try:
-        found = parse_segments(text, [])
-    except UserError:
-        return
-    assert found
-    assert all(int(choice.options["k"]) >= 1 for choice in found)
-
-
 @given(st.text(max_size=20))
 def test_any_text_for_strategies_is_read_or_refused(text):
     with suppress(UserError):

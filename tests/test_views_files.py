@@ -117,8 +117,9 @@ def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path: Path):
 def test_derived_files_are_written_and_written_again(tmp_path: Path):
     run = examples.run(tmp_path / "run", examples.sweep((2, 4)))
 
-    first = [path.name for path in derived.write(run)]
-    derived.write(run)
+    first = [path.name for path in (*derived.tables(run), *derived.pictures(run))]
+    derived.tables(run)
+    derived.pictures(run)
 
     assert first == ["table.csv", "table.md", "frontier.png"]
     assert sorted(path.name for path in (run.folder / "derived").iterdir()) == sorted(first)
@@ -127,4 +128,5 @@ def test_derived_files_are_written_and_written_again(tmp_path: Path):
 def test_without_an_ok_point_there_is_no_frontier_to_draw(tmp_path: Path):
     run = examples.run(tmp_path / "run", [make.failed("none", "out_of_memory", "96 MiB")])
 
-    assert [path.name for path in derived.write(run)] == ["table.csv", "table.md"]
+    assert [path.name for path in derived.tables(run)] == ["table.csv", "table.md"]
+    assert derived.pictures(run) == []

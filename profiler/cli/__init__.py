@@ -35,6 +35,7 @@ from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.stages import stages
 from profiler.cli.strategies import strategies
+from profiler.cli.streams import drop_unwritable, open_standard
 from profiler.cli.timeline import timeline
 from profiler.cli.validate import validate
 from profiler.cli.words import COMMAND
@@ -111,6 +112,7 @@ def application(words: Sequence[str], *, whole: bool = False) -> typer.Typer:
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
     gc.set_threshold(GARBAGE)
+    open_standard()
     if VARIABLE in os.environ:  # a shell asks what could come next; this answers and ends
         typer.main.get_command(application((), whole=True)).main(args=[], prog_name="gcprof")
     sys.exit(answer(sys.argv[1:] if words is None else words))
@@ -120,6 +122,7 @@ def answer(words: Sequence[str]) -> int:
     """Run one command; the exit code. Every error becomes one line on stderr, here and nowhere else."""
     COMMAND.set(tuple(words))
     try:
+        _refuse_bytes(words)
         code = _invoke([*words] or ["--help"])
         sys.stdout.flush()
         return code
@@ -133,7 +136,7 @@ def answer(words: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:  # `gcprof show | head`
-        _drop_stdout()
+        drop_unwritable()
         return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  # a bug of ours must not look like a result: one line, exit code 70
         return _fail(error, words)
@@ -149,21 +152,35 @@ def _invoke(words: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _refuse_bytes(words: Sequence[str]) -> None:
+    """Names of files may be bytes that are no text; no result could hold or show them. Raises UserError."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            message = f"{word!a} is not text in {sys.getfilesystemencoding()}"
+            raise UserError(message, hint="rename the file or folder") from None
+
+
 def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:
+    """Say what is wrong; the exit code, which is all that is told where nothing can be written."""
     from profiler.cli.words import say_failure
     from profiler.views.plain import plain
 
-    if words and words[0] in TELLS_FAILURES and "--json" in words:
-        say_failure(code)
-    print(f"gcprof: {plain(message)}", file=sys.stderr)
-    if hint:
-        print(f"hint: {plain(hint)}", file=sys.stderr)
+    try:
+        if words and words[0] in TELLS_FAILURES and "--json" in words:
+            say_failure(code)
+        print(f"gcprof: {plain(message)}", file=sys.stderr)
+        if hint:
+            print(f"hint: {plain(hint)}", file=sys.stderr)
+    except OSError:
+        drop_unwritable()
     return code
 
 
 def _fail(error: Exception, words: Sequence[str]) -> int:
     if isinstance(error, OSError) and error.errno in FULL:
-        _drop_stdout()
+        drop_unwritable()
         return _complain(
             f"cannot write: {error.strerror}", hint="free some space, or write elsewhere", code=UNWRITABLE, words=words
         )
@@ -171,10 +188,9 @@ def _fail(error: Exception, words: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
-    hint = "set GCPROF_TRACEBACK=1 for the traceback, and report it"
-    return _complain(f"internal error: {type(error).__name__}: {error}", hint=hint, code=INTERNAL, words=words)
+    from profiler.cli import bug
 
-
-def _drop_stdout() -> None:
-    """Nobody reads it any more: what is still to be flushed at the end must not raise again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    path = bug.keep(error)
+    hint = f"report it with {path}, where the traceback is" if path else "GCPROF_TRACEBACK=1 shows the traceback"
+    message = f"internal error: {type(error).__name__}: {error}; every result that was printed is kept"
+    return _complain(message, hint=hint, code=INTERNAL, words=words)

@@ -169,27 +169,35 @@ def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
 
 
 def _show(run: Run, *, json: bool, code: int) -> int:
-    """The table on stdout, or the document, and the files; the exit code, another where these cannot be written."""
+    """The table on stdout before any file is written, or the document after them, which holds the exit code."""
     from profiler.analysis import progress, rows
-    from profiler.views import derived, terminal
+    from profiler.views import terminal
     from profiler.views.json import document
 
-    written: list[Path] = []
-    failure = None
-    try:
-        written = derived.write(run)
-    except UserError as error:  # what was measured is shown all the same
-        code, failure = error.exit_code, error
+    if not json:
+        say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
+    code, told = _derive(run, code)
     if json:
         status = progress.status(run.manifest.plan, run.records)
         say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
-    else:
-        say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
-    for path in (run.folder / "trials.jsonl", *written):
-        aside(f"wrote {path}")
-    if failure:
-        _say_error(failure)
+    for line in told:
+        aside(line)
     return code
+
+
+def _derive(run: Run, code: int) -> tuple[int, list[str]]:
+    """Write what can be derived; the exit code, and what to say. Without pictures a run is as good."""
+    from profiler.views import derived
+
+    told = [f"wrote {run.folder / 'trials.jsonl'}"]
+    try:
+        told += [f"wrote {path}" for path in derived.tables(run)]
+        told += [f"wrote {path}" for path in derived.pictures(run)]
+    except UserError as error:
+        if error.exit_code != 1:
+            return error.exit_code, [*told, f"gcprof: {error.message}", f"hint: {error.hint}"]
+        told.append(f"note: no picture was drawn: {error.message}; {error.hint}")
+    return code, told
 
 
 def _say_error(error: UserError) -> None:

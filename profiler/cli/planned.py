@@ -220,9 +220,9 @@ class _Planning:
 
     def _write(self, points: list[Point], settled: Settled | None) -> None:
         """The file that was asked for: the plan, or the frontier as a table or a picture."""
-        from profiler import recipe
+        from profiler import extras, recipe
         from profiler.planning.recipes import recipe as recipe_of
-        from profiler.views import plans, plot_plans
+        from profiler.views import plans
         from profiler.views.files import write_whole
 
         path, force = self.wish.output, self.wish.force
@@ -235,6 +235,7 @@ class _Planning:
             write_whole(path, plans.csv(points), force=force)
         else:
             foreseen = ": predicted, not measured" if self.model and self.model.case.is_predicted else ""
+            plot_plans = extras.load("profiler.views.plot_plans", needs="matplotlib")
             plot_plans.plot(points, self.chain, title=f"{self.title}{foreseen}", path=path, force=force)
         aside(f"wrote {path}")
 

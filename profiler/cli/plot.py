@@ -38,7 +38,7 @@ def plot(
 
     Example: gcprof plot last --kind memory -o memory.png
     """
-    from profiler import views
+    from profiler import extras, views
     from profiler.analysis.rows import rows
     from profiler.store import load
 
@@ -47,7 +47,8 @@ def plot(
     for warning in found.warnings:
         aside(f"warning: {warning}")
 
-    from profiler.views.plot import plot as draw  # matplotlib: only once there is something to draw
+    draw = extras.load("profiler.views.plot", needs="matplotlib").plot  # only once there is something to draw
+
     from profiler.views.style import STYLES
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]

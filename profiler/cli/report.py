@@ -24,9 +24,12 @@ def report(
 
     Example: gcprof report last -o report.html --open
     """
+    from profiler import extras
     from profiler.store import load
     from profiler.views.files import refuse_existing_file, write_whole
-    from profiler.views.report import render
+
+    render = extras.load("profiler.views.report", needs="jinja2").render
+
     from profiler.views.report.redaction import LEVELS
 
     words = runs or ["last"]

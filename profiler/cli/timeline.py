@@ -42,8 +42,9 @@ def timeline(
     )  # fmt: skip
     found = steps(target, words)
 
-    from profiler.views.plot_timeline import plot  # matplotlib: only once there is something to draw
+    from profiler import extras
 
+    plot = extras.load("profiler.views.plot_timeline", needs="matplotlib").plot  # only once there is something to draw
     traces = {str(step.case.strategy): step.followed.trace for step in found}
     path = plot(traces, title=heading(found[0].case), path=output, force=force)
     aside(f"wrote {path}")

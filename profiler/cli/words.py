@@ -123,16 +123,18 @@ def next_command(*words: str) -> None:
 
 
 def command_line() -> str:
-    """What was typed, each file and folder by its last name alone."""
+    """What was typed, each file and folder by its last name alone, and without secrets."""
     import re
     import shlex
+
+    from profiler.secrecy import hide
 
     words = ["gcprof"]
     for before, word in pairwise(["gcprof", *COMMAND.get()]):
         alone = before in ("--data", "--config", "--output", "-o")
         flag = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
         words.append(flag + Path(word[len(flag) :]).name if alone or flag else word)
-    return shlex.join(words)
+    return shlex.join(hide(word) for word in words)
 
 
 def say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:

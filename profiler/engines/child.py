@@ -15,7 +15,10 @@ from typing import Any
 
 import msgspec
 
+from profiler.secrecy import hide
+
 LOG_BYTES = 1 << 20  # of each child's output; the rest is counted, not kept
+LONGEST_LINE = 4096  # bytes that are held back until a line ends
 MESSAGE_BYTES = 64 << 20  # of all that a child may send
 NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and ending it
@@ -179,32 +182,44 @@ class Child:
 
 
 class _Log:
-    """A file that takes LOG_BYTES and then a line that says how much it left out."""
+    """A file that takes LOG_BYTES, without secrets, and then a line that says how much it left out."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: FileIO | None = None
         self._tail = b""
         self._size = 0
+        self._held = b""  # the line that has not ended yet: a secret may be cut in two
 
     def write(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-4096:]
         kept = data[: max(0, LOG_BYTES - self._size)]
         self._size += len(data)
         if kept and self._path:
-            try:
-                self._path.parent.mkdir(exist_ok=True)
-                self._file = self._file or self._path.open("wb", buffering=0)
-                self._file.write(kept)
-            except OSError:  # a full disk: what was printed is no reason to lose a result
-                self._path = None
+            whole, newline, self._held = (self._held + kept).rpartition(b"\n")
+            self._write(whole + newline)
+            if len(self._held) > LONGEST_LINE:
+                self._write(self._held[:-LONGEST_LINE])
+                self._held = self._held[-LONGEST_LINE:]
+
+    def _write(self, data: bytes) -> None:
+        """Hide what is secret, and keep every other byte as it is."""
+        if not (data and self._path):
+            return
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            self._file = self._file or self._path.open("wb", buffering=0)
+            self._file.write(hide(data.decode("latin-1")).encode("latin-1"))
+        except OSError:  # a full disk: what was printed is no reason to lose a result
+            self._path = None
 
     def last_line(self) -> str:
         lines = self._tail.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
+        return hide(lines[-1]) if lines else "it printed nothing"
 
     def close(self) -> None:
+        self._write(self._held)
+        if self._size > LOG_BYTES:
+            self._write(f"\n[gcprof: {self._size - LOG_BYTES} more bytes left out]\n".encode())
         if self._file:
-            if self._size > LOG_BYTES and self._path:
-                self._file.write(f"\n[gcprof: {self._size - LOG_BYTES} more bytes left out]\n".encode())
             self._file.close()

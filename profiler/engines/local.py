@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -123,8 +123,9 @@ class _Server:
 
     def __init__(self) -> None:
         self.control, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the server
-        words = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), *PRELOAD]
+        self._errors = _nameless()
+        python = [sys.executable, "-P", "-c", _BOOT]  # -P: a json.py in the folder at hand is none of its modules
+        words = [*python, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), *PRELOAD]
         environment = {**os.environ, "KINETO_LOG_LEVEL": "5"}  # the profiler is chatty on stderr
         self._process = subprocess.Popen(
             words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
@@ -154,6 +155,13 @@ class _Server:
             self._process.kill()
             self._process.wait()
         self._errors.close()
+
+
+def _nameless() -> IO[bytes]:
+    """A file without a name: in memory where that can be, since there may be no temporary folder, or a full one."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("gcprof"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 _BOOT = (

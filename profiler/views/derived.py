@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from profiler import extras
 from profiler.analysis.rows import rows
 from profiler.errors import UserError
 from profiler.store import Run
-from profiler.views import csv, markdown, plot
+from profiler.views import csv, markdown
 from profiler.views.cells import groups
 from profiler.views.files import write_whole
 from profiler.views.panels import has_plane
@@ -15,26 +16,36 @@ from profiler.views.panels import has_plane
 MANY = 6  # groups
 
 
-def write(run: Run) -> list[Path]:
-    """Write table.csv, table.md, frontier.png where a row has both peak and time, and heat.png where two axes vary.
+def tables(run: Run) -> list[Path]:
+    """Write table.csv and table.md; what was written. Raises UserError (exit code 74) where that fails."""
+    folder, found = _folder(run), rows(run.records)
+    return [
+        write_whole(folder / "table.csv", csv.table(found).encode(), force=True),
+        write_whole(folder / "table.md", markdown.table(found).encode(), force=True),
+    ]
 
-    Of many groups there is no frontier, which would be a panel for each. Returns what was written.
+
+def pictures(run: Run) -> list[Path]:
+    """Write frontier.png where a row has both peak and time, and heat.png where two axes vary; what was written.
+
+    Of many groups there is no frontier, which would be a panel for each. Raises UserError where a file cannot be
+    written (exit code 74), or where matplotlib is missing or broken (1).
     """
+    folder, found = _folder(run), rows(run.records)
+    is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in found)
+    has_frontier = any(row.on_frontier for row in found) and len(groups(found)) <= MANY
+    kinds = ["heat"] * (is_shown and has_plane(found)) + ["frontier"] * has_frontier
+    if not kinds:
+        return []
+    plot = extras.load("profiler.views.plot", needs="matplotlib").plot
+    return [plot(found, kind=kind, path=folder / f"{kind}.png", force=True) for kind in kinds]
+
+
+def _folder(run: Run) -> Path:
     folder = run.folder / "derived"
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot write to '{folder}': {error.strerror}", hint="it should be a folder", exit_code=74
-        ) from error
-    found = rows(run.records)
-    written = [
-        write_whole(folder / "table.csv", csv.table(found).encode(), force=True),
-        write_whole(folder / "table.md", markdown.table(found).encode(), force=True),
-    ]
-    is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in found)
-    if is_shown and has_plane(found):
-        written.append(plot.plot(found, kind="heat", path=folder / "heat.png", force=True))
-    if any(row.on_frontier for row in found) and len(groups(found)) <= MANY:
-        written.append(plot.plot(found, kind="frontier", path=folder / "frontier.png", force=True))
-    return written
+        message = f"cannot write to '{folder}': {error.strerror}"
+        raise UserError(message, hint="it should be a folder", exit_code=74) from error
+    return folder

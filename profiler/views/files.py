@@ -18,7 +18,8 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
     making.sweep(path.parent, path.name)
     new = making.beside(path)
     try:
-        new.write_bytes(text)
+        with new.open("xb") as file:  # never through a link that somebody laid there
+            file.write(text)
         new.replace(path)
     except OSError as error:
         making.remove(new)

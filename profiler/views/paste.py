@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from profiler.analysis.rows import Row, rows
 from profiler.record import Environment
@@ -34,7 +34,8 @@ def fenced(lines: Iterable[str]) -> str:
 
 def without_places(text: str) -> str:
     """The text with the last name of every path alone: folders tell of users and machines."""
-    text = HOME.sub("~", text.replace(str(Path.home()), "~"))
+    home = os.path.expanduser("~")  # as it stands where nobody knows of a home
+    text = HOME.sub("~", text.replace(home, "~") if len(home) > 1 else text)
     return RELATIVE.sub("", FOLDERS.sub("", text))
 
 

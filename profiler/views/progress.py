@@ -42,7 +42,8 @@ class Follow:
         line = plain(describe(record, varying=self._varying), encoding=self._console.encoding)
         self._bar.update(self._task, completed=self._shown, total=total, description=line)
         if not self._console.is_terminal:
-            self._console.print(f"[{self._shown:>{len(str(total))}}/{total}] {line}")
+            # not by rich, which ends the process where nobody reads
+            print(f"[{self._shown:>{len(str(total))}}/{total}] {line}", file=self._console.file, flush=True)
 
 
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:

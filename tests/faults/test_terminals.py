@@ -1,8 +1,9 @@
-"""Every command that reads, on terminals of all kinds: narrow, without colours, without anything but ASCII."""
+"""Every command that reads, on terminals of all kinds: narrow, without colours, without Unicode (row 55)."""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -18,7 +19,7 @@ from profiler.cli import COMMANDS, answer
 from profiler.record import Environment
 from tests import examples, make
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOREIGN = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="Gerät π")
 READERS = [
     ["show"],
@@ -87,31 +88,31 @@ def cuttable(line: str) -> bool:
 
 @pytest.mark.parametrize("words", [words for words in READERS if words not in DOCUMENTS], ids=" ".join)
 @pytest.mark.parametrize("columns", [40, 80])
-def test_no_line_is_wider_than_the_terminal(words: list[str], columns: int, results: Path):
+def test_fault_55_no_line_is_wider_than_the_terminal(words: list[str], columns: int, results: Path):
     lines = seen(on_a_terminal(words, columns=columns))
 
     assert lines
     assert [line for line in lines if len(line) > columns and cuttable(line)] == []
 
 
-def test_a_pipe_is_wider_than_that(results: Path):
+def test_twin_55_a_pipe_is_wider_than_that(results: Path):
     lines = piped(["show"]).stdout.decode().splitlines()
 
     assert any(len(line) > 80 and cuttable(line) for line in lines)
 
 
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
-def test_a_terminal_without_colours_gets_none(words: list[str], results: Path):
+def test_fault_55_a_terminal_without_colours_gets_none(words: list[str], results: Path):
     assert not COLOUR.search(on_a_terminal(words, columns=100, NO_COLOR="1"))
 
 
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
-def test_a_dumb_terminal_and_a_pipe_get_plain_text(words: list[str], results: Path):
+def test_fault_55_a_dumb_terminal_and_a_pipe_get_plain_text(words: list[str], results: Path):
     assert "\x1b" not in on_a_terminal(words, columns=100, TERM="dumb")
     assert b"\x1b" not in piped(words).stdout
 
 
-def test_a_terminal_with_all_gets_bold_heads(results: Path):
+def test_twin_55_a_terminal_with_all_gets_bold_heads(results: Path):
     assert "\x1b[1m" in on_a_terminal(["show"], columns=100)
 
 
@@ -124,7 +125,7 @@ def test_a_terminal_with_all_gets_bold_heads(results: Path):
     ],
     ids=["ascii", "C"],
 )
-def test_an_ascii_terminal_gets_ascii(words: list[str], locale: dict[str, str], results: Path):
+def test_fault_55_an_ascii_terminal_gets_ascii(words: list[str], locale: dict[str, str], results: Path):
     done = piped(words, **locale)
 
     assert done.returncode == (4 if words[0] == "validate" else 0), done.stderr
@@ -132,7 +133,7 @@ def test_an_ascii_terminal_gets_ascii(words: list[str], locale: dict[str, str], 
     assert done.stdout
 
 
-def test_what_ascii_cannot_write_is_escaped_and_the_rest_is_as_it_was(results: Path):
+def test_fault_55_what_ascii_cannot_write_is_escaped_and_the_rest_is_as_it_was(results: Path):
     text = piped(["show"], PYTHONIOENCODING="ascii").stdout.decode()
 
     assert "mod\\xe8le:gr\\xf6\\xdfe=\\xe9" in text
@@ -140,8 +141,48 @@ def test_what_ascii_cannot_write_is_escaped_and_the_rest_is_as_it_was(results: P
     assert "modèle:größe=é" in piped(["show"], PYTHONIOENCODING="utf-8").stdout.decode()
 
 
+@pytest.mark.parametrize("words", READERS, ids=" ".join)
+def test_fault_55_a_terminal_of_western_europe_gets_its_own_letters(words: list[str], results: Path):
+    done = piped(words, PYTHONIOENCODING="cp1252")
+
+    assert done.returncode == (4 if words[0] == "validate" else 0), done.stderr
+    assert (done.stdout + done.stderr).decode("utf-8" if words in DOCUMENTS else "cp1252")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_fault_55_every_number_is_whole_at_any_width(columns: int, results: Path):
+    whole = numbers(on_a_terminal(["show"], columns=300))
+
+    found = numbers(on_a_terminal(["show"], columns=columns))
+
+    assert len(whole) > 20
+    assert found == whole
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:\.\d+)?", " ".join(seen(text))))
+
+
+def test_twin_55_a_line_that_is_cut_loses_numbers(results: Path):
+    text = on_a_terminal(["show"], columns=300)
+
+    assert numbers("\n".join(line[:40] for line in text.splitlines())) < numbers(text)
+
+
+def test_twin_55_a_terminal_asked_for_what_it_cannot_write_would_end_the_command(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    monkeypatch.setattr(sys.modules["profiler.cli.show"], "encoding", lambda: "utf-8")
+
+    assert answer(["show"]) == 70  # UnicodeEncodeError
+
+    ascii_only.detach()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_help_is_ascii_and_at_most_80_columns(command: str, capsys: pytest.CaptureFixture[str]):
+def test_fault_55_every_help_is_ascii_and_at_most_80_columns(command: str, capsys: pytest.CaptureFixture[str]):
     assert answer([command, "--help"]) == 0
 
     text = capsys.readouterr().out

@@ -1,0 +1,88 @@
+"""Files that are asked for and are there already (row 38): knows nothing of what is in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler import store
+from profiler.cli import answer
+from profiler.errors import UserError
+from profiler.views import files
+from tests import examples
+
+WRITERS = [
+    ["export", "run", "--to", "csv"],
+    ["export", "run", "--to", "json"],
+    ["plot", "run"],
+    ["report", "run"],
+]
+
+
+@pytest.fixture
+def run(here: Path) -> store.Run:
+    return examples.run(here / "run", examples.sweep((2, 4)))
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=" ".join)
+def test_fault_38_what_is_there_stays_until_force_is_given(command: list[str], run: store.Run, capsys: Any):
+    target = Path("mine.png" if command[0] == "plot" else "mine")
+    target.write_text("mine")
+
+    refused = answer([*command, "-o", str(target)])
+    kept = target.read_text()
+    forced = answer([*command, "-o", str(target), "--force"])
+
+    assert (refused, kept, forced) == (2, "mine", 0)
+    assert "overwrite it with --force" in capsys.readouterr().err
+    assert target.read_bytes() not in (b"mine", b"")
+
+
+def full(path: Path, *mode: str) -> Any:
+    """Opened, but it takes nothing."""
+    path.touch()
+    return open("/dev/full", "wb", buffering=0)
+
+
+def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = tmp_path / "table.csv"
+    target.write_text("mine")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(UserError, match="No space left on device") as caught:
+        files.write_whole(target, b"new", force=True)
+
+    assert caught.value.exit_code == 74
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+    monkeypatch.undo()
+    assert target.read_text() == "mine"
+
+
+def test_fault_38_a_link_is_replaced_and_what_it_points_to_is_not_touched(tmp_path: Path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+
+    files.write_whole(tmp_path / "link", b"new", force=True)
+
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "link").read_text() == "new"
+
+
+def test_twin_38_written_in_place_it_would_be_empty(tmp_path: Path):
+    target = tmp_path / "table.csv"
+    target.write_text("mine")
+
+    with pytest.raises(OSError, match="No space"), target.open("wb"), open("/dev/full", "wb", buffering=0) as disk:
+        disk.write(b"new")
+
+    assert target.read_text() == ""
+
+
+def test_twin_38_a_dangling_link_would_pass_for_nothing(tmp_path: Path):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+
+    assert not (tmp_path / "link").exists()
+    with pytest.raises(UserError, match="is there already"):
+        files.refuse_existing_file(tmp_path / "link", force=False)

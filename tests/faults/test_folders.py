@@ -1,0 +1,223 @@
+"""Folders that cannot be written, or are not there (rows 37 and 59): knows nothing of what goes into them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.font_manager import FontManager
+
+from profiler import store
+from profiler.cli import answer
+from profiler.engines import local
+from profiler.views import paste
+from tests import examples
+from tests.program import PATIENCE_SECONDS, environment
+
+QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
+RUN = ("run", "--model", "mlp", "--segments", "2", *QUICK)
+LONG = "x" * 300  # a name may have 255 bytes
+LONG_ONCE_MADE = "y" * 245  # and a folder in the making has a longer one
+
+
+def complaint(err: str) -> str:
+    """The line that says what is wrong; what comes before it is told of the machine."""
+    *_, first, hint = err.splitlines()
+    assert hint.startswith("hint: ")
+    return first
+
+
+# 37: an output folder that cannot be written
+
+
+@pytest.fixture
+def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To run a trial is a bug: exit code 70."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a trial was run")
+
+    monkeypatch.setattr("profiler.runner.carry_out", fail)
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "told"),
+    [
+        ("file", 2, "'file' is there already"),
+        ("folder", 2, "'folder' is there already"),
+        (".", 2, "'.' is there already"),
+        ("file/run", 74, "is not a folder that can be written to"),
+        (LONG, 74, "File name too long"),
+        ("d/" * 2100, 74, "File name too long"),
+    ],
+    ids=["file", "folder", "here", "below a file", "long", "deep"],
+)
+def test_fault_37_a_bad_folder_is_refused_before_torch_is_imported(
+    place: str, code: int, told: str, here: Path, no_server: None, capsys: Any
+):
+    (here / "file").write_text("mine")
+    (here / "folder").mkdir()
+
+    assert answer(["run", "--model", "mlp", "-o", place]) == code
+
+    assert told in complaint(capsys.readouterr().err)
+    assert sorted(path.name for path in here.rglob("*")) == ["file", "folder"]
+    assert (here / "file").read_text() == "mine"
+
+
+def test_fault_37_a_folder_that_may_only_be_read_is_refused_before_torch_is_imported(
+    here: Path, no_server: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+
+    assert answer(["run", "--model", "mlp", "-o", "new/run"]) == 74
+
+    assert f"'{here}' is not a folder that can be written to" in complaint(capsys.readouterr().err)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["/proc/run", "link", LONG_ONCE_MADE], ids=["proc", "dangling", "long once made"])
+def test_fault_37_what_only_making_it_can_tell_is_told_before_the_first_trial(
+    place: str, here: Path, shared: None, no_trials: None, capsys: Any
+):
+    (here / "link").symlink_to(here / "nowhere")
+
+    assert answer([*RUN, "-o", place]) == 74
+
+    assert f"cannot write to '{place}'" in complaint(capsys.readouterr().err)
+    assert [path.name for path in here.iterdir()] == ["link"]
+
+
+def test_fault_37_a_name_that_is_no_text_is_refused(here: Path, no_server: None, capsys: Any):
+    assert answer([*RUN, "-o", os.fsdecode(b"\xff\xfe")]) == 2
+
+    assert complaint(capsys.readouterr().err) == r"gcprof: '\udcff\udcfe' is not text in utf-8"
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["not/there/yet", "ü ñ/日本 語 run", "-dash", "new\nline"])
+def test_fault_37_any_other_name_is_as_good(place: str, here: Path, shared: None, capsys: Any):
+    assert answer([*RUN, f"--output={place}"]) == 0
+
+    assert [record.outcome for record in store.load(here / place).records] == ["ok", "ok"]
+    assert {path.name for path in (here / place).iterdir()} == {"manifest.json", "trials.jsonl", "logs", "derived"}
+
+
+def test_twin_37_without_the_check_torch_would_be_imported_first(
+    here: Path, no_server: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    (here / "file").touch()
+    monkeypatch.setattr(store, "refuse_existing", lambda folder: None)
+
+    assert answer(["run", "--model", "mlp", "-o", "file/run"]) == 70
+
+    assert "a server was started" in capsys.readouterr().err
+
+
+def test_twin_37_without_the_folder_the_trials_would_be_lost(
+    here: Path, shared: None, no_trials: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(store, "create", lambda folder, **of: None)
+    monkeypatch.setattr("profiler.cli.carry.say_first", lambda *of: None)
+    monkeypatch.setattr(store, "load", lambda folder: store.Run(folder=folder, manifest=Empty, records=()))
+
+    assert answer([*RUN, "-o", "/proc/run"]) == 70
+
+    assert "a trial was run" in capsys.readouterr().err
+
+
+class Empty:
+    """The manifest of a folder that is not there."""
+
+    plan = ()
+
+
+# 59: no git, no HOME, no temporary folder
+
+BARE = (  # as sitecustomize.py: a machine without users, where temporary files have no place but the folder at hand
+    "import os, pwd, tempfile\n"
+    "def nobody(*_): raise KeyError('getpwuid(): uid not found')\n"
+    "pwd.getpwuid = nobody\n"
+    "places = ['/proc/nowhere'] + [os.getcwd()] * ('NOWHERE' not in os.environ)\n"
+    "tempfile._candidate_tempdir_list = lambda: places\n"
+)
+
+
+NO_PLACE = "[Errno 2] No usable temporary directory found in ['/proc/nowhere']"
+
+
+def on_a_bare_machine(*command: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """No PATH, no HOME, no USER, no /tmp: nothing but Python. With NOWHERE, not even here is a temporary file taken."""
+    (cwd / "site").mkdir(exist_ok=True)
+    (cwd / "site" / "sitecustomize.py").write_text(BARE)
+    path = os.pathsep.join([str(cwd / "site"), environment()["PYTHONPATH"]])
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env={"PYTHONPATH": path, "PATH": "", **more}, capture_output=True,
+        text=True, timeout=PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+
+
+def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
+    done = on_a_bare_machine("-m", "profiler", *RUN, "-o", "run", cwd=here)
+
+    assert done.returncode == 0, done.stderr
+    assert "segments:k=2" in done.stdout
+    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
+
+
+def test_fault_59_where_torch_finds_no_place_at_all_it_is_one_line(here: Path):
+    done = on_a_bare_machine("-m", "profiler", *RUN, "-o", "run", cwd=here, NOWHERE="1")
+
+    assert done.returncode == 3
+    assert complaint(done.stderr).endswith("could not import torch: FileNotFoundError: " + NO_PLACE)
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["show", "--format", "md"], ["report"], ["export", "--to", "csv"], ["list"]])
+def test_fault_59_nor_does_reading_one(words: list[str], here: Path):
+    examples.run(here / "results" / "run", examples.sweep((2, 4)))
+
+    done = on_a_bare_machine("-m", "profiler", *words, cwd=here, NOWHERE="1")
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_fault_59_a_home_that_may_only_be_read_and_a_cache_that_is_locked_are_no_harm(here: Path):
+    examples.run(here / "results" / "run", examples.sweep((2, 4)))
+    (here / "cache").mkdir()
+    (here / "cache" / f"fontlist-v{FontManager.__version__}.json.matplotlib-lock").touch()
+    impatient = "import time, sys; time.sleep = lambda seconds: None; from profiler.cli import main; main()"
+    command = [sys.executable, "-c", impatient, "plot", "-o", "memory.png", "--kind", "memory"]
+    home = {"HOME": "/proc/home", "MPLCONFIGDIR": str(here / "cache")}  # nobody can make a folder in /proc
+
+    done = subprocess.run(command, cwd=here, env=environment(**home), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert (here / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_twin_59_a_temporary_file_would_have_ended_it_and_so_would_a_home(here: Path):
+    for code in ("import tempfile; tempfile.TemporaryFile()", "import pathlib; pathlib.Path.home()"):
+        done = on_a_bare_machine("-c", code, cwd=here, NOWHERE="1")
+
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(("FileNotFoundError", "RuntimeError"))
+
+
+def test_twin_59_the_server_without_a_nameless_file_does_not_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+
+    with pytest.raises(FileNotFoundError):
+        local._nameless()
+
+
+def test_twin_59_a_home_that_is_known_is_hidden(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/somewhere/else")
+
+    assert paste.without_places("in /somewhere/else it is") == "in ~ it is"

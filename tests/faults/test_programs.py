@@ -1,0 +1,279 @@
+"""However the program is started and whatever it lacks (rows 8, 60, 63, 65): knows nothing of what is measured."""
+
+from __future__ import annotations
+
+import importlib.abc
+import stat
+import subprocess
+import sys
+import zipapp
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from profiler import catalogue, cli, extras, store
+from profiler.case import Trial
+from profiler.cli import answer, bug, words
+from profiler.device_choice import choose_device
+from tests import examples, make
+from tests.conftest import run_folder
+from tests.program import PATIENCE_SECONDS, ROOT, environment
+
+QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
+RUN = ("run", "--model", "mlp", "--segments", "2", *QUICK)
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+
+
+# 8: no CUDA device
+
+
+@no_gpu
+@pytest.mark.parametrize("word", ["cuda", "cuda:0"])
+def test_fault_8_a_cuda_device_that_is_not_there_is_exit_code_3(word: str, here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--device", word]) == 3
+
+    first, hint = capsys.readouterr().err.splitlines()
+    assert first == f"gcprof: --device: there is no '{word}': torch sees no CUDA device here"
+    assert hint == "hint: --device cpu measures the CPU; `gcprof doctor` tells more"
+    assert list(here.iterdir()) == []
+
+
+@no_gpu
+def test_fault_8_auto_measures_the_cpu_and_says_so_first(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--strategies", "none", "--rounds", "1", "--samples", "1"]) == 0
+
+    out, err = capsys.readouterr()
+    assert err.startswith("no CUDA device here: measuring the CPU (")
+    assert " 0 B" not in out + err
+    (record,) = store.load(run_folder(here)).records
+    assert record.case.device == "cpu"
+    assert record.readings.peak_bytes
+    assert (record.readings.reserved_bytes, record.readings.device_bytes) == (None, None)  # not 0
+
+
+def test_twin_8_without_the_banner_the_cpu_would_pass_for_the_device_asked_for(capsys: Any):
+    known = make.record().environment
+    plan = (Trial(case=make.case()),)
+
+    words.say_first(plan, {"cpu": known, "cuda:0": known}, ())
+
+    assert "no CUDA device here" not in capsys.readouterr().err
+    assert choose_device("auto", ["cpu", "cuda:0"]) == "cuda:0"
+
+
+# 60: matplotlib or jinja missing or broken
+
+
+class Broken(importlib.abc.MetaPathFinder):
+    """Whoever imports this library gets the error."""
+
+    def __init__(self, library: str, error: Exception) -> None:
+        self._library, self._error = library, error
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == self._library:
+            raise self._error
+
+
+def errors(library: str) -> dict[str, Exception]:
+    return {
+        "missing": ModuleNotFoundError(f"No module named '{library}'", name=library),
+        "half": ModuleNotFoundError("No module named 'six'", name="six"),
+        "binary": ImportError("numpy.core.multiarray failed to import"),
+        "abi": AttributeError("_ARRAY_API not found"),
+        "no folder": OSError("Matplotlib requires access to a writable cache directory"),
+    }
+
+
+def break_library(library: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Broken(library, errors(library)[how]), *sys.meta_path])
+
+
+@pytest.mark.parametrize("how", errors(""))
+@pytest.mark.parametrize(("library", "command"), [("matplotlib", "plot"), ("jinja2", "report")])
+def test_fault_60_only_the_picture_or_the_page_fails_and_says_what_to_install(
+    library: str, command: str, how: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    folder = examples.run(here / "run", examples.sweep((2, 4))).folder
+    before = (folder / "trials.jsonl").read_bytes()
+    break_library(library, how, monkeypatch)
+
+    assert answer([command, "run"]) == 1
+
+    first, hint = capsys.readouterr().err.splitlines()
+    again = "pip install" if how == "missing" else "where its own words do not help: pip install --force-reinstall"
+    assert library in first
+    assert hint == f"hint: {again} {library}"
+    assert answer(["show", "run"]) == answer(["export", "run"]) == 0
+    assert (folder / "trials.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("how", ["missing", "binary"])
+def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(
+    how: str, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    break_library("matplotlib", how, monkeypatch)
+
+    assert answer([*RUN, "-o", "run"]) == 0
+
+    out, err = capsys.readouterr()
+    assert "segments:k=2" in out
+    assert "note: no picture was drawn: " in err
+    assert "matplotlib" in err
+    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
+    assert sorted(path.name for path in (here / "run" / "derived").iterdir()) == ["table.csv", "table.md"]
+
+
+def test_twin_60_without_the_try_a_missing_library_is_our_bug(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    examples.run(here / "run", examples.sweep((2, 4)))
+    break_library("jinja2", "missing", monkeypatch)
+    monkeypatch.setattr(extras, "_try", importlib.import_module)
+
+    assert answer(["report", "run"]) == 70
+
+    assert "internal error: ModuleNotFoundError" in capsys.readouterr().err
+
+
+# 63: started from anywhere
+
+SCRIPT = f"from profiler.cli import answer\nraise SystemExit(answer({[*RUN, '-o', 'run']!r}))\n"
+
+
+def python(*command: str, cwd: Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment(), input=text, capture_output=True, text=True,
+        timeout=PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+
+
+def zipped(folder: Path) -> Path:
+    """gcprof as one file."""
+    (folder / "whole").mkdir()
+    (folder / "whole" / "profiler").symlink_to(ROOT / "profiler")
+    target = folder / "gcprof.pyz"
+    keep = {".py", ".html", ".css", ".js"}
+    zipapp.create_archive(
+        folder / "whole", target, main="profiler.cli:main", filter=lambda path: path.suffix in keep or not path.suffix
+    )
+    return target
+
+
+@pytest.mark.parametrize("how", ["stdin", "script"])  # by -m, -c and no stream at all it is run elsewhere here
+def test_fault_63_trials_run_without_a_main_file_and_without_a_guard(how: str, here: Path):
+    (here / "script.py").write_text(SCRIPT)
+
+    done = python("-" if how == "stdin" else "script.py", cwd=here, text=SCRIPT if how == "stdin" else None)
+
+    assert done.returncode == 0, done.stderr
+    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
+
+
+def test_fault_63_a_zipapp_measures_and_reports(here: Path):
+    program = zipped(here)
+    apart = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
+
+    def ended(*asked: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(program), *asked], cwd=here, env=apart, capture_output=True, text=True, check=False
+        )
+
+    assert ended(*RUN, "-o", "run").returncode == 0
+    assert ended("report", "run").returncode == 0
+    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
+
+
+def test_fault_63_a_test_of_somebodys_own_measures_under_xdist(here: Path):
+    words = [*RUN, "-o", str(here / "run")]
+    (here / "test_theirs.py").write_text(
+        f"from profiler.cli import answer\n\n\ndef test_it():\n    assert answer({words!r}) == 0\n"
+    )
+
+    done = python("-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "test_theirs.py", cwd=here)
+
+    assert done.returncode == 0, done.stdout
+    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
+
+
+def test_twin_63_a_process_that_imports_the_script_again_fails_without_a_guard(here: Path):
+    (here / "script.py").write_text(
+        "import multiprocessing\nmultiprocessing.get_context('spawn').Process(target=print).start()\n"
+    )
+
+    done = python("script.py", cwd=here)
+
+    assert "bootstrapping phase" in done.stderr
+
+
+def test_twin_63_a_file_in_a_zip_cannot_be_read_as_one(here: Path):
+    inside = zipped(here) / "profiler" / "models" / "mlp.py"
+
+    with pytest.raises(OSError, match="Not a directory"):
+        inside.read_text()
+    assert "def build" in catalogue._source("profiler.models.mlp")[1]()
+
+
+# 65: an error of gcprof's own
+
+
+def lost(*_: object, **__: object) -> None:
+    raise KeyError("lost")
+
+
+def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    examples.run(here / "run", examples.sweep((2, 4)))
+    monkeypatch.setattr(bug, "FOLDER", str(here))
+    monkeypatch.setattr(store, "load", lost)
+
+    assert answer(["show", "run"]) == 70
+
+    first, hint = capsys.readouterr().err.splitlines()
+    (log,) = here.glob("gcprof-error-*.log")
+    assert first == "gcprof: internal error: KeyError: 'lost'; every result that was printed is kept"
+    assert hint == f"hint: report it with {log}, where the traceback is"
+    assert "Traceback (most recent call last)" in log.read_text()
+    assert 'raise KeyError("lost")' in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_fault_65_what_a_run_measured_before_is_kept(
+    here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(bug, "FOLDER", str(here))
+    monkeypatch.setattr("profiler.views.terminal.table", lost)
+
+    assert answer([*RUN, "-o", "run"]) == 70
+
+    monkeypatch.undo()
+    assert "internal error: KeyError" in capsys.readouterr().err
+    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
+
+
+def test_fault_65_where_no_log_can_be_written_the_switch_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(bug, "FOLDER", str(here / "nowhere"))
+    examples.run(here / "run", examples.sweep((2, 4)))
+    monkeypatch.setattr(store, "load", lost)
+
+    assert answer(["show", "run"]) == 70
+
+    assert bug.keep(KeyError("lost")) is None
+    assert "hint: GCPROF_TRACEBACK=1 shows the traceback" in capsys.readouterr().err
+
+
+def test_twin_65_uncaught_it_would_be_a_traceback(here: Path, monkeypatch: pytest.MonkeyPatch):
+    examples.run(here / "run", examples.sweep((2, 4)))
+    monkeypatch.setattr(store, "load", lost)
+
+    with pytest.raises(KeyError, match="lost"):
+        cli._invoke(["show", "run"])
+
+
+def test_twin_65_a_users_error_is_no_bug_of_ours(here: Path, capsys: Any):
+    assert answer(["show", "nowhere"]) == 4
+
+    assert "internal error" not in capsys.readouterr().err

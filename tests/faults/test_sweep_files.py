@@ -1,0 +1,79 @@
+"""Sweep files that are wrong (row 7): knows nothing of what a right one measures."""
+
+from __future__ import annotations
+
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler import sweep
+from profiler.cli import answer
+from profiler.errors import UserError
+from profiler.spec import Request
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "sweep.toml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "hint"),
+    [
+        ("\nsegmnts = 1\n", "sweep.toml:2: no key is called 'segmnts'", "did you mean 'segments'? the keys are model,"),
+        ("rounds = 1\nversion = 2\n", "sweep.toml:2: no key is called 'version'", "the keys are model,"),
+        ("seed = 1\nrounds = 'two'\n", "sweep.toml:2: rounds: Expected", "configs/"),
+        ("segments = [1, true]\n", "sweep.toml:1: segments: Expected", "configs/"),
+        ("[model]\nname = 'mlp'\n", "sweep.toml:1: model: Expected", "configs/"),
+        ("rounds = 1\n\nmodel = = 1\n", "sweep.toml:3: this is not TOML", "key = value"),
+        ("rounds = 1\nmodel = '", "sweep.toml:2: this is not TOML", "key = value"),
+        (b"rounds = 1\nmodel = 'm\xfc'\n", "sweep.toml:2: this is not UTF-8", "UTF-8"),
+        ("rounds = 1\n".encode("utf-16"), "sweep.toml:1: this is not UTF-8", "UTF-8"),
+        ("model = " + "[" * 100_000, "sweep.toml:1: lists in lists", "key = value"),
+    ],
+    ids=["key", "version", "type", "item", "table", "syntax", "torn", "latin-1", "utf-16", "deep"],
+)
+def test_fault_7_file_line_and_key_are_named(text, told: str, hint: str, here: Path, capsys: Any):
+    path = written(here, text)
+
+    assert answer(["run", "--config", path.name]) == 2
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"gcprof: {told}")
+    assert hint in second
+    assert list(here.iterdir()) == [path]
+
+
+def test_fault_7_a_byte_order_mark_is_no_harm(tmp_path: Path):
+    assert sweep.read(written(tmp_path, b"\xef\xbb\xbfrounds = 2\r\n")) == Request(rounds=2)
+
+
+@given(st.binary(max_size=60))
+def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes):
+    path = written(tmp_path_factory.getbasetemp(), data)
+
+    with suppress(UserError):
+        assert isinstance(sweep.read(path), Request)
+
+
+def test_twin_7_read_loosely_a_misspelt_key_would_be_ignored_in_silence(tmp_path: Path):
+    class Loose(msgspec.Struct):
+        segments: str | None = None
+
+    found = msgspec.convert(tomllib.loads(written(tmp_path, "segmnts = '4'\n").read_text()), Loose)
+
+    assert found.segments is None
+    with pytest.raises(UserError):
+        sweep.read(tmp_path / "sweep.toml")
+
+
+def test_twin_7_the_byte_order_mark_would_be_harm(tmp_path: Path):
+    with pytest.raises(tomllib.TOMLDecodeError):
+        tomllib.loads(b"\xef\xbb\xbfrounds = 2\n".decode())

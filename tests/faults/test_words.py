@@ -1,0 +1,239 @@
+"""Words that are wrong (rows 1 to 6, 10): knows nothing of what a right one measures."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from profiler import apply, spec, store
+from profiler.cli import COMMANDS, answer, words
+from profiler.device_choice import any_device, choose_device
+from profiler.errors import UserError
+from profiler.spec import Plan, Request
+from profiler.strategies import segments
+from profiler.strategies.split import split_as_torch
+from tests.conftest import run_folder
+
+QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
+BAD_SEGMENTS = ["0", "-1", "1.5", "abc", "", "1,,2", "1e9"]
+
+
+def planned(**asked: Any) -> Plan:
+    return spec.plan(Request(model="mlp", **asked), lambda word: "cpu")
+
+
+def refusal(**asked: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        planned(**asked)
+    return caught.value
+
+
+# 1: numbers of segments that are none
+
+
+@pytest.mark.parametrize("text", BAD_SEGMENTS)
+def test_fault_1_a_bad_number_of_segments_is_one_line_and_nothing_is_made(text: str, here: Path, capsys: Any):
+    assert answer(["run", "--model", "mlp", f"--segments={text}"]) == 2
+
+    first, hint = capsys.readouterr().err.splitlines()
+    bad = "''" if text == "1,,2" else f"'{text}'"
+    assert first == f"gcprof: --segments: {bad} is not a number of segments"
+    assert hint.startswith("hint: whole numbers from 1 to 1000000")
+    assert list(here.iterdir()) == []
+
+
+@given(st.text(max_size=20) | st.from_regex(r"[-0-9.,:xe ]{0,12}", fullmatch=True))
+@example("1e9")
+@example("٣")
+def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
+    with suppress(UserError):
+        choices = [trial.case.strategy for trial in planned(segments=text).trials if trial.case.strategy != "none"]
+        assert all(1 <= int(choice.options["k"]) <= spec.LARGEST for choice in choices)
+        return
+    told = refusal(segments=text)
+    assert told.exit_code == 2
+    assert told.message.startswith("--segments: ")
+
+
+def test_twin_1_without_the_check_no_segments_at_all_would_be_planned(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(spec, "_segment_count", lambda word, item: int(float(word)))
+    monkeypatch.setattr(spec, "_resolved", lambda asked, *others: asked)
+
+    found = {str(trial.case.strategy) for trial in planned(segments="0,-1,1.5").trials}
+
+    assert found == {"none", "segments:k=0", "segments:k=-1", "segments:k=1"}
+
+
+# 2: more segments than layers
+
+
+def outcomes(folder: Path) -> dict[str, tuple[str, str | None]]:
+    return {str(record.case.strategy): (record.outcome, record.detail) for record in store.load(folder).records}
+
+
+def test_fault_2_more_segments_than_modules_are_skipped_and_the_others_run(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--segments", "2,8", *QUICK]) == 0
+
+    found = outcomes(run_folder(here))
+    assert found == {
+        "none": ("ok", None),
+        "segments:k=2": ("ok", None),
+        "segments:k=8": ("skipped", "only 5 modules for 8 segments"),
+    }
+    assert "segments:k=8: skipped: only 5 modules for 8 segments" in capsys.readouterr().out
+
+
+def test_twin_2_the_division_alone_would_cut_segments_of_nothing():
+    assert split_as_torch(5, 8).sizes == (0,) * 7 + (5,)
+
+
+# 3: segments twice or unsorted
+
+
+def test_fault_3_segments_keep_their_order_come_once_and_it_is_said():
+    found = planned(segments="8,2,8,2,1", rounds=1)
+
+    assert [str(trial.case.strategy) for trial in found.trials] == [
+        "none", "segments:k=8", "segments:k=2", "segments:k=1",
+    ]  # fmt: skip
+    assert found.remarks == ("--segments: 8, 2 was given more than once and is measured once",)
+
+
+def test_fault_3_the_note_is_on_stderr(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--segments", "4,4", *QUICK, "--dry-run"]) == 0
+
+    out, err = capsys.readouterr()
+    assert "note: --segments: 4 was given more than once and is measured once" in err.splitlines()
+    assert "more than once" not in out
+
+
+def test_twin_3_without_the_check_a_case_is_measured_twice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(spec, "_without_duplicates", lambda items, *others: items)
+    monkeypatch.setattr(spec, "dict", type("Kept", (dict,), {"fromkeys": staticmethod(list)}), raising=False)
+
+    found = [str(trial.case.strategy) for trial in planned(segments="2,2", rounds=1).trials]
+
+    assert found.count("segments:k=2") == 2
+
+
+# 4: segments=1 beside the baseline
+
+
+def test_fault_4_one_segment_is_a_row_that_says_it_is_none(here: Path, shared: None, capsys: Any):
+    assert answer(["run", "--model", "mlp", "--segments", "1", *QUICK]) == 0
+
+    none, one = store.load(run_folder(here)).records
+    assert (none.notes, [note.code for note in one.notes]) == ((), ["GCP001"])
+    assert "`none` by another name" in one.notes[0].text
+    assert one.readings.peak_bytes == none.readings.peak_bytes
+    assert capsys.readouterr().out.count("note: GCP001 segments:k=1: checkpoints nothing") == 1
+
+
+def test_twin_4_without_the_note_a_row_would_pass_for_checkpointed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(segments, "_notes", lambda *of: ())
+
+    applied = apply(chain(4), "segments:k=1")
+
+    assert (applied.recomputes, applied.notes) == ({}, ())
+
+
+# 5: segments of uneven sizes
+
+
+def chain(length: int) -> torch.nn.Sequential:
+    return torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(length)))
+
+
+def test_fault_5_an_uneven_split_is_told_as_it_is_with_what_evens_it():
+    applied = apply(chain(16), "segments:k=9")
+
+    assert applied.split == "8x1+8"  # 16 // 9 = 1 in each of 8, and the last takes the rest
+    (note,) = applied.notes
+    assert note.code == "GCP002"
+    assert note.text.endswith("the remainder (8x1+8); segments:k=9,split=balanced evens it")
+
+
+def test_fault_5_balanced_is_more_even():
+    applied = apply(chain(16), "segments:k=9,split=balanced", example=torch.randn(2, 2))
+
+    sizes = [int(part.rpartition("x")[2]) for part in str(applied.split).split("+")]
+    assert max(sizes) < 8
+    assert applied.notes == ()
+
+
+def test_twin_5_without_the_note_the_remainder_would_go_unsaid(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(segments, "_notes", lambda *of: ())
+
+    applied = apply(chain(16), "segments:k=9")
+
+    assert (applied.split, applied.notes) == ("8x1+8", ())
+
+
+# 6: unknown options and commands
+
+
+def shortened(word: str) -> str:
+    """A slip of the keyboard: one letter in the middle is missing."""
+    return word[: len(word) // 2] + word[len(word) // 2 + 1 :]
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if len(name) > 3])
+def test_fault_6_the_nearest_command_is_proposed(command: str, capsys: Any):
+    assert answer([shortened(command)]) == 2
+
+    first, hint = capsys.readouterr().err.splitlines()
+    assert first == f"gcprof: no such command '{shortened(command)}'."
+    assert hint == f"hint: did you mean '{command}'?"
+
+
+@pytest.mark.parametrize("flag", ["--segments", "--strategies", "--optimizer", "--device", "--output", "--stage-limit"])
+def test_fault_6_the_nearest_option_is_proposed_and_nothing_is_made(flag: str, here: Path, capsys: Any):
+    assert answer(["run", shortened(flag), "1"]) == 2
+
+    assert capsys.readouterr().err == f"gcprof: no such option: {shortened(flag)}\nhint: did you mean '{flag}'?\n"
+    assert list(here.iterdir()) == []
+
+
+def test_twin_6_without_looking_for_it_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setattr(words, "nearest", lambda word, known: None)
+
+    assert answer(["run", "--segmnts", "1"]) == 2
+
+    assert capsys.readouterr().err.splitlines()[1] == "hint: gcprof run --help"
+
+
+# 10: devices that are not there
+
+
+@pytest.mark.parametrize("word", ["cuda:2", "cuda:99999999999999999999", "cuda:01"])
+def test_fault_10_an_index_out_of_range_is_answered_with_the_devices(word: str):
+    with pytest.raises(UserError) as caught:
+        choose_device(word, ["cpu", "cuda:0", "cuda:1"])
+
+    assert (caught.value.exit_code, caught.value.hint) == (2, "choose from auto, cpu, cuda:0, cuda:1")
+
+
+@pytest.mark.parametrize(
+    "word", ["cuda:-1", "cuda:", "cuda:x", "GPU-123", "MIG-8f1a/1/0", "8f1a6c2e-0000-1111-2222-333344445555", "٣", ""]
+)
+def test_fault_10_what_is_no_index_is_refused_before_torch_is_imported(word: str, here: Path, capsys: Any):
+    assert answer(["run", "--model", "mlp", f"--device={word}"]) == 2
+
+    first, hint = capsys.readouterr().err.splitlines()
+    assert first == f"gcprof: --device: '{word}' is not a device"
+    assert "cuda:N" in hint
+    assert "CUDA_VISIBLE_DEVICES takes the UUID of a GPU or of a MIG slice" in hint
+    assert list(here.iterdir()) == []
+
+
+def test_twin_10_without_looking_the_word_would_be_the_device():
+    found = spec.plan(Request(model="mlp", device="cuda:99", rounds=1), lambda word: word)
+
+    assert {trial.case.device for trial in found.trials} == {"cuda:99"}
+    assert any_device("cuda:99") == "cuda:0"  # nobody has looked yet
