@@ -21,6 +21,7 @@ from profiler.meters import time as timing
 from profiler.meters.equality import Step
 from profiler.record import Applied, Environment, Equality, Note, Readings, Record
 from profiler.strategies.batchnorm import is_repairable
+from profiler.switches import changed, switches
 from profiler.workload import Workload
 
 
@@ -33,6 +34,7 @@ def measure(
     be had, and whatever the model raises.
     """
     bench = _Bench(trial, on_stage, build)
+    before = switches()
     bench.begin("build")
     assembled = bench.build()
     built, notes = assembled.describe(), assembled.applied.notes
@@ -47,6 +49,7 @@ def measure(
         readings |= bench.operators()
     if "time" in trial.passes:
         readings |= bench.time()
+    bench.tell_changes(before)
     return Record(
         case=trial.case,
         round=trial.round,
@@ -167,6 +170,12 @@ class _Bench:
             samples=case.samples,
             sampling=case.sampling,
         )
+
+    def tell_changes(self, before: dict[str, str]) -> None:
+        """What the model's code did to the whole process: it ends with this trial, but a recipe elsewhere may not."""
+        turned = changed(before, switches())
+        if turned:
+            self._note("GCP019", f"the model's code changes switches of all of torch: {', '.join(turned)}")
 
     def _baseline(self, case: Case) -> Equality:
         """Against itself; in another precision than fp32 also against that."""

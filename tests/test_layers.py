@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "series", "units"},
-    {"references", "case", "workload", "devices", "blocks", "extras"},
+    {"references", "case", "workload", "devices", "blocks", "extras", "switches"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "sampling", "trials"},
+    | {"device_choice", "sampling", "shortage", "trials"},
     {"spec", "assemble", "views", "trackers", "upkeep"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging"},
@@ -38,6 +38,8 @@ HOMES = {
         "trace",
         "blocks",
         "precision",
+        "shortage",
+        "switches",
         "predicting",
         "signature",
         "assemble",
