@@ -8,12 +8,13 @@ import signal
 import psutil
 import pytest
 
-from profiler.case import encode
+from profiler.case import Choice, Trial, encode
 from profiler.engines import child as children
 from profiler.engines import control_group
 from profiler.engines.child import Child, Ended
 from profiler.engines.local import RUN_TRIAL, Local
 from profiler.views import progress
+from tests import make
 from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial, unprotected
 
 DEATHS = {"segv": "SIGSEGV", "abort": "SIGABRT", "illegal": "SIGILL"}
@@ -113,6 +114,15 @@ def test_fault_16_an_error_that_sticks_to_its_process_is_lost_with_its_trial(eng
 
     assert (broken.outcome, clean.outcome) == ("failed", "ok")
     assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faults.py:")
+
+
+def test_fault_16_what_breaks_a_gpu_is_an_ordinary_error_on_a_cpu(engine):
+    case = make.case(model=Choice("tests.faults.bad_index:build"), batch_size=4, samples=1, warmup=0)
+
+    (record,) = engine.run([Trial(case=case)])
+
+    assert record.outcome == "failed"
+    assert record.detail.startswith("IndexError: index out of range")
 
 
 def test_twin_16_in_one_process_it_sticks_to_the_next_trial(engine):
