@@ -54,8 +54,7 @@ def _recorded(engine: Local, case: Case) -> float:
 
 def _bare(engine: Local, case: Case) -> float:
     words = json.dumps([case.model, case.batch_size, case.samples + case.warmup + 1])
-    child, _ = engine._start("benchmarks.overhead:loop", words, "bare")
-    return float(child.messages[-1]["seconds"])
+    return float(engine.ask("benchmarks.overhead:loop", words, failing="a bare loop")["seconds"])
 
 
 def loop(request: str, channel: int) -> None:

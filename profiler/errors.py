@@ -17,3 +17,7 @@ class UserError(Exception):
 
 class Unsupported(Exception):
     """A strategy cannot be applied to this model: the row is there, skipped, with this reason."""
+
+
+class Invalid(Exception):
+    """A step that trains nothing: the row is there, invalid, with this reason and without numbers."""

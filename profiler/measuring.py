@@ -21,6 +21,7 @@ from profiler.meters import time as timing
 from profiler.meters.equality import Step
 from profiler.record import Applied, Environment, Equality, Note, Readings, Record
 from profiler.strategies.batchnorm import is_repairable
+from profiler.switches import changed, switches
 from profiler.workload import Workload
 
 
@@ -33,6 +34,7 @@ def measure(
     be had, and whatever the model raises.
     """
     bench = _Bench(trial, on_stage, build)
+    before = switches()
     bench.begin("build")
     assembled = bench.build()
     built, notes = assembled.describe(), assembled.applied.notes
@@ -48,6 +50,7 @@ def measure(
     if "time" in trial.passes:
         readings |= bench.time()
         bench.note_untold()
+    bench.tell_changes(before)
     return Record(
         case=trial.case,
         round=trial.round,
@@ -174,6 +177,12 @@ class _Bench:
         """When the stage at work must have ended."""
         limit = self.trial.limit_seconds
         return None if limit is None else self._stages[-1][1] + limit
+
+    def tell_changes(self, before: dict[str, str]) -> None:
+        """What the model's code did to the whole process: it ends with this trial, but a recipe elsewhere may not."""
+        turned = changed(before, switches())
+        if turned:
+            self._note("GCP019", f"the model's code changes switches of all of torch: {', '.join(turned)}")
 
     def _baseline(self, case: Case) -> Equality:
         """Against itself; in another precision than fp32 also against that."""

@@ -84,6 +84,7 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     buffers_difference: float | None = None
     worst_parameter: str | None = None
     missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
+    num_gradients: int | None = None  # parameters that have one without checkpointing, where they were compared
     rounding_floor: float | None = None  # the same where the last bit of the weights differs
     precision_difference: float | None = None  # the same to a run without checkpointing in fp32
     noise_floor: float | None = None  # the same difference between two runs without checkpointing
@@ -134,6 +135,14 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
 
 
+class Shortage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request for memory that failed, as far as the error tells it. Bytes."""
+
+    of: Literal["device", "host"]
+    asked_bytes: int | None = None
+    free_bytes: int | None = None
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One trial, one line of trials.jsonl."""
 
@@ -142,6 +151,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     round: int = 1
     outcome: Outcome
     detail: str | None = None  # why it is not ok
+    shortage: Shortage | None = None  # where it ran out of memory
     built: Built | None = None
     readings: Readings = Readings()
     equality: Equality | None = None

@@ -14,10 +14,15 @@ from typing import Any
 import msgspec
 
 from profiler import locking, making
-from profiler.case import Trial, decode, encode
+from profiler.case import Case, Trial, decode, encode
 from profiler.errors import UserError
 from profiler.migration import lifted
 from profiler.record import SCHEMA, Environment, Record
+
+
+def log_name(case: Case, round: int) -> str:
+    """What the log of a trial is called, in the folder `logs` and without its ending."""
+    return f"{case.id}-{round}"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,25 +8,20 @@ import sys
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
+from torch.utils.checkpoint import CheckpointError
 
 from profiler import __version__, blame
 from profiler.case import Case, Trial, decode, encode
 from profiler.describe import describe
-from profiler.errors import Unsupported, UserError
+from profiler.errors import Invalid, Unsupported, UserError
 from profiler.measuring import environment, measure, open_device
 from profiler.predicting import follow_case, predict
-from profiler.record import Environment, Outcome, Record
+from profiler.record import Environment, Outcome, Record, Shortage
 from profiler.secrecy import hide
+from profiler.shortage import shortage
 from profiler.staging.stages import stages
-
-# Host and device say it in other ways than torch.OutOfMemoryError too.
-NO_MEMORY = (
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
 
 
 def run_trial(request: str, channel: int) -> None:
@@ -81,7 +76,7 @@ def stage(request: str, channel: int) -> None:
 def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
     try:
         tell(channel, {key: work()})
-    except (Unsupported, UserError) as error:
+    except (Invalid, Unsupported, UserError) as error:
         tell(channel, {"refused": hide(str(error))})
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         print(blame.told(error), file=sys.stderr, end="")
@@ -94,12 +89,12 @@ def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., 
         return by(trial, on_stage=on_stage)
     except (Unsupported, UserError) as error:
         return _without_readings(trial, "skipped", hide(str(error)))
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return _without_readings(trial, "out_of_memory", _first_line(error))
+    except Invalid as error:
+        return _without_readings(trial, "invalid", hide(str(error)))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         print(blame.told(error), file=sys.stderr, end="")
-        no_memory = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
-        return _without_readings(trial, "out_of_memory" if no_memory else "failed", _detail(error))
+        found = shortage(error)
+        return _out_of_memory(trial, error, found) if found else _without_readings(trial, "failed", _detail(error))
 
 
 def tell(channel: int, message: object) -> None:
@@ -116,8 +111,24 @@ def _without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
     return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=known)
 
 
+def _out_of_memory(trial: Trial, error: Exception, found: Shortage) -> Record:
+    detail = _first_line(error).partition(" Including non-PyTorch")[0]  # what comes then fills half a screen
+    record = _without_readings(trial, "out_of_memory", detail)
+    return msgspec.structs.replace(record, shortage=found, environment=_with_device(trial, record.environment))
+
+
+def _with_device(trial: Trial, known: Environment | None) -> Environment | None:
+    """Also what the device is, whose memory was too small, where it still answers; a prediction has none."""
+    try:
+        return known if trial.case.is_predicted else environment(open_device(trial.case.device))
+    except RuntimeError:
+        return known
+
+
 def _detail(error: Exception) -> str:
     place = blame.place(error)
+    if isinstance(error, CheckpointError):
+        return f"checkpoint mismatch: recomputed, the blocks give other tensors: {_first_line(error)}"
     return f"{type(error).__name__}: {_first_line(error)}" + (f" ({place})" if place else "")
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from profiler.errors import Invalid
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's file builds.
@@ -39,7 +41,7 @@ def train_step(
     """Zero the gradients, then forward, loss and backward for each micro-batch, then the optimizer's step.
 
     `mark` is told the phase that begins: zero, forward, backward, optimizer, and end. Without an optimizer the step
-    ends after the backward. Returns the last micro-batch's loss, detached.
+    ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid for what is no loss.
     """
     mark("zero")
     for parameter in workload.module.parameters():
@@ -49,7 +51,7 @@ def train_step(
             parameter.grad = None
     for _ in range(accumulate):
         mark("forward")
-        loss = workload.loss(workload.module, workload.batch)
+        loss = _loss(workload)
         mark("backward")
         part = loss / accumulate if accumulate > 1 else loss
         (scaler.scale(part) if scaler else part).backward()
@@ -61,6 +63,17 @@ def train_step(
         optimizer.step()
     mark("end")
     return loss.detach()
+
+
+def _loss(workload: Workload) -> torch.Tensor:
+    loss = workload.loss(workload.module, workload.batch)
+    if not isinstance(loss, torch.Tensor):
+        raise Invalid(f"the loss is no tensor but {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise Invalid(f"the loss is no scalar but a tensor of shape {tuple(loss.shape)}: return its mean or sum")
+    if not loss.is_floating_point():
+        raise Invalid(f"the loss is of {loss.dtype}, which has no gradient: leave it in floating point")
+    return loss
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:

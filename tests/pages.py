@@ -23,6 +23,7 @@ STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("A case", case, "Case"),
     ("sampling", stopping, "Sampling"),
     ("A record", record, "Record"),
+    ("shortage", record, "Shortage"),
     ("built", record, "Built"),
     ("readings", record, "Readings"),
     ("readings.phases", record, "PhaseBytes"),

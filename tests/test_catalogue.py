@@ -23,8 +23,8 @@ def test_hidden_entries_are_listed_only_where_asked_for():
     shown = [entry.name for entry in catalogue.entries(models.TABLE)]
     everything = [entry.name for entry in catalogue.entries(models.TABLE, hidden=True)]
 
-    assert "_fault" not in shown
-    assert "_fault" in everything
+    assert "_faults" not in shown
+    assert "_faults" in everything
 
 
 def test_options_are_read_from_the_source(tmp_path, monkeypatch):

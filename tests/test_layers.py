@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "errors", "secrecy", "series", "units"},
-    {"references", "case", "workload", "devices", "blocks", "extras", "locking", "making"},
+    {"references", "case", "workload", "devices", "blocks", "extras", "locking", "making", "switches"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "sampling", "sources", "trials"},
+    | {"device_choice", "sampling", "shortage", "sources", "trials"},
     {"spec", "assemble", "views", "trackers", "upkeep", "changes"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging"},
@@ -38,6 +38,8 @@ HOMES = {
         "trace",
         "blocks",
         "precision",
+        "shortage",
+        "switches",
         "predicting",
         "signature",
         "assemble",

@@ -119,6 +119,7 @@ def follow(engine: Engine, folder: Path, data: str | None = None, *, exclusive: 
         with Follow(sys.stderr, cases) as shown:
             for record, left in runner.carry_out(engine, folder, data_directory=data, exclusive=exclusive, warn=_warn):
                 shown.show(record, left=left)
+                shown.tell_log(record, folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
     except Interrupted as interrupted:
         aside("interrupted; what was printed is safe")
         return int(interrupted.exit_code)

@@ -118,6 +118,11 @@ class Cpu:
         )
 
 
+def available_bytes() -> int:
+    """What the host can still give without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
 def _others_seconds() -> float:
     """Seconds for which all cores together were busy, but not with this process; what other machines stole included."""
     spent = psutil.cpu_times()

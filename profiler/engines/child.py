@@ -15,10 +15,14 @@ from typing import Any
 
 import msgspec
 
+from profiler.engines import control_group
 from profiler.secrecy import hide
+from profiler.units import count_text
 
-LOG_BYTES = 1 << 20  # of each child's output; the rest is counted, not kept
+LOG_BYTES = 1 << 20  # of each child's output; of the rest the last TAIL_BYTES are kept, and how much it was
+TAIL_BYTES = 4096
 LONGEST_LINE = 4096  # bytes that are held back until a line ends
+SHOWN_BYTES = 1024  # of a message that is none, in the log
 MESSAGE_BYTES = 64 << 20  # of all that a child may send
 NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and ending it
@@ -31,6 +35,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     timed_out: bool = False
     limit: float = 0.0
+    memory_kills: int | None = None  # that the control group counted meanwhile; None where it counts none
 
     def describe(self) -> str:
         """The end in words: which signal, in which stage, and what is likely behind it."""
@@ -41,8 +46,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         number = -self.status
         known = number in {one.value for one in signal.Signals}
         name = signal.Signals(number).name if known else f"signal {number}"
-        likely = ": possibly out of host memory" if name == "SIGKILL" else ""
-        return f"killed in {self.stage} by {name}{likely}"
+        return f"killed in {self.stage} by {name}{self._likely() if name == 'SIGKILL' else ''}"
+
+    def _likely(self) -> str:
+        if self.memory_kills:
+            return f": out of host memory: its control group counts {count_text(self.memory_kills, 'kill')} for that"
+        counted = ", though its control group counts no kill for that" if self.memory_kills == 0 else ""
+        return f": possibly out of host memory{counted}"
 
 
 class Child:
@@ -50,7 +60,8 @@ class Child:
 
     def __init__(self, control: socket.socket, entry: str, text: str, *, log: Path | None) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.damaged = False
+        self.damage: str | None = None  # why what it sent cannot be believed
+        self.flooded = False  # it sent more than anyone will read, and was ended for that
         self._control = control
         self._number = next(NUMBERS)
         self._request = json.dumps({"number": self._number, "entry": entry, "text": text}).encode() + b"\n"
@@ -61,6 +72,8 @@ class Child:
         self._ended = False
         self._said = b""
         self._received = b""
+        self._num_received = 0
+        self._memory_kills = control_group.memory_kills()
 
     def __enter__(self) -> Child:
         self._channel, channel = os.pipe()
@@ -90,24 +103,34 @@ class Child:
         stage, since = self._stage, time.monotonic()
         while not self._ended:
             left = since + limit - time.monotonic()
-            if left <= 0:
-                return self._stop(limit)
+            if left <= 0 or self.flooded:
+                return self._stop(limit, timed_out=left <= 0)
             self._read(left)
             if self._stage != stage:
                 stage, since = self._stage, time.monotonic()
         self._drain()
-        return Ended(status=self._status, stage=self._stage)
+        if self._received:
+            self._spoil(self._received, "what it sent ends in the middle")
+        return Ended(status=self._status, stage=self._stage, memory_kills=self._meanwhile())
 
     def last_words(self) -> str:
         """The last line that the child printed."""
         return self._log.last_line()
 
-    def _stop(self, limit: float) -> Ended:
+    def keep(self, sent: bytes) -> None:
+        """Write what it sent, and nobody believes, to its log, as Python writes bytes."""
+        self._log.write(f"\n[gcprof: no result: {sent[:SHOWN_BYTES]!r}]\n".encode())
+
+    def _stop(self, limit: float, *, timed_out: bool) -> Ended:
         late = self._stage
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not self._ended:
                 self._kill(number)
-        return Ended(status=self._status, stage=late, timed_out=True, limit=limit)
+        return Ended(status=self._status, stage=late, timed_out=timed_out, limit=limit)
+
+    def _meanwhile(self) -> int | None:
+        before, now = self._memory_kills, control_group.memory_kills()
+        return None if before is None or now is None else now - before
 
     def _kill(self, number: int) -> None:
         """Have the server signal the child and its group, and give it time to end."""
@@ -150,23 +173,31 @@ class Child:
         return True
 
     def _take_messages(self, data: bytes) -> None:
-        self._received += data
-        if len(self._received) > MESSAGE_BYTES:
-            self.damaged, self._received = True, b""
-        *lines, self._received = self._received.split(b"\n")
+        """Whole lines are messages; more than MESSAGE_BYTES of them, or one so long, are no result."""
+        self._num_received += len(data)
+        if self._num_received > MESSAGE_BYTES:
+            if not self.flooded:
+                self._spoil(self._received + data, f"it sent more than {MESSAGE_BYTES >> 20} MiB")
+            self.flooded, self._received = True, b""
+            return
+        *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
             self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:
-            message = json.loads(line)
+            message = msgspec.json.decode(line)  # stricter than the standard library: no NaN, no half of a surrogate
         except (ValueError, RecursionError):
             message = None
-        if not isinstance(message, dict):
-            self.damaged = True
+        if not isinstance(message, dict) or not isinstance(message.get("stage", ""), str):
+            self._spoil(line, "what it sent is not a result")
             return
         self.messages.append(message)
-        self._stage = str(message.get("stage", self._stage))
+        self._stage = message.get("stage", self._stage)
+
+    def _spoil(self, sent: bytes, why: str) -> None:
+        self.damage = self.damage or why
+        self.keep(sent)
 
     def _read_control(self) -> None:
         data = self._control.recv(1 << 16)
@@ -182,7 +213,7 @@ class Child:
 
 
 class _Log:
-    """A file that takes LOG_BYTES, without secrets, and then a line that says how much it left out."""
+    """A file that takes LOG_BYTES, without secrets, then how much more there was, then the last of it."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -192,7 +223,7 @@ class _Log:
         self._held = b""  # the line that has not ended yet: a secret may be cut in two
 
     def write(self, data: bytes) -> None:
-        self._tail = (self._tail + data)[-4096:]
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
         kept = data[: max(0, LOG_BYTES - self._size)]
         self._size += len(data)
         if kept and self._path:
@@ -219,7 +250,10 @@ class _Log:
 
     def close(self) -> None:
         self._write(self._held)
-        if self._size > LOG_BYTES:
-            self._write(f"\n[gcprof: {self._size - LOG_BYTES} more bytes left out]\n".encode())
+        more = self._size - LOG_BYTES
+        tail = self._tail[-more:] if more > 0 else b""
+        if more > len(tail):
+            self._write(f"\n[gcprof: {more - len(tail)} more bytes left out]\n".encode())
+        self._write(tail)
         if self._file:
             self._file.close()

@@ -15,12 +15,13 @@ from typing import IO, Any
 
 import msgspec
 
-from profiler import __version__
+from profiler import __version__, store
+from profiler.analysis.possible import impossible
 from profiler.case import Trial, decode, encode
 from profiler.engines.child import Child, Ended
 from profiler.engines.returned import WAIT_SECONDS, still_held
 from profiler.errors import UserError
-from profiler.record import Environment, Outcome, Record
+from profiler.record import SCHEMA, Environment, Outcome, Record
 from profiler.units import bytes_text
 
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
@@ -69,7 +70,9 @@ class Local:
 
         Raises UserError (exit code 3), which begins with `failing`, where it ends without an answer.
         """
-        child, ended = self._start(entry, text, entry.rpartition(":")[2])
+        with self._child(entry, text, entry.rpartition(":")[2]) as child:
+            ended = child.wait(self._stage_seconds)
+        self._bury_with(ended)
         answer = next((message for message in child.messages if "stage" not in message), None)
         if answer is None:
             raise UserError(f"{failing}: {ended.describe()}", hint=child.last_words(), exit_code=3)
@@ -83,10 +86,13 @@ class Local:
         for trial in trials:
             self._await_memory()
             asked = time.monotonic()
-            request = msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)
-            child, ended = self._start(self._entry, encode(request).decode(), _log_name(trial))
+            request = encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
+            with self._child(self._entry, request, store.log_name(trial.case, trial.round)) as child:
+                ended = child.wait(self._stage_seconds)
+                record = _record(trial, child, ended, asked)
+            self._bury_with(ended)
             self._ended_on = None if ended.status == 0 else trial.case.torch_device
-            yield _record(trial, child, ended, asked)
+            yield record
 
     def _await_memory(self) -> None:
         """What a killed process held of a GPU comes back late: the next trial would find too little."""
@@ -105,17 +111,18 @@ class Local:
         told = self.ask("profiler.worker:free_bytes", device, failing=f"{device} does not tell what is free")
         return int(told["free"])
 
-    def _start(self, entry: str, text: str, log: str) -> tuple[Child, Ended]:
+    def _child(self, entry: str, text: str, log: str) -> Child:
         assert self._server, "enter the engine first"
         if not self._server.alive():
             self._server.close()
             self._server = _Server()
-        log_file = self.logs / f"{log}.log" if self.logs else None
-        with Child(self._server.control, entry, text, log=log_file) as child:
-            ended = child.wait(self._stage_seconds)
+        return Child(self._server.control, entry, text, log=self.logs / f"{log}.log" if self.logs else None)
+
+    def _bury_with(self, ended: Ended) -> None:
+        """A child that was lost with its server costs no other trial."""
         if ended.status is None and not ended.timed_out:
+            assert self._server
             self._server.bury()
-        return child, ended
 
 
 class _Server:
@@ -171,29 +178,42 @@ _BOOT = (
 
 
 def _record(trial: Trial, child: Child, ended: Ended, asked: float) -> Record:
-    """The worker's own record where it gave one, else what its end says."""
-    told = next((message["record"] for message in child.messages if "record" in message), None)
-    if told is not None:
-        try:
-            record: Record = decode(json.dumps(told), Record)
-            if record.case != trial.case or record.round != trial.round:
-                raise msgspec.ValidationError("it is of another case")
-        except (msgspec.DecodeError, ValueError) as error:
-            return _lost(trial, "failed", f"bad result: {error}")
-        return msgspec.structs.replace(
-            record, stage_seconds={"start": _start_seconds(child, asked), **record.stage_seconds}
-        )
-    return _lost(trial, *_outcome(ended, child))
+    """The worker's own record where it gave one that can be, else what its end says."""
+    told = [message["record"] for message in child.messages if "record" in message]
+    if not told:
+        return _lost(trial, *_outcome(ended, child))
+    try:
+        return _believed(trial, told, child, asked)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        child.keep(b"".join(map(encode, told)))
+        return _lost(trial, "failed", f"bad result: {error}")
+
+
+def _believed(trial: Trial, told: list[Any], child: Child, asked: float) -> Record:
+    """The one record that was sent. Raises ValueError for one that no trial of ours can have given."""
+    if child.damage or len(told) > 1:
+        raise ValueError(child.damage or f"it sent {len(told)} records")
+    record: Record = decode(encode(told[0]), Record)
+    if record.schema != SCHEMA:
+        raise ValueError(f"it is of schema {record.schema}")
+    if record.case != trial.case or record.round != trial.round:
+        raise ValueError("it is of another case")
+    record = msgspec.structs.replace(
+        record, stage_seconds={"start": _start_seconds(child, asked), **record.stage_seconds}
+    )
+    for wrong in impossible(record, trial.passes):
+        raise ValueError(wrong)
+    return record
 
 
 def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
     if ended.timed_out:
         return "timed_out", f"{ended.stage} took longer than {ended.limit:g} s"
-    if child.damaged:
-        return "failed", "bad result: what it sent is not a result"
-    if ended.status is not None and ended.status >= 0:
-        return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
-    return "crashed", ended.describe()
+    if not child.flooded and (ended.status is None or ended.status < 0):
+        return "crashed", ended.describe()  # which explains what it sent, too
+    if child.damage:
+        return "failed", f"bad result: {child.damage}"
+    return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
 
 
 def _lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
@@ -203,9 +223,7 @@ def _lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
 
 
 def _start_seconds(child: Child, asked: float) -> float:
-    at: Any = next((message["at"] for message in child.messages if message.get("stage") == "start"), asked)
-    return float(at) - asked
-
-
-def _log_name(trial: Trial) -> str:
-    return f"{trial.case.id}-{trial.round}"
+    at: Any = next((message.get("at") for message in child.messages if message.get("stage") == "start"), asked)
+    if not isinstance(at, int | float):
+        raise ValueError(f"it began at {at!r}")
+    return at - asked

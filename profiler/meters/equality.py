@@ -117,6 +117,7 @@ def compare(reference: Results, other: Results) -> Equality:
             for name, gradient in reference.gradients.items()
             if gradient is not None and other.gradients.get(name) is None
         ),
+        num_gradients=sum(gradient is not None for gradient in reference.gradients.values()),
     )
 
 
@@ -126,7 +127,7 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
         return "not verified: there is nothing to compare with" if strict else None
     if equality.missing:
         names = ", ".join(equality.missing[:3]) + (", ..." if len(equality.missing) > 3 else "")
-        return f"{len(equality.missing)} parameters have no gradient: {names}"
+        return f"{len(equality.missing)} of {equality.num_gradients} parameters have no gradient: {names}"
     if equality.gradients_equal and equality.loss_equal:
         return None
     found, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0

@@ -14,7 +14,7 @@ TABLE = {
     "timm": "profiler.models.timm:build",
     "hf": "profiler.models.hugging_face:build",
     "*": "profiler.models.user:build",
-    "_fault": "profiler.models.fault:build",
+    "_faults": "profiler.models.faults:build",
 }
 
 DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data

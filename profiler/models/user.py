@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from profiler.errors import Invalid
 from profiler.workload import Workload
 
 KEYS = ("module", "batch", "loss", "optimizer")
@@ -28,11 +29,26 @@ def build(name: str, batch_size: int | None = None, **options: Any) -> Workload:
     attribute or key `loss`, or the first of a tuple. With a loss, a batch of two is inputs and targets, and the loss is
     called as loss(output, targets); any other batch goes to the module whole, and the loss is called as
     loss(output, batch), or as loss(output) where it takes one argument. An optimizer is a function of the parameters,
-    or an optimizer. Raises TypeError for anything else.
+    or an optimizer. Raises TypeError for anything else, and the step Invalid where there is no loss.
     """
     if batch_size is not None:
         options["batch_size"] = batch_size
-    return as_workload(_function(name)(**options))
+    function = _function(name)
+    _refuse_unbound(function, options)
+    return as_workload(function(**options))
+
+
+def _refuse_unbound(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raises TypeError for a function that wants more than the options that were given."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C, without a signature
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        hint = "give every parameter a default, or its value as in file.py:make:depth=2"
+        raise TypeError(f"the factory is called by its options alone: {error}; {hint}") from None
 
 
 def as_workload(returned: Any) -> Workload:
@@ -77,7 +93,7 @@ def _scalar(loss: Any, trouble: str, hint: str) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-    raise TypeError(f"{trouble} but {what}: {hint}")
+    raise Invalid(f"{trouble} but {what}: {hint}")
 
 
 def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any], torch.Tensor]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from profiler import store
-from profiler.analysis.rows import static
+from profiler.analysis.possible import impossible
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
 from profiler.record import SCHEMA, Record
-from profiler.units import bytes_text, count_text
+from profiler.units import count_text
 
 KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", ".writer")
 Key = tuple[Case, int]
@@ -124,28 +123,5 @@ def _looked_at(where: str, record: Record, plan: dict[Key, Trial] | None) -> Ite
     if plan is not None and trial is None:
         text = f"not in the plan: {record.case.strategy}, round {record.round}"
         yield Finding(where=where, text=text, is_damage=False)
-    readings = record.readings
-    for name, value in _negative(msgspec.to_builtins(readings)):
-        yield Finding(where=where, text=f"{name} is {value}")
-    floor, peak = static(readings), readings.peak_bytes
-    if floor is not None and peak is not None and peak < floor:
-        told = f"the peak of {bytes_text(peak)} is below the static {bytes_text(floor)}"
-        yield Finding(where=where, text=told)
-    if readings.saved_bytes is not None and peak is not None and peak < readings.saved_bytes:
-        told = f"the peak of {bytes_text(peak)} is below the saved {bytes_text(readings.saved_bytes)}"
-        yield Finding(where=where, text=told)
-    is_timed = trial is not None and "time" in trial.passes and not record.case.is_predicted
-    if is_timed and record.outcome == "ok" and not readings.step_seconds:
-        yield Finding(where=where, text="ok, and its step has no time samples")
-
-
-def _negative(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Every number below zero in nested data, with the name it is under."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _negative(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _negative(inner, name)
-    elif isinstance(value, int | float) and value < 0:
-        yield name, value
+    for text in impossible(record, trial.passes if trial else None):
+        yield Finding(where=where, text=text)

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from profiler.analysis.rows import Row, group
+from profiler.analysis.scarcity import is_all_out_of_memory, smallest_request
 from profiler.case import Case, Choice
 from profiler.units import (
     MISSING,
     byte_unit,
+    bytes_text,
     change_range_text,
     change_text,
     count_text,
@@ -121,13 +123,24 @@ def is_predicted(row: Row) -> bool:
     return row.case.is_predicted
 
 
-def reasons(rows: Iterable[Row]) -> list[str]:
-    """One line for each row that is not ok: which, what, and why."""
-    return [
+def reasons(rows: Sequence[Row]) -> list[str]:
+    """One line for each row that is not ok: which, what, and why; where nothing fits, what would."""
+    told = [
         f"{row.case.strategy}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for row in rows
         if row.outcome != "ok"
     ]
+    return [*told, *_nothing_fits(rows)]
+
+
+def _nothing_fits(rows: Sequence[Row]) -> list[str]:
+    if not is_all_out_of_memory(rows):
+        return []
+    smallest = smallest_request(rows)
+    free = f" with {bytes_text(smallest.free_bytes)} free" if smallest and smallest.free_bytes is not None else ""
+    asked = f": the smallest request that failed was {bytes_text(smallest.asked_bytes)}{free}" if smallest else ""
+    advice = "a smaller --batch-size, --strategies all,offload or a smaller model; gcprof max-batch finds the largest"
+    return [f"nothing fits into memory{asked}; try {advice} batch that fits"]
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import TextIO
 
@@ -12,7 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from profiler.case import Case, Choice
 from profiler.record import Record
 from profiler.units import bytes_text, seconds_text
+from profiler.views.logs import last_lines
 from profiler.views.plain import plain
+
+WENT_WRONG = ("crashed", "failed", "timed_out")
 
 
 class Follow:
@@ -22,6 +26,7 @@ class Follow:
         self._varying = varying(cases)
         self._console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._shown = 0
+        self._said: set[tuple[str, ...]] = set()
         self._bar = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             console=self._console, disable=not self._console.is_terminal, transient=True,
@@ -44,6 +49,16 @@ class Follow:
         if not self._console.is_terminal:
             # not by rich, which ends the process where nobody reads
             print(f"[{self._shown:>{len(str(total))}}/{total}] {line}", file=self._console.file, flush=True)
+
+    def tell_log(self, record: Record, log: Path) -> None:
+        """The last lines of a trial that went wrong; the same ones are told once."""
+        encoding = self._console.encoding
+        lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in WENT_WRONG else ()
+        if lines and lines not in self._said:
+            self._said.add(lines)
+            what = f"{record.case.model} {record.case.strategy}: {record.outcome.replace('_', ' ')}"
+            self._console.print(plain(f"the last it printed ({what}; {log}):", encoding=encoding))
+            self._console.print("\n".join(f"    {line}" for line in lines))
 
 
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:

@@ -35,3 +35,7 @@ def module_alone():
 
 def batch_first():
     return torch.randn(2, 4), Net()
+
+
+def loss_of_integers():
+    return Net(), torch.randn(2, 4), lambda output: (output > 0).sum()

@@ -1,0 +1,49 @@
+"""A record -> what no measurement can have given: knows nothing of who sent it, nor of where it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import msgspec
+
+from profiler.analysis.rows import static
+from profiler.record import Readings, Record
+from profiler.units import bytes_text
+
+MOST = 2.0**63  # bytes, FLOPs or seconds: more than there is
+COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # none of them can be below zero either
+
+
+def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
+    """Each number that cannot be, in words; `passes` are those of its trial, None where these are not known."""
+    readings = record.readings
+    for of, part in {"": readings, **{name: getattr(record, name) for name in COUNTED}}.items():
+        for name, value in _out_of_range(msgspec.to_builtins(part), of):
+            yield f"{name} is {value}"
+    yield from _peak(readings)
+    if readings.step_seconds and not all(readings.step_seconds):
+        yield "a step of 0 seconds is among the samples"
+    is_timed = passes is not None and "time" in passes and not record.case.is_predicted
+    if is_timed and record.outcome == "ok" and not readings.step_seconds:
+        yield "ok, and its step has no time samples"
+
+
+def _peak(readings: Readings) -> Iterator[str]:
+    """What is live at the peak is at least all that is there in every step, and all that the forward keeps."""
+    peak, floors = readings.peak_bytes, {"static": static(readings), "saved": readings.saved_bytes}
+    for name, floor in floors.items():
+        if peak is not None and floor is not None and peak < floor:
+            yield f"the peak of {bytes_text(peak)} is below the {name} {bytes_text(floor)}"
+
+
+def _out_of_range(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every number below zero or beyond MOST in nested data, with the name it is under."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _out_of_range(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _out_of_range(inner, name)
+    elif isinstance(value, int | float) and not 0 <= value <= MOST:
+        yield name, value

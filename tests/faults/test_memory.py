@@ -1,0 +1,138 @@
+"""Memory that is not there: at one setting, at all of them, on the device or on the host."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from profiler import shortage, store
+from profiler.cli import answer
+from profiler.measuring import measure
+from profiler.record import Shortage
+from profiler.units import GIB, MIB
+from profiler.views import cells, plot_frontier
+from profiler.worker import attempt
+from tests import examples, make
+from tests.faults.trials import outcomes, run, trial
+from tests.program import next_words
+
+FULL = Shortage(of="device", asked_bytes=20 * GIB, free_bytes=3 * GIB // 2)
+LIMIT = 130 * MIB
+
+
+def cross(limit: int | None) -> tuple[float, float]:
+    """Where the frontier's picture has the one setting that ran out of memory, and the device's memory; in MiB."""
+    environment = msgspec.structs.replace(examples.ENVIRONMENT, device_bytes=limit)
+    full = make.failed("all", "out_of_memory", "why", environment=environment)
+    axes = Figure().add_subplot()
+    table = examples.table([make.record("none"), make.record("sqrt", peak=80 * MIB), full])
+    plot_frontier.draw(axes, table, table)
+    (crosses,) = (found for found in axes.collections if found.get_label() == "out of memory, no time")
+    ((_, height),) = crosses.get_offsets()
+    return float(height), LIMIT / MIB
+
+
+def smallest(*found: Shortage | None) -> str:
+    """The last line below a table of which every setting ran out of memory, each with such a request."""
+    names = ("none", "sqrt", "all")
+    records = [make.failed(name, "out_of_memory", "why", shortage=one) for name, one in zip(names, found, strict=False)]
+    return cells.reasons(examples.table(records))[-1]
+
+
+def test_fault_11_out_of_memory_at_one_setting_is_a_row_with_its_bytes_and_the_others_run(here, shared, capsys):
+    code = run("oom,at=recompute", "all,segments:k=1")
+
+    assert code == 0
+    assert outcomes(here / "run") == {"none": "ok", "all": "out_of_memory", "segments:k=1": "ok"}
+    (full,) = (one for one in store.load(here / "run").records if one.outcome == "out_of_memory")
+    assert full.shortage == FULL
+    assert full.environment.device_bytes > 0
+    assert "all: out of memory: CUDA out of memory. Tried to allocate 20.00 GiB" in capsys.readouterr().out
+    assert (here / "run" / "derived" / "frontier.png").exists()
+
+
+def test_fault_11_what_ran_out_of_memory_is_a_cross_at_the_limit_of_the_device():
+    height, limit = cross(LIMIT)
+
+    assert height == limit
+
+
+def test_twin_11_where_the_device_is_not_told_the_cross_is_not_at_its_limit():
+    height, limit = cross(None)
+
+    assert height != limit
+
+
+def test_twin_11_without_an_outcome_the_first_such_trial_ends_the_run():
+    done = []
+
+    with pytest.raises(torch.OutOfMemoryError):
+        done += [measure(one) for one in (trial("oom"), trial())]
+
+    assert done == []
+
+
+def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_try(here, shared, capsys):
+    code = run("oom", "none,all")
+
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert outcomes(here / "run") == {"none": "out_of_memory", "all": "out_of_memory"}
+    assert "nothing fits into memory: the smallest request that failed was 20.0 GiB with 1.50 GiB free" in out
+    assert "try a smaller --batch-size" in out
+    assert not (here / "run" / "derived" / "frontier.png").exists()
+    assert answer(next_words(err)) == 0
+
+
+def test_fault_12_of_several_requests_the_smallest_counts():
+    few = Shortage(of="device", asked_bytes=2 * MIB)
+
+    assert "the smallest request that failed was 2.00 MiB; try" in smallest(FULL, None, few)
+    assert smallest(None, None).startswith("nothing fits into memory; try")
+
+
+def test_twin_12_where_one_setting_fits_nobody_is_told_to_give_up(here, shared, monkeypatch, capsys):
+    monkeypatch.setattr(cells, "is_all_out_of_memory", lambda rows: False)
+
+    run("oom", "none,all")
+
+    assert "--batch-size" not in capsys.readouterr().out  # then only torch's words are there, and no advice
+
+
+def test_fault_13_an_allocation_that_the_host_refuses_is_out_of_memory(here, shared, capsys):
+    code = run("host_oom,at=recompute", "all")
+
+    assert code == 0
+    assert outcomes(here / "run") == {"none": "ok", "all": "out_of_memory"}
+    (_, full) = store.load(here / "run").records
+    assert (full.shortage.of, full.shortage.asked_bytes) == ("host", 4 * 10**15)
+    assert 0 < full.shortage.free_bytes <= full.environment.device_bytes
+    assert "can't allocate memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), "host"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "device"),
+        (RuntimeError("CUDA error: out of memory"), "device"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "device"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+        (ValueError("can't allocate memory"), None),
+    ],
+)
+def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
+    found = shortage.shortage(error)
+
+    assert (found and found.of) == expected
+    assert found is None or found.asked_bytes is None
+
+
+def test_twin_13_an_allocator_whose_words_are_not_known_makes_it_a_mistake_of_the_model(monkeypatch):
+    monkeypatch.setattr(shortage, "OF_HOST", ())
+
+    record = attempt(trial("host_oom"), on_stage=lambda stage: None)
+
+    assert record.outcome == "failed"

@@ -1,0 +1,93 @@
+"""What a trial prints: much, of every kind of bytes, with escapes, and like a result."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+import pytest
+
+from profiler.engines import child
+from profiler.engines.child import LOG_BYTES, TAIL_BYTES
+from profiler.views import logs
+from tests.faults.trials import log_of, outcomes, run, trial
+
+ODD = "\x1b[31mred\x1b]0;title\x07 \x9b2J\x00 plain"
+
+
+def controls(lines: list[str]) -> set[str]:
+    return {one for line in lines for one in line if unicodedata.category(one) in ("Cc", "Cf")}
+
+
+@pytest.mark.parametrize("megabytes", [4, 1024])
+def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out(engine, megabytes):
+    (record,) = engine.run([trial(f"spam,megabytes={megabytes}")])
+
+    log = log_of(engine, record)
+    left_out = int(re.search(rb"\n\[gcprof: (\d+) more bytes left out\]\n", log)[1])
+    assert (record.outcome, record.case) == ("ok", trial(f"spam,megabytes={megabytes}").case)
+    assert left_out >= (megabytes << 20) - LOG_BYTES - TAIL_BYTES  # torch's profiler prints, too
+    assert len(log) < LOG_BYTES + TAIL_BYTES + 100
+
+
+def test_twin_20_without_a_cap_the_log_takes_all_of_it(engine, monkeypatch):
+    monkeypatch.setattr(child, "LOG_BYTES", 1 << 40)
+
+    (record,) = engine.run([trial("spam,megabytes=4", round=2)])
+
+    assert len(log_of(engine, record)) >= 4 << 20
+
+
+def test_fault_20_the_last_words_of_a_long_log_are_kept(engine, monkeypatch):
+    monkeypatch.setattr(child, "LOG_BYTES", 10)
+
+    (record,) = engine.run([trial("segv", round=3)])
+
+    assert log_of(engine, record) == b"planted: about to read at 0\n"
+
+
+def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
+    (tmp_path / "log").write_text("".join(f"    line {number} {ODD}\n" for number in range(30)))
+
+    lines = logs.last_lines(tmp_path / "log")
+
+    assert lines == [f"    line {number} red 2J plain" for number in range(10, 30)]
+    assert not controls(lines)
+
+
+def test_fault_20_lines_that_are_no_text_and_never_end_are_cut(tmp_path):
+    (tmp_path / "log").write_bytes(b"\xff\x00" * 10**6)
+
+    (line,) = logs.last_lines(tmp_path / "log")
+
+    assert len(line) <= logs.WIDEST
+    assert not controls([line])
+
+
+def test_fault_20_who_prints_nothing_has_no_last_lines(tmp_path):
+    assert logs.last_lines(tmp_path / "nothing.log") == []
+
+
+def test_fault_20_what_looks_like_a_result_on_stdout_is_none(here, shared, capsys):
+    code = run("spam,at=recompute", "all")
+
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert outcomes(here / "run") == {"none": "ok", "all": "ok"}
+    assert "\x1b" not in out + err
+
+
+def test_twin_20_on_the_channel_of_results_it_would_be_taken_for_one(engine):
+    (record,) = engine.run([trial("bad_result")])
+
+    assert record.outcome == "failed"
+    assert record.detail.startswith("bad result: ")
+
+
+def test_twin_20_shown_as_they_are_lines_would_steer_the_terminal(tmp_path, monkeypatch):
+    (tmp_path / "log").write_text(ODD)
+    monkeypatch.setattr(logs, "plain", lambda text, encoding: text)
+
+    lines = logs.last_lines(tmp_path / "log")
+
+    assert "\x1b" in controls(lines)

@@ -1,0 +1,200 @@
+"""What comes down the channel of results and is none: bytes of any kind, lies, too much. A puppet sends them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from profiler import store
+from profiler.analysis.possible import impossible
+from profiler.case import encode
+from profiler.cli import answer
+from profiler.engines import answers, child, local
+from profiler.engines.local import Local
+from profiler.errors import UserError
+from profiler.record import PhaseBytes, Record
+from tests import examples, make
+from tests.faults.puppet import Puppet
+from tests.faults.trials import outcomes, run, trial
+
+TRIAL = trial()
+GOOD = make.record(case=TRIAL.case)
+DEEP = b'{"record":' + b"[" * 20_000 + b"]" * 20_000 + b"}\n"
+
+
+def line(record: Any) -> bytes:
+    return encode({"record": record}) + b"\n"
+
+
+def altered(**fields: Any) -> bytes:
+    """The good record with other fields, as it is sent."""
+    return line(json.loads(encode(GOOD)) | fields)
+
+
+def of_readings(**fields: Any) -> bytes:
+    return line(msgspec.structs.replace(GOOD, readings=msgspec.structs.replace(GOOD.readings, **fields)))
+
+
+def believed(sent: bytes, logs: Path | None = None, **ending: Any) -> Record:
+    """What the engine makes of a child that sends this."""
+    engine = Local(stage_seconds=60.0, logs=logs)
+    engine._server = Puppet(sent, **ending)
+    (record,) = engine.run([TRIAL])
+    engine._server.close()
+    return record
+
+
+def test_fault_22_a_record_that_a_trial_can_have_given_is_believed():
+    record = believed(b'{"stage":"start","at":1e12}\n' + line(GOOD))
+
+    assert record.outcome == "ok"
+    assert record.readings == GOOD.readings
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"garbage\n", "what it sent is not a result"),
+        (b"\n", "what it sent is not a result"),
+        (b"\xff\xfe\x00\n", "what it sent is not a result"),
+        (b"[1, 2]\n", "what it sent is not a result"),
+        (b'{"record": NaN}\n', "what it sent is not a result"),
+        (b'{"record": 1e999}\n', "what it sent is not a result"),
+        (b'{"stage": ["start"]}\n', "what it sent is not a result"),
+        (DEEP, "what it sent is not a result"),
+        (line(GOOD)[:-1], "what it sent ends in the middle"),
+        (line(GOOD)[:100], "what it sent ends in the middle"),
+        (line(GOOD) + b"garbage\n", "what it sent is not a result"),
+        (line(GOOD) + line(GOOD), "it sent 2 records"),
+        (b'{"stage":"start","at":null}\n' + line(GOOD), "it began at None"),
+        (b'{"record": 7}\n', "Expected `object`, got `int`"),
+        (b'{"record": {}}\n', "Object missing required field `case`"),
+        (altered(outcome="fine"), "Invalid enum value 'fine'"),
+        (altered(round=2), "it is of another case"),
+        (altered(schema=99), "it is of schema 99"),
+    ],
+)
+def test_fault_22_what_is_no_result_is_a_failed_trial_and_its_bytes_are_in_the_log(tmp_path, sent, why):
+    record = believed(sent, tmp_path)
+
+    assert record.outcome == "failed"
+    assert record.detail.startswith(f"bad result: {why}")
+    assert b"[gcprof: no result: b'" in (tmp_path / f"{TRIAL.case.id}-1.log").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("readings", "why"),
+    [
+        ({"saved_bytes": -1}, "saved_bytes is -1"),
+        ({"peak_bytes": 10**20}, "peak_bytes is 100000000000000000000"),
+        ({"step_seconds": (0.1, -0.2)}, "step_seconds is -0.2"),
+        ({"phases": {"forward": PhaseBytes(allocated=-5)}}, "phases.forward.allocated is -5"),
+        ({"peak_bytes": 19 * make.MIB, "saved_bytes": None}, "the peak of 19.0 MiB is below the static 20.0 MiB"),
+        ({"saved_bytes": 101 * make.MIB}, "the peak of 100 MiB is below the saved 101 MiB"),
+        ({"step_seconds": (0.1, 0.0)}, "a step of 0 seconds is among the samples"),
+        ({"step_seconds": ()}, "ok, and its step has no time samples"),
+    ],
+)
+def test_fault_22_a_lie_is_a_failed_trial_and_its_numbers_are_nobodys(tmp_path, readings, why):
+    record = believed(of_readings(**readings), tmp_path)
+
+    assert (record.outcome, record.detail) == ("failed", f"bad result: {why}")
+    assert record.readings.peak_bytes is None
+    assert b'no result: b\'{"schema":1,"case":' in (tmp_path / f"{TRIAL.case.id}-1.log").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"num_steps": -7}, "num_steps is -7"),
+        ({"stage_seconds": {"build": -1.5}}, "stage_seconds.build is -1.5"),
+        ({"built": {"num_parameters": -1, "num_blocks": 3, "data": "synthetic"}}, "built.num_parameters is -1"),
+    ],
+)
+def test_fault_22_a_lie_beside_the_readings_is_one_too(fields, why):
+    assert believed(altered(**fields)).detail == f"bad result: {why}"
+
+
+def test_twin_22_who_believes_everything_records_the_lie_as_a_fact(monkeypatch):
+    monkeypatch.setattr(local, "impossible", lambda record, passes: ())
+
+    record = believed(of_readings(peak_bytes=-1))
+
+    assert (record.outcome, record.readings.peak_bytes) == ("ok", -1)
+
+
+def test_fault_22_a_lie_that_is_stored_already_is_read_as_it_is_and_validate_tells(tmp_path, capsys):
+    lie = msgspec.structs.replace(GOOD, readings=msgspec.structs.replace(GOOD.readings, saved_bytes=-1))
+    folder = examples.run(tmp_path / "run", [lie]).folder
+
+    assert store.load(folder).records == (lie,)
+    assert answer(["show", str(folder)]) == 0
+    assert answer(["validate", str(folder)]) == 4
+    assert "saved_bytes is -1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sent", [b'{"stage": "a"}\n{"stage": "b"}\n' * 100, b"x" * 2000])
+def test_fault_22_a_child_that_never_stops_sending_is_ended_and_its_memory_bounded(monkeypatch, sent):
+    monkeypatch.setattr(child, "MESSAGE_BYTES", 1000)
+
+    record = believed(sent, status=None)
+
+    assert (record.outcome, record.detail) == ("failed", "bad result: it sent more than 0 MiB")
+
+
+def test_twin_22_without_a_limit_all_of_it_is_kept():
+    engine = Local(stage_seconds=60.0)
+    engine._server = Puppet(b'{"stage": "a"}\n{"stage": "b"}\n' * 100)
+
+    with engine._child("", "", "flood") as flood:
+        flood.wait(60.0)
+
+    assert len(flood.messages) == 200
+
+
+def test_fault_22_a_crash_in_the_middle_of_a_result_is_a_crash():
+    record = believed(line(GOOD)[:100], status=-11)
+
+    assert (record.outcome, record.detail) == ("crashed", "killed in start by SIGSEGV")
+
+
+def mutated(sent: bytes, changes: list[tuple[int, bytes]]) -> bytes:
+    for at, other in changes:
+        at %= len(sent)
+        sent = sent[:at] + other + sent[at + 1 :]
+    return sent
+
+
+@given(some.lists(some.tuples(some.integers(0, 5000), some.binary(max_size=3)), min_size=1, max_size=4))
+def test_fault_22_a_record_with_other_bytes_in_it_is_one_that_can_be_stored_or_failed(changes):
+    record = believed(mutated(b'{"stage":"start","at":1.0}\n' + line(GOOD), changes))
+
+    assert (record.case, record.round) == (TRIAL.case, 1)
+    assert store.read_record(encode(record), "fuzz") == record
+    assert list(impossible(record, TRIAL.passes)) == []
+
+
+@given(some.binary(max_size=300))
+def test_fault_22_any_bytes_at_all_are_a_failed_trial(sent):
+    assert believed(sent).outcome == "failed"
+
+
+def test_fault_22_an_answer_that_is_none_is_told_in_a_line():
+    with pytest.raises(UserError, match="what it sent is no answer") as raised:
+        answers.read({"record": {}}, "outline", dict)
+
+    assert raised.value.exit_code == 1
+
+
+def test_fault_22_a_model_that_writes_to_all_it_finds_open_is_lost_alone(here, shared, capsys):
+    code = run("bad_result,at=recompute", "all,segments:k=1")
+
+    assert code == 1
+    assert outcomes(here / "run") == {"none": "ok", "all": "failed", "segments:k=1": "ok"}
+    assert "all: failed: bad result: " in capsys.readouterr().out

@@ -1,0 +1,162 @@
+"""Users' own files that are missing, broken, of another signature, or give no loss: told in their lines, not ours."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import pytest
+
+from profiler import blame, catalogue, workload
+from profiler.case import Choice, Trial
+from profiler.cli import answer
+from profiler.worker import attempt
+from tests import make
+from tests.faults.trials import log_of, outcomes, run, trial
+
+HERE = Path(__file__).parents[1] / "user_models"
+BROKEN = HERE / "broken.py"
+PACKAGE = str(Path(catalogue.__file__).parent)
+
+
+def of(model: str) -> Trial:
+    return Trial(case=make.case("none", model=Choice(model), batch_size=None, samples=1, warmup=0))
+
+
+def broken(factory: str) -> Trial:
+    return of(f"{BROKEN}:{factory}")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint", "hint"),
+    [
+        ("missing.py:make", "cannot read", "path/to/file.py:factory"),
+        (f"{HERE}/lora.py:finetun", "has no function 'finetun'", "did you mean 'finetune'?"),
+        (f"{HERE}/lora.py:finetune:rang=2", "has no option 'rang'", "did you mean 'rank'?"),
+        ("tests.user_models.nowhere:make", "there is no module", "path/to/file.py:factory"),
+    ],
+)
+def test_fault_23_what_cannot_be_had_is_refused_before_anything_starts(capsys, words, complaint, hint):
+    code = answer(["run", "--model", words])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert complaint in error
+    assert hint in error
+
+
+def test_fault_23_a_file_that_python_cannot_read_is_refused_with_its_line(tmp_path, capsys):
+    (tmp_path / "typo.py").write_text("import torch\n\ndef make(:\n    pass\n")
+
+    code = answer(["run", "--model", f"{tmp_path}/typo.py:make"])
+
+    assert code == 2
+    assert f"{tmp_path}/typo.py:3" in capsys.readouterr().err
+
+
+def test_fault_23_a_file_that_raises_when_it_is_imported_is_told_with_its_line(tmp_path, engine):
+    (tmp_path / "early.py").write_text("import torch\n\nraise OSError('no such disk')\n\ndef make():\n    pass\n")
+
+    (record,) = engine.run([of(f"{tmp_path}/early.py:make")])
+
+    assert (record.outcome, record.detail) == ("failed", "OSError: no such disk (early.py:3)")
+    assert PACKAGE not in log_of(engine, record).decode()
+
+
+def test_fault_23_a_function_that_wants_more_is_told_what_and_how_to_give_it(tmp_path, engine):
+    (tmp_path / "wants.py").write_text("def make(config, *, depth):\n    pass\n")
+
+    (record,) = engine.run([of(f"{tmp_path}/wants.py:make")])
+
+    assert record.outcome == "failed"
+    assert "missing a required argument: 'config'" in record.detail
+    assert "give every parameter a default" in record.detail
+
+
+@pytest.mark.parametrize(
+    ("factory", "detail"),
+    [
+        ("raises", "KeyError: 'no such checkpoint' (broken.py:17)"),
+        ("wrong_shape", "RuntimeError: addmm: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x4) (broken.py:13)"),
+        (
+            "module_alone",
+            "TypeError: the factory returned Net, not (module, batch[, loss[, optimizer]]) or a dict with these keys",
+        ),
+        (
+            "batch_first",
+            "TypeError: the factory returned (Tensor, Net), not (module, batch[, loss[, optimizer]]) "
+            "or a dict with these keys",
+        ),
+    ],
+)
+def test_fault_23_what_the_users_code_raises_is_the_outcome_with_the_users_line(engine, factory, detail):
+    (record,) = engine.run([broken(factory)])
+
+    assert (record.outcome, record.detail) == ("failed", detail)
+
+
+def test_fault_23_the_log_has_the_users_traceback_without_our_frames(engine):
+    (record,) = engine.run([broken("wrong_shape")])
+
+    log = log_of(engine, record).decode()
+    assert "broken.py" in log
+    assert "torch/nn/modules/linear.py" in log  # below the user's last line, where it happened
+    assert PACKAGE not in log
+
+
+def test_twin_23_the_whole_traceback_is_mostly_ours(monkeypatch, capsys):
+    monkeypatch.setattr(blame, "told", lambda error: "".join(traceback.format_exception(error)))
+
+    attempt(broken("wrong_shape"), on_stage=lambda stage: None)
+
+    assert capsys.readouterr().err.count(PACKAGE) > 5
+
+
+@pytest.mark.parametrize(
+    ("factory", "detail"),
+    [
+        (
+            "no_loss",
+            "the module's output holds no loss but a tensor of shape (2, 4): "
+            "return a loss as the factory's third value",
+        ),
+        ("loss_of_many", "the loss is no scalar but a tensor of shape (2, 4): return its mean or sum"),
+        ("loss_of_integers", "the loss is of torch.int64, which has no gradient: leave it in floating point"),
+    ],
+)
+def test_fault_24_a_step_without_a_loss_is_invalid_with_its_reason(engine, factory, detail):
+    (record,) = engine.run([broken(factory)])
+
+    assert (record.outcome, record.detail) == ("invalid", detail)
+
+
+@pytest.mark.parametrize("kind", ["vector", "integer"])
+def test_fault_24_it_is_exit_code_1_and_stands_below_the_table(here, shared, capsys, kind):
+    code = run(kind, "none")
+
+    assert code == 1
+    assert outcomes(here / "run") == {"none": "invalid"}
+    assert "none: invalid: the loss is " in capsys.readouterr().out
+
+
+def test_fault_24_a_loss_that_is_not_a_number_is_measured_and_flagged(here, shared, capsys):
+    code = run("nan", "all")
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert outcomes(here / "run") == {"none": "ok", "all": "ok"}
+    assert "GCP007 none, all: the loss is nan: the gradients mean nothing, memory and time still do" in out
+    assert "not verifiable" in out
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("vector", "grad can be implicitly created only for scalar outputs"), ("integer", "grad")]
+)
+def test_twin_24_unasked_torch_says_it_in_words_of_its_own(monkeypatch, kind, words):
+    monkeypatch.setattr(workload, "_loss", lambda work: work.loss(work.module, work.batch))
+
+    record = attempt(trial(kind), on_stage=lambda stage: None)
+
+    assert record.outcome == "failed"
+    assert words in record.detail
+    assert "the loss is" not in record.detail

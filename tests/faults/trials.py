@@ -1,0 +1,72 @@
+"""Trials of the model that goes wrong, and the same ones without a process each. Knows nothing of rows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from profiler import store
+from profiler.case import Choice, Trial, decode, encode
+from profiler.cli import answer
+from profiler.engines.child import Ended
+from profiler.engines.local import Local
+from profiler.record import Record
+from profiler.worker import attempt, tell
+from tests import make
+
+QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0", "-o", "run")
+
+
+def trial(kind: str = "fine", strategy: str = "none", **fields) -> Trial:
+    """A short one; the kind may have more options: `oom,at=recompute`."""
+    case = make.case(strategy, model=Choice(f"_faults:kind={kind}"), batch_size=4, samples=1, warmup=0)
+    return Trial(case=case, **fields)
+
+
+def run(kind: str, strategies: str, *more: str) -> int:
+    """`gcprof run` into the folder `run`; its exit code."""
+    return answer(["run", "--model", f"_faults:kind={kind}", "--strategies", strategies, *QUICK, *more])
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    return {str(record.case.strategy): record.outcome for record in store.load(folder).records}
+
+
+def log_of(engine: Local, record: Record) -> bytes:
+    return (engine.logs / f"{store.log_name(record.case, record.round)}.log").read_bytes()
+
+
+def offspring(log: bytes) -> set[int]:
+    """The processes that the kind `fork` says it started."""
+    return {int(pid) for pid in re.findall(rb"offspring (\d+)", log)}
+
+
+def gone(pids: set[int]) -> bool:
+    """Whether they end, given time; nothing waits so long unless it is broken."""
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+    return not alive
+
+
+def unprotected(engine: Local, *trials: Trial) -> tuple[list[Record], Ended]:
+    """What trials give that share one process, one after another, and how that process ends."""
+    with engine._child("tests.faults.trials:one_after_another", encode(trials).decode(), "unprotected") as child:
+        ended = child.wait(60.0)
+    return [decode(encode(message["one"]), Record) for message in child.messages], ended
+
+
+def one_after_another(request: str, channel: int) -> None:
+    """Runs in the child."""
+    for one in decode(request, tuple[Trial, ...]):
+        tell(channel, {"one": attempt(one, on_stage=lambda stage: None)})
+
+
+def escape(request: str, channel: int) -> None:
+    """Runs in the child: leaves a process in a session of its own."""
+    words = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    tell(channel, {"pid": subprocess.Popen(words, start_new_session=True).pid})
+    os._exit(0)
