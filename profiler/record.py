@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from profiler.bounds import Real, Whole
 from profiler.case import Case, Choice
 from profiler.devices import Conditions
 
@@ -25,32 +26,32 @@ PHASES = ("forward", "backward", "optimizer")
 class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The largest number of bytes live in one phase of the step, by three accounts."""
 
-    allocated: int
-    reserved: int | None = None  # by the caching allocator
-    device: int | None = None  # all that is taken of the device, other processes included
+    allocated: Whole
+    reserved: Whole | None = None  # by the caching allocator
+    device: Whole | None = None  # all that is taken of the device, other processes included
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the meters read; None where a number was not measured. Bytes and seconds."""
 
-    static_bytes: dict[str, int] | None = None  # parameters, buffers, gradients, optimizer, inputs
-    start_bytes: int | None = None  # live when the forward begins
-    saved_bytes: int | None = None  # what the forward leaves live for the backward
+    static_bytes: dict[str, Whole] | None = None  # parameters, buffers, gradients, optimizer, inputs
+    start_bytes: Whole | None = None  # live when the forward begins
+    saved_bytes: Whole | None = None  # what the forward leaves live for the backward
     phases: dict[str, PhaseBytes] | None = None
-    peak_bytes: int | None = None
+    peak_bytes: Whole | None = None
     peak_phase: str | None = None
-    peak_gradient_bytes: int | None = None  # gradients of this step that were there at the peak
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
-    forward_flops: int | None = None
-    backward_flops: int | None = None  # the recompute included
-    hidden_bytes: dict[str, int] | None = None  # what operators take besides their outputs, by signature
-    block_calls: tuple[int, ...] | None = None  # how often each block's forward ran in a step
-    forward_seconds: tuple[float, ...] | None = None
-    backward_seconds: tuple[float, ...] | None = None
-    optimizer_seconds: tuple[float, ...] | None = None
-    step_seconds: tuple[float, ...] | None = None
-    warmup_seconds: tuple[float, ...] | None = None  # steps before these: the first, those asked for, those found
+    peak_gradient_bytes: Whole | None = None  # gradients of this step that were there at the peak
+    reserved_bytes: Whole | None = None
+    device_bytes: Whole | None = None
+    forward_flops: Whole | None = None
+    backward_flops: Whole | None = None  # the recompute included
+    hidden_bytes: dict[str, Whole] | None = None  # what operators take besides their outputs, by signature
+    block_calls: tuple[Whole, ...] | None = None  # how often each block's forward ran in a step
+    forward_seconds: tuple[Real, ...] | None = None
+    backward_seconds: tuple[Real, ...] | None = None
+    optimizer_seconds: tuple[Real, ...] | None = None
+    step_seconds: tuple[Real, ...] | None = None
+    warmup_seconds: tuple[Real, ...] | None = None  # steps before these: the first, those asked for, those found
     stopped: Stopped | None = None  # why there are no more samples
     conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
 
@@ -65,13 +66,13 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gradients_equal: bool  # to the bit
     buffers_equal: bool  # to the bit, but for BatchNorm's count of its batches
     random_state_equal: bool
-    largest_difference: float | None = None
-    buffers_difference: float | None = None
+    largest_difference: Real | None = None
+    buffers_difference: Real | None = None
     worst_parameter: str | None = None
     missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
-    rounding_floor: float | None = None  # the same where the last bit of the weights differs
-    precision_difference: float | None = None  # the same to a run without checkpointing in fp32
-    noise_floor: float | None = None  # the same difference between two runs without checkpointing
+    rounding_floor: Real | None = None  # the same where the last bit of the weights differs
+    precision_difference: Real | None = None  # the same to a run without checkpointing in fp32
+    noise_floor: Real | None = None  # the same difference between two runs without checkpointing
     against: str = "none"  # the strategy that it was compared with
     digests: dict[str, str] = {}
 
@@ -86,17 +87,17 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cuda: str | None = None
     driver: str | None = None
     device_name: str | None = None
-    device_bytes: int | None = None
+    device_bytes: Whole | None = None
     device_uuid: str | None = None
-    num_threads: int | None = None
+    num_threads: Whole | None = None
     started: str | None = None  # UTC, ISO 8601
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the trial really built: the model's size, its batch, and what the strategy did to it."""
 
-    num_parameters: int
-    num_blocks: int
+    num_parameters: Whole
+    num_blocks: Whole
     data: str  # "synthetic", or the data set's name
     split: str | None = None  # "31x3+7": 31 checkpointed segments of 3 blocks, the last 7 plain
 
@@ -122,9 +123,9 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One trial, one line of trials.jsonl."""
 
-    schema: int = SCHEMA
+    schema: Whole = SCHEMA
     case: Case
-    round: int = 1
+    round: Whole = 1
     outcome: Outcome
     detail: str | None = None  # why it is not ok
     built: Built | None = None
@@ -132,5 +133,5 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     equality: Equality | None = None
     environment: Environment | None = None
     notes: tuple[Note, ...] = ()
-    stage_seconds: dict[str, float] = {}  # what the trial itself cost: start, build, equality, memory, time
-    num_steps: int = 0  # training steps that the trial ran in all
+    stage_seconds: dict[str, Real] = {}  # what the trial itself cost: start, build, equality, memory, time
+    num_steps: Whole = 0  # training steps that the trial ran in all

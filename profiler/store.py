@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from profiler import strict_json
 from profiler.case import Trial, decode, encode
 from profiler.errors import UserError
 from profiler.migration import lifted
@@ -141,11 +142,14 @@ def load(folder: Path) -> Run:
     if not (folder / "manifest.json").is_file():
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
-    lines = _read(folder / "trials.jsonl").split(b"\n") if (folder / "trials.jsonl").exists() else [b""]
-    warnings = ("the last line of trials.jsonl is torn and was ignored",) if lines[-1] else ()
-    path = str(folder / "trials.jsonl")
-    records = tuple(read_record(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1))
-    return Run(folder=folder, manifest=manifest, records=records, warnings=warnings)
+    path = folder / "trials.jsonl"
+    records, warnings = [], []
+    for where, line in _numbered(path):
+        if _is_torn(line):
+            warnings.append("the last line of trials.jsonl is torn and was ignored")
+        else:
+            records.append(read_record(line.removesuffix(b"\n"), where))
+    return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -156,6 +160,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 def read_record(line: bytes, where: str) -> Record:
     """One line of trials.jsonl. Raises UserError (exit code 4) that begins with where it is."""
+    try:
+        strict_json.check_length(line)
+    except strict_json.Malformed as error:
+        raise _damaged(where, error) from None
     found: Record = _decode(line, Record, where)
     return found
 
@@ -166,9 +174,14 @@ def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
     Raises UserError (exit code 4) where a file cannot be read.
     """
     yield str(folder / "manifest.json"), _read(folder / "manifest.json")
-    path = folder / "trials.jsonl"
-    for number, line in enumerate(_read(path).split(b"\n")[:-1] if path.exists() else (), start=1):
-        yield f"{path}:{number}", line
+    for where, line in _numbered(folder / "trials.jsonl"):
+        if not _is_torn(line):
+            yield where, line.removesuffix(b"\n")
+
+
+def torn(folder: Path) -> str | None:
+    """Where the torn last line is; None where there is none. Raises UserError (exit code 4) as `documents` does."""
+    return next((where for where, line in _numbered(folder / "trials.jsonl") if _is_torn(line)), None)
 
 
 def runs(folder: Path) -> list[Path]:
@@ -179,11 +192,30 @@ def runs(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return strict_json.read(path)
     except OSError as error:
-        raise UserError(
-            f"cannot read '{path}': {error.strerror}", hint="the other runs are fine", exit_code=4
-        ) from error
+        raise _unreadable(path, error) from error
+    except strict_json.Malformed as error:
+        raise _damaged(path, error) from error
+
+
+def _numbered(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file, which may be missing, by where they are: `FOLDER/trials.jsonl:3`."""
+    if not path.exists():
+        return
+    if not path.is_file():  # a device or a pipe may have no end
+        raise _damaged(path, OSError("it is no regular file"))
+    try:
+        for number, line in enumerate(strict_json.lines(path), start=1):
+            yield f"{path}:{number}", line
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether it is the beginning of a record, or what some file systems leave of it: zeros. Other ends are damage."""
+    is_begun = line.startswith(b"{") or not line.strip(b"\0")
+    return is_begun and not line.endswith(b"\n") and len(line) <= strict_json.LINE_BYTES
 
 
 def _decode(text: bytes, kind: type[Any], where: object) -> Any:
@@ -195,9 +227,18 @@ def _decode(text: bytes, kind: type[Any], where: object) -> Any:
                 hint="upgrade gcprof",
                 exit_code=4,
             )
-        return decode(text if schema == SCHEMA else _lifted(text, kind), kind)
+        found = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
+        if not _is_own(found, text):
+            strict_json.check(text)
+        return found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
-        raise UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4) from error
+        raise _damaged(where, error) from error
+
+
+def _is_own(found: Any, text: bytes) -> bool:
+    """Whether gcprof would write the same: then nothing is in it twice or hidden, and there is no need to look."""
+    own = encode(found)
+    return own == text or (isinstance(found, Manifest) and msgspec.json.format(own, indent=1) == text)
 
 
 def _lifted(text: bytes, kind: type[Any]) -> bytes:
@@ -210,6 +251,14 @@ class _Schema(msgspec.Struct):
 
 
 SCHEMA_OF = msgspec.json.Decoder(_Schema)
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot read '{path}': {error.strerror}", hint="the other runs are fine", exit_code=4)
+
+
+def _damaged(where: object, error: Exception) -> UserError:
+    return UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4)
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:

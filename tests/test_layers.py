@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
-    {"blame", "errors", "series", "units"},
+    {"blame", "bounds", "errors", "series", "strict_json", "units"},
     {"references", "case", "workload", "devices", "blocks", "extras"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
