@@ -8,6 +8,7 @@ None of these holds itself, so the garbage collector need not look (`gc=False`):
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -135,3 +136,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     notes: tuple[Note, ...] = ()
     stage_seconds: dict[str, Real] = {}  # what the trial itself cost: start, build, equality, memory, time
     num_steps: Whole = 0  # training steps that the trial ran in all
+
+
+def moment(text: str | None) -> datetime | None:
+    """What `started` and `created` say, in UTC where they do not say where; None for what is no time."""
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 from profiler import store
 from profiler.analysis import progress
-from profiler.analysis.calibration import calibration
+from profiler.analysis.calibration import calibrations
 from profiler.case import Case, Trial
 from profiler.engines import Engine
 from profiler.errors import UserError
@@ -27,10 +28,11 @@ def carry_out(engine: Engine, folder: Path, *, data_directory: str | None = None
         run = store.load(folder)
         plan = run.manifest.plan
         left = len(progress.owed(plan, run.records))
+        later = Counter(trial.case for trial in plan if trial.round > 1)
         engine.logs = folder / "logs"
         for record in execute(engine, plan, done=run.records, data_directory=data_directory):
             writer.append(record)
-            left -= 1 + _no_longer_owed(record, plan)
+            left -= 1 + _no_longer_owed(record, later)
             yield record, left
     finally:
         writer.close()
@@ -46,12 +48,13 @@ def execute(
     rounds.
     """
     found = {(record.case, record.round): record for record in done}
-    for _, wave in groupby(plan, key=_wave):
+    for (_, _, is_predicted), wave in groupby(plan, key=_wave):
+        known = calibrations(found.values()) if is_predicted else {}
         ready = [
             msgspec.structs.replace(
                 trial,
                 digests=_digests(trial.case, found),
-                calibration=calibration(trial.case, found.values()) if trial.case.is_predicted else None,
+                calibration=known.get(trial.case.baseline.twin),
                 data_directory=data_directory,
             )
             for trial in progress.owed(wave, found.values())
@@ -72,10 +75,9 @@ def refuse_other_machine(before: Environment, now: Environment | None) -> None:
         raise UserError(f"this run began elsewhere: {'; '.join(changed)}", hint="start a new run with the same options")
 
 
-def _no_longer_owed(record: Record, plan: tuple[Trial, ...]) -> int:
+def _no_longer_owed(record: Record, later: Counter[Case]) -> int:
     """How many later rounds a case loses whose first is not ok."""
-    lost = record.round == 1 and record.outcome != "ok"
-    return sum(trial.case == record.case and trial.round > 1 for trial in plan) if lost else 0
+    return later[record.case] if record.round == 1 and record.outcome != "ok" else 0
 
 
 def _wave(trial: Trial) -> tuple[int, bool, bool]:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "bounds", "errors", "series", "strict_json", "units"},
-    {"references", "case", "workload", "devices", "blocks", "extras"},
+    {"references", "strict_toml", "case", "workload", "devices", "blocks", "extras"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "sampling", "trials"},

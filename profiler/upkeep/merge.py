@@ -13,7 +13,7 @@ from profiler import store
 from profiler.analysis.rows import latest
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
-from profiler.record import Environment, Record
+from profiler.record import Environment, Record, moment
 from profiler.store import Manifest, Run
 from profiler.upkeep import migrate
 
@@ -135,9 +135,8 @@ def _offers(found: Sequence[Run]) -> dict[Key, list[tuple[Run, Record]]]:
 
 
 def _later(record: Record) -> tuple[datetime, bytes]:
-    started = record.environment.started if record.environment else None
-    began = datetime.fromisoformat(started) if started else datetime.min
-    return began.replace(tzinfo=began.tzinfo or UTC), encode(record)
+    began = moment(record.environment.started) if record.environment else None
+    return began or datetime.min.replace(tzinfo=UTC), encode(record)
 
 
 def _manifest(found: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
