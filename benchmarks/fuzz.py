@@ -10,7 +10,6 @@ seed and its number, so that `--first NUMBER --times 1` makes the same one again
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import gc
 import io
 import random
@@ -24,11 +23,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import chdir, redirect_stderr, redirect_stdout
-from functools import cache
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.fuzz_subjects import ROOT, Subject, subjects
 from benchmarks.mutations import mutated
 from profiler import engines, published, rates, recipe
 from profiler.case import Trial
@@ -37,7 +36,6 @@ from profiler.errors import UserError
 from profiler.record import Environment, Record
 from tests import examples
 
-ROOT = Path(__file__).parents[1]
 SECONDS, PATIENCE_SECONDS = 2.0, 60.0  # of the processor, which a busy machine does not change, and of the clock
 PICTURE_SECONDS = 20.0  # a picture of a sound file takes up to five
 MEMORY_BYTES = 512 << 20
@@ -48,16 +46,6 @@ READERS: dict[str, Callable[[Path], object]] = {  # those of files that no comma
     "published": published.read,
     "rates": rates.read,
 }
-
-
-class Subject(NamedTuple):
-    """A file with what stands beside it, and the commands that read it."""
-
-    name: str
-    target: str  # which of the files is damaged
-    kind: str  # json, jsonl, toml
-    files: dict[str, bytes]
-    commands: tuple[str, ...]
 
 
 class Violation(NamedTuple):
@@ -171,24 +159,32 @@ def lay(subject: Subject, text: bytes) -> None:
         Path(name).write_bytes(whole)
 
 
-def look(command: str) -> tuple[int, list[str]]:
-    """Run one command of a reader; its exit code, and what of its ways is wrong."""
+def look(command: str, *, times: float = 1.0) -> tuple[int, list[str]]:
+    """Run one command of a reader, with so many times the usual limits; its exit code, and what it did wrong."""
+    seconds = times * (PICTURE_SECONDS if "--kind" in command or "--resume" in command else SECONDS)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2))
-    seconds = PICTURE_SECONDS if "--kind" in command or "--resume" in command else SECONDS
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
-    faulthandler.dump_traceback_later(3 * PATIENCE_SECONDS, exit=True)  # where not even a signal gets through
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with _limited(seconds, times * PATIENCE_SECONDS), redirect_stdout(out), redirect_stderr(err):
             code = _read(*shlex.split(command))
     except Late:
         return 124, [f"it takes more than {seconds:g} s"]
+    err.flush()
+    return code, violations(code, err.buffer.getvalue().decode(errors="replace"))  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _limited(seconds: float, patience: float) -> Iterator[None]:
+    """Raise Late after so many seconds of the processor, or of the clock."""
+    before = {number: signal.signal(number, _late) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, patience)
+    try:
+        yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
-    err.flush()
-    return code, violations(code, err.buffer.getvalue().decode(errors="replace"))  # type: ignore[attr-defined]
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def violations(code: int, said: str) -> list[str]:
@@ -215,90 +211,16 @@ def _read(first: str, *rest: str) -> int:
     return 0
 
 
-@cache
-def subjects() -> tuple[Subject, ...]:
-    """Every file that is damaged; the runs, which most commands read, three times."""
-    return (*(tuple(_runs()) * 3), *_configurations(), *_plans())
-
-
-def _runs() -> Iterator[Subject]:
-    with tempfile.TemporaryDirectory() as folder:
-        made = {
-            "troubled": examples.run(Path(folder) / "troubled", examples.troubled()).folder,
-            "batches": examples.run(Path(folder) / "batches", examples.batches()).folder,
-            "measured": ROOT / "results/reference/cpu/mnist-cnn",
-            "predicted": ROOT / "results/reference/predicted-t4/mnist-cnn",
-        }
-        beside = {
-            f"results/other/{name}": (made["measured"] / name).read_bytes()
-            for name in ("manifest.json", "trials.jsonl")
-        }
-        for name, path in made.items():
-            files = {f"results/run/{file}": (path / file).read_bytes() for file in ("manifest.json", "trials.jsonl")}
-            for file, kind in (("manifest.json", "json"), ("trials.jsonl", "jsonl")):
-                yield Subject(f"{name}/{file}", f"results/run/{file}", kind, files | beside, OF_RUNS)
-
-
-def _configurations() -> Iterator[Subject]:
-    for path in sorted((ROOT / "configs").glob("*.toml")):
-        commands = ("run --dry-run --config file.toml", "predict --dry-run --device h100 --config file.toml")
-        yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, commands)
-    for reader in ("published", "rates"):
-        folder = {"published": "published", "rates": "devices"}[reader]
-        for path in sorted((ROOT / "configs" / folder).glob("*.toml"))[:5]:
-            yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, (f"{reader} file.toml",))
-
-
-def _plans() -> Iterator[Subject]:
-    for path in sorted((ROOT / "tests/planning").glob("*.stages.json")):
-        yield Subject(path.stem, "costs.json", "json", {"costs.json": path.read_bytes()}, OF_STAGES)
-    yield Subject("plan", "plan.json", "json", {"plan.json": PLAN}, ("recipe plan.json",))
-
-
-PICTURES = ("frontier", "memory", "time", "samples", "heat", "growth")
-OF_RUNS = (
-    "show run", "show run --width 60", "show run --samples", "show run --json", "show run --over batch_size",
-    "show run --format md", "show run --over batch_size,strategy", "list", "list --json", "validate run",
-    "validate run --json", "migrate run -o new", "migrate run --in-place", "merge run other -o merged",
-    *(f"export run --to {kind}" for kind in ("csv", "md", "latex", "json")),
-    *(f"compare {pair} --format {kind}" for pair in ("run other", "other run") for kind in ("table", "json", "csv")),
-    "compare run run --align time", "compare run other --fail-on peak:>2%", "report run -o report.html",
-    "report run other -o report.html --redact all", "run --resume run",
-    *(f"plot run --kind {kind} -o plot.svg" for kind in PICTURES),
-)  # fmt: skip
-OF_STAGES = (
-    "plan --stages costs.json --frontier", "plan --stages costs.json --frontier --json",
-    "plan --stages costs.json --budget 60%", "plan --stages costs.json --budget 60% --json",
-    "plan --stages costs.json --budget max", "plan --stages costs.json --budget 1GiB -o plan.json",
-    "plan --stages costs.json --budget 60% --levels 2", "plan --stages costs.json --budget 60% --emit python",
-)  # fmt: skip
-PLAN = recipe.encoded(
-    recipe.Recipe(
-        plan="[1-2] 3:matmul [4 [5] 6]",
-        segments=(
-            recipe.Segment(blocks=("a", "b")),
-            recipe.Segment(blocks=("c",), save="matmul"),
-            recipe.Segment(blocks=("d", recipe.Segment(blocks=("e",)), "f")),
-        ),
-        fingerprint=dict.fromkeys("abcdef", ("weight float32 64 x 3",)),
-    )
-)
-
-
 def _prepare() -> None:
     """In each worker: every reader once, so that what they import does not count; then the limits."""
     gc.set_threshold(GARBAGE)
     warnings.simplefilter("always")
     engines.TABLE["local"] = "benchmarks.fuzz:connect"
-    for number in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(number, signal.SIG_IGN)
     for subject in {one.commands: one for one in subjects()}.values():
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
             lay(subject, subject.files[subject.target])
             for command in subject.commands:
-                look(command)
-    for number in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(number, _late)
+                look(command, times=100.0)
     resource.setrlimit(resource.RLIMIT_AS, (int(_mib("VmSize") * 2**20) + MEMORY_BYTES,) * 2)
 
 
