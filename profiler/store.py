@@ -20,6 +20,8 @@ from profiler.errors import UserError
 from profiler.migration import lifted
 from profiler.record import SCHEMA, Environment, Record
 
+APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a run set out to do: the whole plan, in order, and where it began."""
@@ -47,8 +49,10 @@ class Writer:
     """
 
     def __init__(self, folder: Path) -> None:
+        for name in ("logs", "derived"):
+            refuse_link(folder / name)
         try:
-            self._file = os.open(folder / "trials.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = os.open(folder / "trials.jsonl", APPENDING, 0o644)
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
@@ -123,6 +127,13 @@ def refuse_existing(folder: Path) -> None:
     above = next(path for path in folder.absolute().parents if path.exists())
     if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
         raise _unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
+
+
+def refuse_link(folder: Path) -> None:
+    """Raises UserError (exit code 74) for a folder of a run that leads out of it."""
+    if folder.is_symlink():
+        hint = "a run folder that was made elsewhere may lead anywhere: remove the link"
+        raise UserError(f"'{folder}' is a link: what is written there would be elsewhere", hint=hint, exit_code=74)
 
 
 def replace(path: Path, text: bytes) -> None:
@@ -267,7 +278,7 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 
 
 def _write_safely(path: Path, text: bytes) -> None:
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Known vulnerabilities of what CI installs: `just audit`. Ends with 1 for a finding, with 0 where nobody could be asked.
+"""Known vulnerabilities of what CI installs: `just audit`. Ends with 1 for a finding, with 0 where nobody answers.
 
 Asks osv.dev about every line of requirements/ci.txt, through pip-audit.
 """

@@ -11,7 +11,8 @@ KINDS = {".py", ".typed", ".html", ".js", ".css", ".toml", ".json", ".jsonl"}
 TESTS = re.compile(r"tests?|test_.*|.*_test\.py|conftest\.py|benchmarks|hypothesis|__pycache__")
 ABSOLUTE = re.compile(rb"(?<![\w.~:/])(?:/(?:home|root|Users|mnt|work|opt|srv)/\w[^\s\"'`]*|[A-Z]:\\\\?[A-Za-z]\w+)")
 SECRETS = re.compile(
-    rb"-----BEGIN [A-Z ]*PRIVATE KEY|AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|hf_[A-Za-z]{30,}|sk-[\w-]{20,}|xox[abp]-[\w-]{10,}"
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY|AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|hf_[A-Za-z]{30,}|sk-[\w-]{20,}"
+    rb"|xox[abp]-[\w-]{10,}"
     rb"|(?i:password|passwd|secret|api_?key|auth_token)[\"']?\s*[=:]\s*[\"'][^\"'\s]{8,}[\"']"
 )
 

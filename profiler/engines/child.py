@@ -192,7 +192,7 @@ class _Log:
         self._size += len(data)
         if kept and self._path:
             self._path.parent.mkdir(exist_ok=True)
-            self._file = self._file or self._path.open("wb")
+            self._file = self._file or _new(self._path)
             self._file.write(kept)
 
     def last_line(self) -> str:
@@ -204,3 +204,9 @@ class _Log:
             if self._size > LOG_BYTES:
                 self._file.write(f"\n[gcprof: {self._size - LOG_BYTES} more bytes left out]\n".encode())
             self._file.close()
+
+
+def _new(path: Path) -> BinaryIO:
+    """The file anew: a link that lies there is not followed."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from profiler.analysis.rows import rows
 from profiler.errors import UserError
-from profiler.store import Run
+from profiler.store import Run, refuse_link
 from profiler.views import csv, markdown, plot
 from profiler.views.cells import groups
 from profiler.views.files import write_whole
@@ -21,6 +21,7 @@ def write(run: Run) -> list[Path]:
     Of many groups there is no frontier, which would be a panel for each. Returns what was written.
     """
     folder = run.folder / "derived"
+    refuse_link(folder)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

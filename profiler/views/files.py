@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from profiler.errors import UserError
@@ -14,9 +15,10 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
     Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
     """
     refuse_existing_file(path, force=force)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(3)}.new")
     try:
-        temporary.write_bytes(text)
+        with temporary.open("xb") as file:  # new, so that nothing that lies there is followed
+            file.write(text)
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
