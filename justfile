@@ -89,3 +89,20 @@ faults *words:
 # mutated files for as long as you like
 fuzz *words:
     {{python}} -m benchmarks.fuzz {{words}}
+
+# a run of 10,000 trials and one of 1,000 real ones: costs, and what is left behind
+bench-load *words:
+    {{python}} -m benchmarks.load {{words}}
+
+# known vulnerabilities of what CI installs; says so where the advisory service cannot be reached
+audit:
+    {{python}} -m tests.audit
+
+# what CI installs, anew, from a fresh environment
+lock:
+    rm -rf build/lock
+    python3 -m venv build/lock
+    build/lock/bin/pip install --quiet '.[dev]' rust-just
+    grep '^#' requirements/ci.txt > build/lock/ci.txt
+    build/lock/bin/pip freeze --exclude gcprof | LC_ALL=C sort -f >> build/lock/ci.txt
+    cp build/lock/ci.txt requirements/ci.txt

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler.bounds import Real, Whole
 from profiler.errors import UserError
 from profiler.series.stopping import Sampling
 
@@ -62,18 +63,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     model: Choice
     strategy: Choice
     optimizer: Choice
-    batch_size: int | None  # None: the model makes its own
+    batch_size: Whole | None  # None: the model makes its own
     device: str
     precision: str = "fp32"  # fp32, bf16, fp16, amp-bf16, amp-fp16
     blocks: str | None = None  # a pattern of names; None: as the model says, or as they are found
-    accumulate: int = 1  # micro-batches a step
+    accumulate: Whole = 1  # micro-batches a step
     keep_gradients: bool = False  # zero them in place between steps instead of dropping them
     repair_batchnorm: bool = False
     data: str = "synthetic"  # or "files", read from the directory that the command names
     verify: str = "auto"  # auto, off, strict
     seed: int = 0
-    warmup: int = 1
-    samples: int = 5  # timed steps a round; at least so many, where there is
+    warmup: Whole = 1
+    samples: Whole = 5  # timed steps a round; at least so many, where there is
     sampling: Sampling | UnsetType = UNSET  # until when there are more; it is in the id only where it is set
 
     @property
@@ -104,16 +105,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """What a measured row without checkpointing tells the predictions of its model."""
 
-    hidden_bytes: dict[str, int]  # what the operators pass gave, by signature
+    hidden_bytes: dict[str, Whole]  # what the operators pass gave, by signature
     device_name: str | None = None
-    step_seconds: float | None = None  # the median
+    step_seconds: Real | None = None  # the median
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One case in one round: what a worker is asked to do."""
 
     case: Case
-    round: int = 1
+    round: Whole = 1
     passes: tuple[str, ...] = PASSES
     digests: dict[str, str] | None = None  # what the baseline's equality pass gave
     calibration: Calibration | None = None  # of a prediction

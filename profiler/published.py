@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from profiler import catalogue, models, optimizers, spec, strategies, sweep
+from profiler import catalogue, models, optimizers, spec, strategies, strict_toml, sweep
 from profiler.analysis import quantities
 from profiler.analysis.reproduction import Reproduction, Wanted, lines
 from profiler.analysis.rows import rows
@@ -22,6 +22,7 @@ from profiler.store import Run
 
 SIZES = ("full", "cpu")
 TABLES = {"model": models.TABLE, "strategy": strategies.TABLE, "optimizer": optimizers.TABLE}
+SEVERAL = ("strategy", "quantity")  # of which a row may name more than one
 ROW_KEYS = (*Wanted.__struct_fields__, *SIZES)
 
 
@@ -93,7 +94,7 @@ def find(name: str) -> System:
 
 def read(path: Path) -> System:
     """Raises UserError with file and line for what cannot be read: not TOML, an unknown key, a wrong type or unit."""
-    text, found = sweep.load(path)
+    text, found = strict_toml.load(path, hint="examples are in configs/published/")
     _refuse_unknown(found, _File.__struct_fields__, path, text)
     try:
         file = msgspec.convert(found, _File)
@@ -138,7 +139,9 @@ def _rows(file: _File, path: Path, text: str) -> list[dict[str, Any]]:
     """The rows as they stand, each checked in both sizes."""
     for number, row in enumerate(file.row):
         for keys in (row, *(row.get(size, {}) for size in SIZES)):
-            _refuse_unknown(keys, ROW_KEYS, path, text, number)
+            if isinstance(keys, dict):  # else the row itself is refused
+                _refuse_unknown(keys, ROW_KEYS, path, text, number)
+                _refuse_kinds(keys, path, text, number)
         try:
             for size in SIZES:
                 _wanted(row, size)
@@ -155,6 +158,15 @@ def _refuse_unknown(
             near = difflib.get_close_matches(key, allowed, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(allowed)}"
             raise _refused(path, text, key, f"no key is called '{key}'", number=number, hint=hint)
+
+
+def _refuse_kinds(keys: dict[str, Any], path: Path, text: str, number: int) -> None:
+    """What is looked up must be words, before the types of the others are checked."""
+    for key, value in keys.items():
+        is_table = key in SIZES and isinstance(value, dict)
+        words = [] if is_table else _each(value) if key in SEVERAL else [value]
+        if key in (*SIZES, *SEVERAL, *TABLES, "unit") and not all(isinstance(word, str) for word in words):
+            raise _refused(path, text, key, f"{key} cannot be {value!r:.40}", number=number)
 
 
 def _wanted(row: dict[str, Any], size: str) -> list[Wanted]:

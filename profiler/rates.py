@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from profiler import strict_toml
 from profiler.errors import UserError
 
 ALIASES = {"v100": "v100-16"}
@@ -68,11 +68,9 @@ def of_device(device_name: str) -> Rates | None:
 
 def read(path: Path) -> Rates:
     """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
-    text = path.read_text(encoding="utf-8")
+    text, found = strict_toml.load(path, hint="examples are in configs/devices/")
     try:
-        return msgspec.convert(tomllib.loads(text), Rates)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"'{path}' is not TOML: {error}", hint="key = value, one a line") from None
+        return msgspec.convert(found, Rates)
     except msgspec.ValidationError as error:
         raise _refused(path, text, error) from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from profiler import strict_json
 from profiler.errors import UserError
 
 SCHEMA = 1
@@ -56,11 +57,13 @@ class _Numbered(msgspec.Struct, frozen=True, kw_only=True):
 def read(path: Path) -> Recipe:
     """Raises UserError for a file that is not there, is damaged, or of another schema."""
     try:
-        text = path.read_bytes()
+        text = strict_json.read(path)
         schema = msgspec.json.decode(text, type=_Numbered).schema
         if schema != SCHEMA:
             raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
-        return msgspec.json.decode(text, type=Recipe)
+        found = msgspec.json.decode(text, type=Recipe)
+        strict_json.check(text)
+        return found
     except OSError as error:
         raise UserError(f"cannot read the plan '{path}': {error.strerror}", hint=HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -8,10 +8,12 @@ None of these holds itself, so the garbage collector need not look (`gc=False`):
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
+from profiler.bounds import Real, Whole
 from profiler.case import Case, Choice
 from profiler.devices import Conditions
 
@@ -28,44 +30,44 @@ PHASES = ("forward", "backward", "optimizer")
 class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The largest number of bytes live in one phase of the step, by three accounts."""
 
-    allocated: int
-    reserved: int | None = None  # by the caching allocator
-    device: int | None = None  # all that is taken of the device, other processes included
+    allocated: Whole
+    reserved: Whole | None = None  # by the caching allocator
+    device: Whole | None = None  # all that is taken of the device, other processes included
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What was live over the watched step, in few points: to be drawn. The peak is one of them."""
 
-    phases: tuple[tuple[str, int], ...]  # in order, each with the number of its first point
-    nbytes: dict[str, tuple[int, ...]]  # at each point: by category where the step was traced, else all as "live"
+    phases: tuple[tuple[str, Whole], ...]  # in order, each with the number of its first point
+    nbytes: dict[str, tuple[Whole, ...]]  # at each point: by category where the step was traced, else all as "live"
     operator: str | None = None  # traced: what ran at the peak,
     module: str | None = None  # and where; empty outside of all modules
-    modules: dict[str, int] = {}  # traced: what the largest blocks or modules held at the peak
+    modules: dict[str, Whole] = {}  # traced: what the largest blocks or modules held at the peak
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the meters read; None where a number was not measured. Bytes and seconds."""
 
-    static_bytes: dict[str, int] | None = None  # parameters, buffers, gradients, optimizer, inputs
-    start_bytes: int | None = None  # live when the forward begins
-    saved_bytes: int | None = None  # what the forward leaves live for the backward
+    static_bytes: dict[str, Whole] | None = None  # parameters, buffers, gradients, optimizer, inputs
+    start_bytes: Whole | None = None  # live when the forward begins
+    saved_bytes: Whole | None = None  # what the forward leaves live for the backward
     phases: dict[str, PhaseBytes] | None = None
-    peak_bytes: int | None = None
+    peak_bytes: Whole | None = None
     peak_phase: str | None = None
-    peak_gradient_bytes: int | None = None  # gradients of this step that were there at the peak
+    peak_gradient_bytes: Whole | None = None  # gradients of this step that were there at the peak
     timeline: Timeline | None = None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
-    forward_flops: int | None = None
-    backward_flops: int | None = None  # the recompute included
-    hidden_bytes: dict[str, int] | None = None  # what operators take besides their outputs, by signature
-    block_calls: tuple[int, ...] | None = None  # how often each block's forward ran in a step
-    forward_seconds: tuple[float, ...] | None = None
-    backward_seconds: tuple[float, ...] | None = None
-    optimizer_seconds: tuple[float, ...] | None = None
-    step_seconds: tuple[float, ...] | None = None
-    warmup_seconds: tuple[float, ...] | None = None  # steps before these: the first, those asked for, those found
-    steps_per_sample: int = 1  # of so many in a row each is the mean, where one is too fast for the clock
+    reserved_bytes: Whole | None = None
+    device_bytes: Whole | None = None
+    forward_flops: Whole | None = None
+    backward_flops: Whole | None = None  # the recompute included
+    hidden_bytes: dict[str, Whole] | None = None  # what operators take besides their outputs, by signature
+    block_calls: tuple[Whole, ...] | None = None  # how often each block's forward ran in a step
+    forward_seconds: tuple[Real, ...] | None = None
+    backward_seconds: tuple[Real, ...] | None = None
+    optimizer_seconds: tuple[Real, ...] | None = None
+    step_seconds: tuple[Real, ...] | None = None
+    warmup_seconds: tuple[Real, ...] | None = None  # steps before these: the first, those asked for, those found
+    steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
     stopped: Stopped | None = None  # why there are no more samples
     conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
 
@@ -80,14 +82,14 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gradients_equal: bool  # to the bit
     buffers_equal: bool  # to the bit, but for BatchNorm's count of its batches
     random_state_equal: bool
-    largest_difference: float | None = None
-    buffers_difference: float | None = None
+    largest_difference: Real | None = None
+    buffers_difference: Real | None = None
     worst_parameter: str | None = None
     missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
-    num_gradients: int | None = None  # parameters that have one without checkpointing, where they were compared
-    rounding_floor: float | None = None  # the same where the last bit of the weights differs
-    precision_difference: float | None = None  # the same to a run without checkpointing in fp32
-    noise_floor: float | None = None  # the same difference between two runs without checkpointing
+    num_gradients: Whole | None = None  # parameters that have one without checkpointing, where they were compared
+    rounding_floor: Real | None = None  # the same where the last bit of the weights differs
+    precision_difference: Real | None = None  # the same to a run without checkpointing in fp32
+    noise_floor: Real | None = None  # the same difference between two runs without checkpointing
     against: str = "none"  # the strategy that it was compared with
     digests: dict[str, str] = {}
 
@@ -102,17 +104,17 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cuda: str | None = None
     driver: str | None = None
     device_name: str | None = None
-    device_bytes: int | None = None
+    device_bytes: Whole | None = None
     device_uuid: str | None = None
-    num_threads: int | None = None
+    num_threads: Whole | None = None
     started: str | None = None  # UTC, ISO 8601
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the trial really built: the model's size, its batch, and what the strategy did to it."""
 
-    num_parameters: int
-    num_blocks: int
+    num_parameters: Whole
+    num_blocks: Whole
     data: str  # "synthetic", or the data set's name
     split: str | None = None  # "31x3+7": 31 checkpointed segments of 3 blocks, the last 7 plain
 
@@ -139,16 +141,16 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request for memory that failed, as far as the error tells it. Bytes."""
 
     of: Literal["device", "host"]
-    asked_bytes: int | None = None
-    free_bytes: int | None = None
+    asked_bytes: Whole | None = None
+    free_bytes: Whole | None = None
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One trial, one line of trials.jsonl."""
 
-    schema: int = SCHEMA
+    schema: Whole = SCHEMA
     case: Case
-    round: int = 1
+    round: Whole = 1
     outcome: Outcome
     detail: str | None = None  # why it is not ok
     shortage: Shortage | None = None  # where it ran out of memory
@@ -157,5 +159,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     equality: Equality | None = None
     environment: Environment | None = None
     notes: tuple[Note, ...] = ()
-    stage_seconds: dict[str, float] = {}  # what the trial itself cost: start, build, equality, memory, time
-    num_steps: int = 0  # training steps that the trial ran in all
+    stage_seconds: dict[str, Real] = {}  # what the trial itself cost: start, build, equality, memory, time
+    num_steps: Whole = 0  # training steps that the trial ran in all
+
+
+def moment(text: str | None) -> datetime | None:
+    """What `started` and `created` say, in UTC where they do not say where; None for what is no time."""
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

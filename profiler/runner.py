@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 
 from profiler import store
 from profiler.analysis import progress
-from profiler.analysis.calibration import calibration
+from profiler.analysis.calibration import calibrations
 from profiler.analysis.surroundings import others
 from profiler.case import Case, Trial
 from profiler.engines import Engine
@@ -44,10 +45,11 @@ def carry_out(
         done = progress.settled(run.records)
         owed = progress.owed(plan, done)
         left = len(owed)
+        later = Counter(trial.case for trial in owed if trial.round > 1)
         engine.logs = folder / "logs"
         for record in execute(engine, plan, done=done, data_directory=data_directory):
             writer.append(record)
-            left -= 1 + _no_longer_owed(record, owed)
+            left -= 1 + _no_longer_owed(record, later)
             yield record, left
             if exclusive:
                 _refuse_shared(record)
@@ -65,12 +67,13 @@ def execute(
     rounds.
     """
     found = {(record.case, record.round): record for record in done}
-    for _, wave in groupby(plan, key=_wave):
+    for (_, _, is_predicted), wave in groupby(plan, key=_wave):
+        known = calibrations(found.values()) if is_predicted else {}
         ready = [
             msgspec.structs.replace(
                 trial,
                 digests=_digests(trial.case, found),
-                calibration=calibration(trial.case, found.values()) if trial.case.is_predicted else None,
+                calibration=known.get(trial.case.baseline.twin),
                 data_directory=data_directory,
             )
             for trial in progress.owed(wave, found.values())
@@ -89,10 +92,9 @@ def _refuse_shared(record: Record) -> None:
         raise UserError(f"--exclusive error: {found or unknown}", hint=hint, exit_code=3)
 
 
-def _no_longer_owed(record: Record, owed: tuple[Trial, ...]) -> int:
+def _no_longer_owed(record: Record, later: Counter[Case]) -> int:
     """How many later rounds a case loses whose first is not ok."""
-    lost = record.round == 1 and record.outcome != "ok"
-    return sum(trial.case == record.case and trial.round > 1 for trial in owed) if lost else 0
+    return later[record.case] if record.round == 1 and record.outcome != "ok" else 0
 
 
 def _wave(trial: Trial) -> tuple[int, bool, bool]:

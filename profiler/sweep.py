@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from profiler import strict_toml
 from profiler.errors import UserError
 from profiler.spec import Request
 
 
 def read(path: Path) -> Request:
     """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
-    text, found = load(path)
+    text, found = strict_toml.load(path, hint="examples are in configs/")
     return as_request(found, path=path, text=text)
-
-
-def load(path: Path) -> tuple[str, dict[str, Any]]:
-    """A TOML file's text and what it says. Raises UserError where it cannot be read or is not TOML."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-        return text, tomllib.loads(text)
-    except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror}", hint="examples are in configs/") from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: this is not UTF-8 text", hint="save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        what, _, at = str(error).partition(" (at line ")
-        where = f"{path}:{at.partition(',')[0] or text.count(chr(10)) + 1}"
-        raise UserError(f"{where}: this is not TOML: {what}", hint="key = value, one a line") from None
-    except RecursionError:
-        raise UserError(f"{path}:1: lists in lists, deeper than can be read", hint="key = value, one a line") from None
 
 
 def as_request(found: dict[str, Any], *, path: Path, text: str) -> Request:

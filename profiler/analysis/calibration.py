@@ -9,15 +9,19 @@ from profiler.case import Calibration, Case
 from profiler.record import Record
 
 
-def calibration(case: Case, records: Iterable[Record]) -> Calibration | None:
-    """What was read of the predicted case's baseline on a device of that kind; None where it was not measured."""
-    measured = (record for record in records if record.readings.hidden_bytes is not None)
-    found = next((record for record in measured if record.case.twin == case.baseline.twin), None)
-    if found is None or found.readings.hidden_bytes is None:
-        return None
-    seconds = found.readings.step_seconds
+def calibrations(records: Iterable[Record]) -> dict[Case, Calibration]:
+    """What was read of each baseline that was measured, by `case.baseline.twin` of the cases that it tells of."""
+    found: dict[Case, Calibration] = {}
+    for record in records:
+        if record.readings.hidden_bytes is not None:
+            found.setdefault(record.case.twin, _told(record, record.readings.hidden_bytes))
+    return found
+
+
+def _told(record: Record, hidden_bytes: dict[str, int]) -> Calibration:
+    seconds = record.readings.step_seconds
     return Calibration(
-        hidden_bytes=found.readings.hidden_bytes,
-        device_name=found.environment.device_name if found.environment else None,
+        hidden_bytes=hidden_bytes,
+        device_name=record.environment.device_name if record.environment else None,
         step_seconds=median(seconds) if seconds else None,
     )

@@ -100,14 +100,15 @@ def _trials_of(records: Sequence[Record], words: Request) -> list[Trial]:
     """The first case's rows under these strategies, predicted with what was read of their operators."""
     import msgspec
 
-    from profiler.analysis.calibration import calibration
+    from profiler.analysis.calibration import calibrations
     from profiler.case import FAKE, Trial
 
     first = records[0].case.baseline
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(words, cases)]
     twins = [msgspec.structs.replace(case, device=FAKE + case.twin.device) for case in chosen]
-    return [Trial(case=case, calibration=calibration(case, records)) for case in dict.fromkeys(twins)]
+    known = calibrations(records)
+    return [Trial(case=case, calibration=known.get(case.baseline.twin)) for case in dict.fromkeys(twins)]
 
 
 def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:

@@ -239,7 +239,7 @@ class _Log:
             return
         try:
             self._path.parent.mkdir(exist_ok=True)
-            self._file = self._file or self._path.open("wb", buffering=0)
+            self._file = self._file or _new(self._path)
             self._file.write(hide(data.decode("latin-1")).encode("latin-1"))
         except OSError:  # a full disk: what was printed is no reason to lose a result
             self._path = None
@@ -257,3 +257,9 @@ class _Log:
         self._write(tail)
         if self._file:
             self._file.close()
+
+
+def _new(path: Path) -> FileIO:
+    """The file anew: a link that lies there is not followed."""
+    path.unlink(missing_ok=True)
+    return path.open("xb", buffering=0)

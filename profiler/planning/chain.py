@@ -9,9 +9,11 @@ from typing import Annotated
 
 import msgspec
 
+from profiler import strict_json
 from profiler.errors import UserError
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # a TiB: sums for hundreds of stages fit 64 bits
+ExtraBytes = Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Word = Annotated[str, msgspec.Meta(pattern=r"^[^\s\[\]:]+$")]  # it is written in plans: `7:matmul`
 HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, saved_bytes, forward_extra_bytes, "
@@ -25,7 +27,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     saved_bytes: Bytes
     own_saved_bytes: Bytes | None = None  # None: all of saved_bytes
     forward_extra_bytes: Bytes
-    backward_extra_bytes: int
+    backward_extra_bytes: ExtraBytes
     forward_seconds: Seconds
     backward_seconds: Seconds
 
@@ -46,8 +48,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     output_bytes: Bytes
     saved_bytes: Bytes  # held after a saving forward while later stages run: with the output, without the input
     forward_extra_bytes: Bytes  # live only during a saving forward
-    backward_extra_bytes: int  # live only during the backward, with the outgoing gradient, without the incoming one;
-    # below 0 where what is saved goes before the gradients of parameters come
+    # Live only during the backward, with the outgoing gradient, without the incoming one; below 0 where what is saved
+    # goes before the gradients of parameters come.
+    backward_extra_bytes: ExtraBytes
     own_saved_bytes: Bytes | None = None  # what is left once the output is gone; None: all of saved_bytes
     plain_forward_extra_bytes: Bytes | None = None  # live only during a forward that saves nothing; None: as saving
     gradient_bytes: Bytes = 0  # parameter gradients that the backward allocates and leaves
@@ -70,7 +73,9 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read(path: Path) -> Chain:
     """The chain in a JSON file. Raises UserError for one that cannot be read or makes no sense."""
     try:
-        chain = msgspec.json.decode(path.read_bytes(), type=Chain)
+        text = strict_json.read(path)
+        chain = msgspec.json.decode(text, type=Chain)
+        strict_json.check(text)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}", hint="a JSON file with a chain's stages") from None
     except msgspec.ValidationError as error:

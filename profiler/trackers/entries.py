@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
 
 import msgspec
 
 from profiler.analysis.rows import Row, rows
+from profiler.errors import UserError
+from profiler.record import moment
 from profiler.store import Run
 
 PREDICTED = "predicted_"  # what the name of every number begins with that was not measured
@@ -43,11 +44,13 @@ def entries(run: Run) -> list[Entry]:
 
 def _entry(row: Row, run: Run) -> Entry:
     mark = PREDICTED if row.case.is_predicted else ""
-    started = (row.environment.started if row.environment else None) or run.manifest.created
+    started = moment(row.environment.started if row.environment else None) or moment(run.manifest.created)
+    if started is None:
+        raise UserError(f"'{run.manifest.created}' is no time at which a run could begin", exit_code=4)
     return Entry(
         id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
         name=str(row.case.strategy),
-        started=datetime.fromisoformat(started).timestamp(),
+        started=started.timestamp(),
         parameters=_parameters(row),
         tags=_tags(row, run),
         metrics={f"{mark}{name}": value for name, value in _metrics(row).items()},

@@ -14,7 +14,7 @@ from profiler import store
 from profiler.analysis.rows import latest
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
-from profiler.record import HARDWARE, SOFTWARE, Environment, Record
+from profiler.record import HARDWARE, SOFTWARE, Environment, Record, moment
 from profiler.store import Manifest, Run
 from profiler.upkeep import migrate
 
@@ -154,9 +154,8 @@ def _num_different(offers: Sequence[Offer]) -> int:
 
 
 def _later(offer: Offer) -> tuple[datetime, bytes, bytes]:
-    started = offer.record.environment.started if offer.record.environment else None
-    began = datetime.fromisoformat(started) if started else datetime.min
-    return began.replace(tzinfo=began.tzinfo or UTC), encode(offer.record), offer.text
+    began = moment(offer.record.environment.started) if offer.record.environment else None
+    return began or datetime.min.replace(tzinfo=UTC), encode(offer.record), offer.text
 
 
 def _manifest(found: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:

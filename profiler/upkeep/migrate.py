@@ -28,7 +28,7 @@ def copied(folder: Path, to: Path) -> None:
     manifest, trials = _texts(folder)
     store.save(to, manifest=manifest, trials=trials)
     if (folder / "logs").is_dir():
-        shutil.copytree(folder / "logs", to / "logs", dirs_exist_ok=True)
+        shutil.copytree(folder / "logs", to / "logs", symlinks=True, dirs_exist_ok=True)
 
 
 def in_place(folder: Path) -> None:

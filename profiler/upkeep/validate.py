@@ -96,12 +96,8 @@ def _old(where: str, schema: int, text: bytes) -> list[Finding]:
 
 
 def _torn(folder: Path) -> list[Finding]:
-    path = folder / "trials.jsonl"
-    text = path.read_bytes() if path.exists() else b""
-    if not text or text.endswith(b"\n"):
-        return []
-    number = text.count(b"\n") + 1
-    return [Finding(where=f"{path}:{number}", text="the last line is torn")]
+    where = store.torn(folder)
+    return [] if where is None else [Finding(where=where, text="the last line is torn")]
 
 
 def _repeated(records: list[tuple[str, Record]]) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from profiler import extras
 from profiler.analysis.rows import rows
 from profiler.errors import UserError
-from profiler.store import Run
+from profiler.store import Run, refuse_link
 from profiler.views import csv, markdown
 from profiler.views.cells import groups
 from profiler.views.files import write_whole
@@ -43,6 +43,7 @@ def pictures(run: Run) -> list[Path]:
 
 def _folder(run: Run) -> Path:
     folder = run.folder / "derived"
+    refuse_link(folder)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

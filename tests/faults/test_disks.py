@@ -72,7 +72,7 @@ def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_sa
 
 def test_fault_36_a_disk_that_is_full_after_the_run_costs_the_pictures_alone(here: Path, capsys: Any):
     folder = examples.run(here / "run", GOOD).folder
-    derived.write(store.load(folder))
+    derived.tables(store.load(folder))
     before = texts(folder)
 
     with no_file_beyond(100):
@@ -87,12 +87,12 @@ def test_fault_36_a_disk_that_is_full_after_the_run_costs_the_pictures_alone(her
 
 def test_twin_36_a_table_that_is_written_in_place_is_lost(here: Path, monkeypatch: pytest.MonkeyPatch):
     folder = examples.run(here / "run", GOOD).folder
-    derived.write(store.load(folder))
+    derived.tables(store.load(folder))
     before = texts(folder)["derived/table.csv"]
     monkeypatch.setattr(files.making, "beside", lambda path: path)
 
     with no_file_beyond(100), pytest.raises(UserError):
-        derived.write(store.load(folder))
+        derived.tables(store.load(folder))
 
     assert texts(folder).get("derived/table.csv") != before
 

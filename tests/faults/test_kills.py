@@ -186,7 +186,7 @@ def littered(tmp_path: Path) -> Path:
 
 def test_fault_34_what_a_killed_process_was_making_is_swept_away(littered: Path):
     store.Writer(littered).close()
-    derived.write(store.load(littered))
+    derived.tables(store.load(littered))
 
     assert hidden(littered) == []
 
@@ -195,7 +195,7 @@ def test_twin_34_without_sweeping_it_would_stay(littered: Path, monkeypatch: pyt
     monkeypatch.setattr(making, "sweep", lambda *where: None)
 
     store.Writer(littered).close()
-    derived.write(store.load(littered))
+    derived.tables(store.load(littered))
 
     assert len(hidden(littered)) == 3
 

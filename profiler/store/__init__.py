@@ -9,15 +9,16 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from profiler import locking, making
-from profiler.case import Case, Trial, decode, encode
+from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
-from profiler.migration import lifted
 from profiler.record import SCHEMA, Environment, Record
+from profiler.store import reading
+
+APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def log_name(case: Case, round: int) -> str:
@@ -53,6 +54,8 @@ class Writer:
     """
 
     def __init__(self, folder: Path) -> None:
+        for name in ("logs", "derived"):
+            refuse_link(folder / name)
         self._signature = folder / ".writer"
         self._file, self.is_locked = _locked(folder)
         locking.sign(self._signature)
@@ -136,6 +139,13 @@ def refuse_existing(folder: Path) -> None:
         raise _unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
 
 
+def refuse_link(folder: Path) -> None:
+    """Raises UserError (exit code 74) for a folder of a run that leads out of it."""
+    if folder.is_symlink():
+        hint = "a run folder that was made elsewhere may lead anywhere: remove the link"
+        raise UserError(f"'{folder}' is a link: what is written there would be elsewhere", hint=hint, exit_code=74)
+
+
 def replace(path: Path, text: bytes) -> None:
     """Write a file of a run folder anew, at once or not at all. Raises UserError (exit code 74) where that fails."""
     new = making.beside(path)
@@ -154,21 +164,25 @@ def load(folder: Path) -> Run:
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
     path = folder / "trials.jsonl"
-    lines, torn = _lines(_read(path)) if path.exists() else ([], b"")
-    warnings = ("the last line of trials.jsonl is torn and was ignored",) if torn else ()
-    records = tuple(read_record(line, f"{path}:{number}") for number, line in enumerate(lines, start=1))
-    return Run(folder=folder, manifest=manifest, records=records, warnings=warnings)
+    records, warnings = [], []
+    for where, line in reading.numbered(path):
+        if reading.is_torn(line):
+            warnings.append("the last line of trials.jsonl is torn and was ignored")
+        else:
+            records.append(read_record(line.removesuffix(b"\n"), where))
+    return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Raises UserError (exit code 4) where it cannot be read."""
-    found: Manifest = _decode(_read(folder / "manifest.json"), Manifest, folder / "manifest.json")
+    path = folder / "manifest.json"
+    found: Manifest = reading.decoded(reading.whole(path), Manifest, path)
     return found
 
 
 def read_record(line: bytes, where: str) -> Record:
     """One line of trials.jsonl. Raises UserError (exit code 4) that begins with where it is."""
-    found: Record = _decode(line, Record, where)
+    found: Record = reading.decoded(line, Record, where)
     return found
 
 
@@ -177,11 +191,15 @@ def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
 
     Raises UserError (exit code 4) where a file cannot be read.
     """
-    yield str(folder / "manifest.json"), _read(folder / "manifest.json")
-    path = folder / "trials.jsonl"
-    lines, _ = _lines(_read(path)) if path.exists() else ([], b"")
-    for number, line in enumerate(lines, start=1):
-        yield f"{path}:{number}", line
+    yield str(folder / "manifest.json"), reading.whole(folder / "manifest.json")
+    for where, line in reading.numbered(folder / "trials.jsonl"):
+        if not reading.is_torn(line):
+            yield where, line.removesuffix(b"\n")
+
+
+def torn(folder: Path) -> str | None:
+    """Where the torn last line is; None where there is none. Raises UserError (exit code 4) as `documents` does."""
+    return next((where for where, line in reading.numbered(folder / "trials.jsonl") if reading.is_torn(line)), None)
 
 
 def runs(folder: Path) -> list[Path]:
@@ -190,53 +208,12 @@ def runs(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
-def _lines(text: bytes) -> tuple[list[bytes], bytes]:
-    """The whole lines, and what a writer that died began and did not end."""
-    *lines, torn = text.split(b"\n")
-    return lines, torn
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read '{path}': {error.strerror}", hint="the other runs are fine", exit_code=4
-        ) from error
-
-
-def _decode(text: bytes, kind: type[Any], where: object) -> Any:
-    try:
-        schema = SCHEMA_OF.decode(text).schema
-        if schema > SCHEMA:
-            raise UserError(
-                f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
-                hint="upgrade gcprof",
-                exit_code=4,
-            )
-        return decode(text if schema == SCHEMA else _lifted(text, kind), kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
-        raise UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4) from error
-
-
-def _lifted(text: bytes, kind: type[Any]) -> bytes:
-    """An old document in the present schema: old files always open."""
-    return msgspec.json.encode(lifted(msgspec.json.decode(text), "manifest" if kind is Manifest else "record"))
-
-
-class _Schema(msgspec.Struct):
-    schema: int
-
-
-SCHEMA_OF = msgspec.json.Decoder(_Schema)
-
-
 def _locked(folder: Path) -> tuple[int, bool]:
     """The open trials.jsonl, and whether nobody else can have it. Raises UserError."""
     path = folder / "trials.jsonl"
     while True:
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            file = os.open(path, APPENDING, 0o644)
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
@@ -258,7 +235,7 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 
 
 def _write_safely(path: Path, text: bytes) -> None:
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -1,0 +1,215 @@
+"""What docs/promises.md promises: each is shown here, or by a test that the page names and that is there."""
+
+from __future__ import annotations
+
+import ast
+import csv as csv_module
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from profiler import runner, store
+from profiler.analysis.rows import rows
+from profiler.case import Choice, Trial, encode
+from profiler.cli import BROKEN_PIPE, INTERNAL, INTERRUPTED, UNWRITABLE, answer
+from profiler.errors import UserError
+from profiler.record import Readings
+from profiler.units import MISSING
+from profiler.views import csv, terminal
+from profiler.views.cells import groups
+from tests import examples, make
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "profiler"
+PAGE = (TESTS.parent / "docs" / "promises.md").read_text(encoding="utf-8")
+NETWORK = ("socket", "http", "urllib", "requests", "ftplib", "smtplib", "asyncio", "ssl", "telnetlib", "webbrowser")
+LOCAL = {  # what of them is used, and why it reaches no further than this machine
+    "engines/child.py": {"socket"},  # descriptors to the server
+    "engines/forkserver.py": {"socket"},  # the other end
+    "engines/local.py": {"socket"},  # the pair of the two
+    "cli/report.py": {"webbrowser"},  # `--open` shows the file
+}
+
+
+def named_tests(page: str) -> list[tuple[str, str]]:
+    return re.findall(r"`((?:faults/)?test_\w+\.py)::(test_\w+)`", page)
+
+
+def gone(page: str) -> list[str]:
+    """The tests that a page names and that are not there."""
+    return [
+        f"{name}::{test}"
+        for name, test in named_tests(page)
+        if not (TESTS / name).is_file() or f"def {test}(" not in (TESTS / name).read_text(encoding="utf-8")
+    ]
+
+
+def network(source: str) -> set[str]:
+    """Which modules of the network a file imports."""
+    names = {alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names} & set(NETWORK)
+
+
+def test_every_promise_and_every_rule_names_a_test_that_is_there():
+    promises = re.findall(r"^\| (\d) \| .* \| (.*) \|$", PAGE, re.MULTILINE)
+    rules = re.findall(r"^\| (.*) \| (.*) \|$", PAGE.partition("## Security")[2], re.MULTILINE)[1:]
+
+    assert [number for number, _ in promises] == list("123456789")
+    assert all(named_tests(shown) for _, shown in [*promises, *rules])
+    assert len(rules) == 13
+    assert gone(PAGE) == []
+
+
+def test_a_test_that_is_not_there_would_be_seen():
+    assert gone("`test_promises.py::test_of_nothing`") == ["test_promises.py::test_of_nothing"]
+    assert gone("`test_nowhere.py::test_a`") == ["test_nowhere.py::test_a"]
+
+
+SEEN: list[str] = []
+
+
+def leave(request: str, channel: int) -> None:
+    """Leave something in this process, as a trial might, and tell what is there."""
+    SEEN.append(request)
+    os.environ["GCPROF_LEFT"] = os.environ.get("GCPROF_LEFT", "") + request
+    told = {"seen": SEEN, "left": os.environ["GCPROF_LEFT"], "process": os.getpid()}
+    os.write(channel, json.dumps(told).encode() + b"\n")
+
+
+def test_promise_1_nothing_of_one_trial_reaches_another(engine):
+    first, second = (engine.ask("tests.test_promises:leave", text, failing="it fails") for text in ("a", "b"))
+
+    assert (first["seen"], second["seen"]) == (["a"], ["b"])
+    assert (first["left"], second["left"]) == ("a", "b")
+    assert len({first["process"], second["process"], os.getpid()}) == 3
+
+
+def test_twin_of_promise_1_in_one_process_it_would(monkeypatch):
+    monkeypatch.setenv("GCPROF_LEFT", "")
+    monkeypatch.setattr("tests.test_promises.SEEN", [])
+    ours, theirs = os.pipe()
+
+    leave("a", theirs)
+    leave("b", theirs)
+
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as told:
+        assert [json.loads(line)["left"] for line in told] == ["a", "ab"]
+
+
+class Ready:
+    """An engine that answers at once."""
+
+    def run(self, trials):
+        for trial in trials:
+            yield make.record(case=trial.case, round=trial.round)
+
+
+def told_and_stored(folder: Path) -> list[tuple[int, int]]:
+    """How many records were on disk each time that one was told, beside how many were told."""
+    plan = tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt"))
+    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT)
+    told = runner.carry_out(Ready(), folder)
+    return [(len(store.load(folder).records), number) for number, _ in enumerate(told, start=1)]
+
+
+def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path):
+    assert told_and_stored(tmp_path / "run") == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_twin_of_promise_2_a_writer_that_waits_would_be_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(store.Writer, "append", lambda self, record: None)
+
+    assert told_and_stored(tmp_path / "run") == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_promise_3_every_sample_is_exported(tmp_path, capsys):
+    seconds = (0.1, 0.1, 9.0, 0.1, 0.0001)  # what others would drop
+    examples.run(tmp_path / "run", [make.record("none", seconds=seconds)])
+
+    for kind in ("csv", "json"):
+        assert answer(["export", str(tmp_path / "run"), "--to", kind]) == 0
+        out = capsys.readouterr().out
+        found = json.loads(out)["records"][0]["readings"]["step_seconds"] if kind == "json" else _samples(out)
+        assert tuple(found) == seconds
+
+
+def _samples(text: str) -> list[float]:
+    (row,) = csv_module.DictReader(io.StringIO(text))
+    (name,) = [name for name in row if name.startswith("step_seconds_samples") or name == "step_samples"]
+    return [float(word) for word in re.findall(r"[\d.e-]+", row[name])]
+
+
+def test_promise_4_wrong_gradients_are_no_saving():
+    good = examples.point("none", segments=1, seconds=0.1)
+    fields = {"segments": 8, "seconds": 0.09}
+    wrong = examples.point("_planted", **fields, outcome="invalid", detail="differs", equality=examples.WRONG)
+    right = examples.point("_planted", **fields)
+
+    _, invalid = rows([good, wrong])
+    _, valid = rows([good, right])
+
+    assert (invalid.on_frontier, invalid.peak_ratio) == (False, None)
+    assert valid.on_frontier
+    assert valid.peak_ratio < 1
+
+
+def test_promise_5_what_was_not_measured_is_no_zero():
+    unmeasured = make.record("none", readings=Readings())
+    (cells,) = csv_module.DictReader(io.StringIO(csv.table(rows([unmeasured]))))
+    line = str(terminal.table(rows([unmeasured]))).splitlines()[-1]
+
+    assert cells["peak_bytes"] == ""
+    assert MISSING in line.split()
+    assert not re.search(r"\b0(\.0+)?\b", line)
+
+
+def test_promise_6_a_newer_file_is_refused_whole(tmp_path):
+    folder = examples.run(tmp_path / "run", [make.record("none"), make.record("all")]).folder
+    path = folder / "trials.jsonl"
+    path.write_bytes(path.read_bytes() + encode(make.record("sqrt")).replace(b'"schema":1', b'"schema":2', 1) + b"\n")
+
+    with pytest.raises(UserError, match=r"trials\.jsonl:3: written by a newer gcprof") as caught:
+        store.load(folder)
+
+    assert (caught.value.hint, caught.value.exit_code) == ("upgrade gcprof", 4)
+
+
+def test_promise_7_no_module_reaches_the_network_or_runs_a_file():
+    found = {
+        str(path.relative_to(PACKAGE)): network(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")
+    }
+
+    assert {name: modules for name, modules in found.items() if modules} == LOCAL
+    assert "socketpair" in (PACKAGE / "engines/local.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("source", ["import socket", "from urllib.request import urlopen", "import requests as r"])
+def test_twin_of_promise_7_a_module_of_the_network_would_be_seen(source):
+    assert network(source)
+
+
+def test_promise_8_exit_codes_are_those_of_the_page():
+    part = PAGE.partition("## Exit codes")[2].partition("## ")[0]
+    listed = {int(code) for first in re.findall(r"^\| ([\d, ]+) \|", part, re.MULTILINE) for code in first.split(",")}
+    sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    used = {int(code) for code in re.findall(r"exit_code=(\d+)", sources)}
+    signals = {128 + number for number in (1, 2, 15)}
+
+    assert used | {0, 1, 2, 5, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE} | signals == listed
+
+
+def test_promise_9_a_prediction_says_so_and_the_device_stands_beside_the_allocator():
+    predicted = make.record("none", case=make.case(device="fake:h100", model=Choice("mlp")))
+    fields = Readings.__struct_fields__
+
+    (group,) = groups(rows([predicted]))
+
+    assert "predicted" in str(terminal.table(group))
+    assert "predicted" not in str(terminal.table(rows([make.record("none")])))
+    assert {"peak_bytes", "reserved_bytes", "device_bytes"} <= set(fields)

@@ -1,0 +1,196 @@
+"""The rules that keep a file, a name or a repository from doing anything: over the source, and where they act."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from profiler import store
+from profiler.engines import child
+from profiler.errors import UserError
+from profiler.views import derived, files
+from profiler.views.plain import plain
+from tests import examples, make
+
+ROOT = Path(__file__).parents[1] / "profiler"
+SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
+LOOKS_AT_VARIABLES = {  # each file with what it looks for
+    "cli/__init__.py": "completion, GCPROF_TRACEBACK",
+    "engines/local.py": "handed on to the server as it is",
+    "predicting.py": "settings of the caching allocator",
+    "trace/step.py": "a setting of cuBLAS",
+    "trackers/mlflow.py": "where its user keeps experiments",
+    "trackers/wandb.py": "whether its user wants it online, and where",
+}
+STARTS_PROCESSES = {"engines/local.py", "models/fault.py"}  # the server; a fault that tests plant
+ENDS_PROCESSES = {
+    "engines/forkserver.py": "its children and their groups",
+    "engines/local.py": "its server",
+    "models/fault.py": "itself",
+}
+
+
+def calls(source: str) -> dict[str, list[ast.Call]]:
+    """Every call by what it calls, in words: `os.kill`, `eval`."""
+    found: dict[str, list[ast.Call]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            found.setdefault(ast.unparse(node.func), []).append(node)
+    return found
+
+
+def named(source: str, *names: str) -> list[str]:
+    """Which of these names a file imports or uses."""
+    tree = ast.parse(source)
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
+    used |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    used |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return sorted(name for name in names if name in used)
+
+
+SHELLS = (
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "os.execvp",
+    "os.spawnvp",
+    "pty",
+)
+STARTERS = ("subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output")
+RUNNERS = (
+    "pickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "joblib",
+    "torch.load",
+    "yaml",
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+)
+
+
+def started(source: str) -> list[str]:
+    """What is wrong with the ways in which a file starts processes."""
+    wrong = named(source, *SHELLS)
+    for name in STARTERS:
+        for call in calls(source).get(name, ()):
+            words = call.args[0] if call.args else None
+            is_list = isinstance(words, ast.List | ast.Name)
+            wrong += [] if is_list else [f"{name} without a list"]
+            wrong += [f"{name} by a shell" for key in call.keywords if key.arg == "shell"]
+    return wrong
+
+
+def test_only_python_is_started_and_never_by_a_shell():
+    starting = {name for name, source in SOURCES.items() if named(source, *STARTERS)}
+
+    assert starting == STARTS_PROCESSES
+    assert {name: started(source) for name, source in SOURCES.items() if started(source)} == {}
+    assert all("sys.executable" in SOURCES[name] and '"git"' not in SOURCES[name] for name in starting)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["os.system('ls')", "subprocess.run('ls', shell=True)", "subprocess.Popen(f'{x}')", "x = os.popen"],
+)
+def test_a_shell_would_be_seen(source):
+    assert started(source)
+
+
+def test_nothing_of_a_file_is_run():
+    assert {name: named(source, *RUNNERS) for name, source in SOURCES.items() if named(source, *RUNNERS)} == {}
+
+
+@pytest.mark.parametrize("source", ["import pickle", "torch.load(path)", "eval(text)", "from pickle import loads"])
+def test_what_runs_a_file_would_be_seen(source):
+    assert named(source, *RUNNERS)
+
+
+def test_only_known_variables_are_looked_at():
+    looking = {name for name, source in SOURCES.items() if named(source, "os.environ", "os.getenv", "os.environb")}
+
+    assert looking == set(LOOKS_AT_VARIABLES)
+    assert named("x = os.environ['HOME']", "os.environ") == ["os.environ"]
+
+
+def test_processes_are_ended_in_two_places_only():
+    enders = ("os.kill", "os.killpg", "self._process.kill", "self._process.terminate", "signal.pidfd_send_signal")
+    ending = {name for name, source in SOURCES.items() if named(source, *enders)}
+
+    assert ending == set(ENDS_PROCESSES)
+    assert named("os.killpg(1, 9)", *enders) == ["os.killpg"]
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\rb", "\u202eabc", "a\x00b", "\x9b31m"])
+def test_control_characters_do_not_reach_the_terminal(text):
+    assert not text.isprintable()
+    assert plain(text).isprintable()
+
+
+def links(folder: Path) -> tuple[Path, Path]:
+    """A file that nothing may change, and a link to it."""
+    (folder / "mine").write_text("mine")
+    link = folder / "link"
+    link.symlink_to(folder / "mine")
+    return folder / "mine", link
+
+
+def test_what_is_written_follows_no_link(tmp_path):
+    mine, link = links(tmp_path)
+
+    with pytest.raises(UserError, match="is there already"):
+        files.write_whole(link, b"new")
+    files.write_whole(link, b"new", force=True)
+
+    assert (mine.read_text(), link.read_text(), link.is_symlink()) == ("mine", "new", False)
+
+
+def test_neither_records_nor_logs_follow_a_link(tmp_path):
+    mine, link = links(tmp_path)
+    folder = examples.run(tmp_path / "run", [make.record()]).folder
+    (folder / "trials.jsonl").unlink()
+    link.rename(folder / "trials.jsonl")
+    log = folder / "logs" / "one.log"
+    log.symlink_to(mine)
+
+    with pytest.raises(UserError, match="cannot write"):
+        store.Writer(folder)
+    written = child._Log(log)
+    written.write(b"new")
+    written.close()
+
+    assert (mine.read_text(), log.read_text()) == ("mine", "new")
+
+
+@pytest.mark.parametrize("name", ["logs", "derived"])
+def test_a_folder_of_a_run_that_is_a_link_is_not_written_to(name, tmp_path):
+    run = examples.run(tmp_path / "run", [make.record()])
+    (tmp_path / "mine").mkdir()
+    (run.folder / name).rmdir()
+    (run.folder / name).symlink_to(tmp_path / "mine")
+
+    with pytest.raises(UserError, match=f"{name}' is a link") as caught:
+        store.Writer(run.folder)
+    if name == "derived":
+        with pytest.raises(UserError, match="is a link"):
+            derived.tables(run)
+
+    assert caught.value.exit_code == 74
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_writer_that_follows_links_would_be_seen(tmp_path, monkeypatch):
+    mine, link = links(tmp_path)
+    monkeypatch.setattr(child, "_new", lambda path: path.open("wb", buffering=0))
+
+    written = child._Log(link)
+    written.write(b"new")
+    written.close()
+
+    assert mine.read_text() == "new"
