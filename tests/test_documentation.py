@@ -84,18 +84,11 @@ def codes() -> set[str]:
     return set(re.findall(r"GCP\d{3}", "".join(SOURCES.values())))
 
 
-def test_every_note_that_a_record_can_carry_is_explained_in_the_readme():
-    explained = set(re.findall(r"GCP\d{3}", (ROOT / "README.md").read_text(encoding="utf-8")))
-
-    assert codes()
-    assert codes() == explained
-
-
 def test_every_note_has_a_page_and_every_page_a_note():
     pages = {path.stem for path in NOTES.glob("GCP*.md")}
     index = (NOTES / "README.md").read_text(encoding="utf-8")
 
-    assert pages == codes()
+    assert pages == codes() != set()
     assert set(re.findall(r"\[(GCP\d{3})\]\(\1\.md\)", index)) == pages
 
 
