@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
-from profiler import catalogue, models, optimizers, spec, strategies, strict_toml, sweep
+from profiler import catalogue, models, optimizers, spec, strategies, sweep
 from profiler.analysis import quantities
 from profiler.analysis.reproduction import Reproduction, Wanted, lines
 from profiler.analysis.rows import rows
 from profiler.case import Case, Choice
 from profiler.errors import UserError
+from profiler.files import strict_toml
 from profiler.spec import Request
 from profiler.store import Run
 

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import msgspec
 
-from profiler import strict_toml
 from profiler.errors import UserError
+from profiler.files import strict_toml
 
 ALIASES = {"v100": "v100-16"}
 HOPPER = (9, 0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from profiler import strict_json
 from profiler.errors import UserError
+from profiler.files import strict_json
 
 SCHEMA = 1
 HINT = "`gcprof plan` writes one with -o plan.json"

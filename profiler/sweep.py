@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from profiler import strict_toml
 from profiler.errors import UserError
+from profiler.files import strict_toml
 from profiler.spec import Request
 
 

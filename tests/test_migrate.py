@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler import locking, store
+from profiler import store
 from profiler.cli import answer
+from profiler.files import locking
 from profiler.migration import STEPS, Step, lifted
 from tests import examples, make
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from profiler import locking, making
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
+from profiler.files import locking, making
 from profiler.record import SCHEMA, Environment, Record
 from profiler.store import reading
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from profiler import strict_json
 from profiler.case import decode, encode
 from profiler.errors import UserError
+from profiler.files import strict_json
 from profiler.migration import lifted
 from profiler.record import SCHEMA, Record
 

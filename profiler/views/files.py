@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from profiler import making
 from profiler.errors import UserError
+from profiler.files import making
 
 
 def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:

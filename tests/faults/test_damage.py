@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from profiler import store, strict_json
+from profiler import store
 from profiler.case import encode
 from profiler.cli import answer
 from profiler.errors import UserError
+from profiler.files import strict_json
 from tests import examples, make
 from tests.program import environment
 
@@ -147,7 +148,7 @@ def test_fault_42_a_document_larger_than_any_is_not_read(results, monkeypatch):
 
 SMALL = """
 import resource, sys
-from profiler import strict_json
+from profiler.files import strict_json
 from profiler.cli import answer
 EDIT
 answer(["validate", "results/sound"])

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kill, killed
-from profiler import making, store
+from profiler import store
 from profiler.cli import answer
 from profiler.engines import local
+from profiler.files import making
 from profiler.views import derived
 from tests import examples, make
 from tests.program import PATIENCE_SECONDS, Endless, Started

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler import changes, locking, runner, sources, store
+from profiler import changes, runner, sources, store
 from profiler.analysis import progress
 from profiler.case import Choice
 from profiler.cli import answer
 from profiler.cli import resume as resuming
 from profiler.engines import local
 from profiler.engines.local import Local
+from profiler.files import locking
 from profiler.store import Writer
 from tests import make
 from tests.conftest import Lent

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from profiler import locking, runner, store
+from profiler import runner, store
 from profiler.case import Trial
 from profiler.errors import UserError
+from profiler.files import locking
 from profiler.record import Record
 from profiler.store import Writer
 from tests import examples, make
