@@ -193,7 +193,7 @@ def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path: Path):
 def test_twin_35_a_reader_of_torn_lines_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(store.reading, "is_torn", lambda line: False)
 
-    with pytest.raises(UserError, match=r"trials\.jsonl:"):
+    with pytest.raises((AssertionError, UserError)):  # half a record is taken for one, or for damage
         list(prefixes(tmp_path / "run"))
 
 

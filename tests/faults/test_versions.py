@@ -101,7 +101,7 @@ def test_fault_43_a_newer_schema_asks_for_an_upgrade(newer: Path, capsys: Any):
 
 
 def test_twin_43_without_a_look_at_the_schema_it_would_be_half_read(newer: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store, "SCHEMA", 99)
+    monkeypatch.setattr(store.reading, "SCHEMA", 99)
 
     assert len(store.load(newer).records) == 3
 
