@@ -19,16 +19,18 @@ SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for pat
 LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "cli/__init__.py": "completion, GCPROF_TRACEBACK",
     "engines/local.py": "handed on to the server as it is",
+    "secrecy.py": "what is secret, to hide it",
     "predicting.py": "settings of the caching allocator",
     "trace/step.py": "a setting of cuBLAS",
     "trackers/mlflow.py": "where its user keeps experiments",
     "trackers/wandb.py": "whether its user wants it online, and where",
 }
-STARTS_PROCESSES = {"engines/local.py", "models/fault.py"}  # the server; a fault that tests plant
+STARTS_PROCESSES = {"engines/local.py", "models/faults.py"}  # the server; a fault that tests plant
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/local.py": "its server",
-    "models/fault.py": "itself",
+    "files/making.py": "nothing: signal 0 asks whether one lives",
+    "models/faults.py": "itself",
 }
 
 
