@@ -47,8 +47,9 @@ class Follow:
         line = plain(describe(record, varying=self._varying), encoding=self._console.encoding)
         self._bar.update(self._task, completed=self._shown, total=total, description=line)
         if not self._console.is_terminal:
-            # not by rich, which ends the process where nobody reads
-            print(f"[{self._shown:>{len(str(total))}}/{total}] {line}", file=self._console.file, flush=True)
+            # not by rich, which ends the process where nobody reads; at once, or Ctrl-C would tear it from its end
+            self._console.file.write(f"[{self._shown:>{len(str(total))}}/{total}] {line}\n")
+            self._console.file.flush()
 
     def tell_log(self, record: Record, log: Path) -> None:
         """The last lines of a trial that went wrong; the same ones are told once."""

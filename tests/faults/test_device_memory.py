@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -57,8 +58,9 @@ def after_a_kill(
     clock, engine = Clock(), Local()
     monkeypatch.setattr(local, "still_held", partial(local.still_held, clock=clock, sleep=clock.sleep))
     monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing: answered[entry])
-    ended = SimpleNamespace(messages=[], damaged=False), Ended(status=status, stage="memory")
-    monkeypatch.setattr(Local, "_start", lambda self, entry, text, log: ended)
+    child = SimpleNamespace(messages=[], damage=None, flooded=False, last_words=lambda: "")
+    child.wait = lambda limit: Ended(status=status, stage="memory")
+    monkeypatch.setattr(Local, "_child", lambda self, entry, text, log: nullcontext(child))
     answered = {
         "profiler.worker:survey": {"devices": {}, "free": {"cpu": None, "cuda:0": 1000 * MIB}},
         "profiler.worker:free_bytes": {"free": free},

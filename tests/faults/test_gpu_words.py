@@ -13,7 +13,7 @@ from profiler.cli import answer
 from tests.conftest import run_folder
 from tests.program import gcprof
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 RUN = ("run", "--model", "mlp", "--strategies", "none", "--rounds", "1", "--samples", "1", "--warmup", "0")
 
 

@@ -187,7 +187,7 @@ def littered(tmp_path: Path) -> Path:
 
 def test_fault_34_what_a_killed_process_was_making_is_swept_away(littered: Path):
     store.Writer(littered).close()
-    derived.tables(store.load(littered))
+    [*derived.tables(store.load(littered)), *derived.pictures(store.load(littered))]
 
     assert hidden(littered) == []
 
@@ -196,7 +196,7 @@ def test_twin_34_without_sweeping_it_would_stay(littered: Path, monkeypatch: pyt
     monkeypatch.setattr(making, "sweep", lambda *where: None)
 
     store.Writer(littered).close()
-    derived.tables(store.load(littered))
+    [*derived.tables(store.load(littered)), *derived.pictures(store.load(littered))]
 
     assert len(hidden(littered)) == 3
 

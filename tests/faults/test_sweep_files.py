@@ -36,7 +36,7 @@ def written(folder: Path, text: str | bytes) -> Path:
         ("rounds = 1\nmodel = '", "sweep.toml:2: this is not TOML", "key = value"),
         (b"rounds = 1\nmodel = 'm\xfc'\n", "sweep.toml:2: this is not UTF-8", "UTF-8"),
         ("rounds = 1\n".encode("utf-16"), "sweep.toml:1: this is not UTF-8", "UTF-8"),
-        ("model = " + "[" * 100_000, "sweep.toml:1: lists in lists", "key = value"),
+        ("model = " + "[" * 100_000, "sweep.toml:1: this is not TOML: it is nested deeper", "key = value"),
     ],
     ids=["key", "version", "type", "item", "table", "syntax", "torn", "latin-1", "utf-16", "deep"],
 )

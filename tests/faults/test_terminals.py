@@ -83,7 +83,7 @@ def seen(text: str) -> list[str]:
 
 def cuttable(line: str) -> bool:
     """Whether text may break behind its indent or its label; a longer word, as the name of a run, is never cut."""
-    return bool(re.search(r"[,: ]\s*\S", re.sub(r"^\S.*?\s{2,}", "", line).strip()))
+    return bool(re.search(r"(?:[, ]|:(?!\d))\s*\S", re.sub(r"^\S.*?\s{2,}", "", line).strip()))
 
 
 @pytest.mark.parametrize("words", [words for words in READERS if words not in DOCUMENTS], ids=" ".join)
