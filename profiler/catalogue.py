@@ -276,8 +276,8 @@ def _source(name: str) -> tuple[Path, Callable[[], str]]:
         raise UserError(f"no module '{name}': {error}", hint="write package.module:factory") from None
     if spec is None or spec.origin is None:
         raise UserError(f"there is no module '{name}'", hint="write package.module:factory, or path/to/file.py:factory")
-    get_source = getattr(spec.loader, "get_source", lambda module: None)
-    return Path(spec.origin), lambda: get_source(name) or ""
+    origin, get_source = Path(spec.origin), getattr(spec.loader, "get_source", lambda module: None)
+    return origin, lambda: get_source(name) or origin.read_text(encoding="utf-8")
 
 
 def _nearest(word: str, known: list[str]) -> str:

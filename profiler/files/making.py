@@ -27,12 +27,12 @@ def sweep(folder: Path, of: str | None = None) -> None:
 
 def remove(path: Path) -> None:
     """A file or a whole folder, as far as it can be."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-        return
     try:
-        path.unlink()
-    except OSError:  # it is gone, or nothing can be changed here
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+    except OSError:  # it is gone, its name is too long to be one, or nothing can be changed here
         return
 
 
