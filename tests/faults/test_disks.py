@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,9 @@ def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
 
 
 def test_fault_36_a_log_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(child, "_new", lambda path: open("/dev/full", "wb", buffering=0))
-    log = child._Log(tmp_path / "one.log")
+    # never at the path /dev/full: what lies where a log is to be is removed, and root may do that
+    monkeypatch.setattr(child, "_new", lambda path: FileIO("/dev/full", "w"))
+    log = child._Log(tmp_path / "trial.log")
 
     log.write(b"first\n")
     log.write(b"last\n")
