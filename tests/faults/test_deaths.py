@@ -101,7 +101,7 @@ def test_twin_15_in_one_process_a_crash_takes_the_other_trials_along(engine):
 
 
 def test_twin_15_where_crashes_are_not_told_the_last_words_are_in_the_log_alone(here, shared, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "WENT_WRONG", ())
+    monkeypatch.setattr(progress, "FAILURES", ())
 
     run("segv,at=recompute", "all")
 
