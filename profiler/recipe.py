@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.errors import UserError
-from profiler.files import strict_json
+from profiler.files import making, strict_json
 
 SCHEMA = 1
 HINT = "`gcprof plan` writes one with -o plan.json"
@@ -71,8 +71,8 @@ def read(path: Path) -> Recipe:
 
 
 def write(recipe: Recipe, path: Path) -> None:
-    """As JSON."""
-    path.write_bytes(encoded(recipe))
+    """As JSON, over what is there. Raises UserError (exit code 74) where the file cannot be written."""
+    making.write(path, encoded(recipe))
 
 
 def encoded(recipe: Recipe) -> bytes:

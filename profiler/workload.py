@@ -51,7 +51,7 @@ def train_step(
             parameter.grad = None
     for _ in range(accumulate):
         mark("forward")
-        loss = _loss(workload)
+        loss = loss_of(workload)
         mark("backward")
         part = loss / accumulate if accumulate > 1 else loss
         (scaler.scale(part) if scaler else part).backward()
@@ -65,7 +65,8 @@ def train_step(
     return loss.detach()
 
 
-def _loss(workload: Workload) -> torch.Tensor:
+def loss_of(workload: Workload) -> torch.Tensor:
+    """Run the forward. Raises Invalid for what is no loss."""
     loss = workload.loss(workload.module, workload.batch)
     if not isinstance(loss, torch.Tensor):
         raise Invalid(f"the loss is no tensor but {type(loss).__name__}")

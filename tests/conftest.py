@@ -90,8 +90,6 @@ class Lent:
 
     def close(self) -> None: ...
 
-    def bury(self) -> None: ...
-
 
 def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",), **fields: Any) -> Record:
     """A record of a trial that ran in this process."""

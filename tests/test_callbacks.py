@@ -16,8 +16,11 @@ from profiler.assemble import assemble
 from profiler.callbacks import lightning_callback
 from profiler.callbacks.steps import Steps, add
 from profiler.case import Choice
+from profiler.devices import Span
 from profiler.errors import UserError
 from tests import make
+
+KINDS = (("silent", None), ("told", 9))  # what the device tells of what is reserved
 
 
 def model() -> nn.Module:
@@ -108,6 +111,37 @@ def test_a_folder_of_another_device_is_left_alone(tmp_path):
         add(msgspec.structs.replace(record, environment=elsewhere), tmp_path / "run", command="a test")
 
     assert len(store.load(tmp_path / "run").records) == 1
+
+
+def test_what_a_device_does_not_tell_is_missing_and_never_0():
+    steps = Steps(make.case(warmup=0, samples=1))
+    spans = {name: Span(start_bytes=1, peak_bytes=7, end_bytes=1, reserved_bytes=nbytes) for name, nbytes in KINDS}
+
+    def readings(*names):
+        steps._spans = [spans[name] for name in names]
+        return steps.record(num_parameters=1, num_blocks=1).readings
+
+    assert (readings("silent").peak_bytes, readings("silent").reserved_bytes) == (7, None)
+    assert readings("silent").device_bytes is None
+    assert readings("silent", "told").reserved_bytes == 9
+
+
+def test_a_round_that_another_process_writes_meanwhile_is_counted(tmp_path, monkeypatch):
+    steps = Steps(make.case(warmup=0, samples=1))
+    record = steps.record(num_parameters=1, num_blocks=1)
+    add(record, tmp_path / "run", command="a test")
+    writer = store.Writer
+
+    def after_another(folder):
+        """Its lock was held by one that wrote the same case."""
+        monkeypatch.setattr(store, "Writer", writer)
+        add(record, folder, command="a test")
+        return writer(folder)
+
+    monkeypatch.setattr(store, "Writer", after_another)
+
+    assert add(record, tmp_path / "run", command="a test").round == 3
+    assert [one.round for one in store.load(tmp_path / "run").records] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

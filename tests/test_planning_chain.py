@@ -7,7 +7,7 @@ import json
 import pytest
 
 from profiler.errors import UserError
-from profiler.planning.chain import Chain, Option, Stage, read, write
+from profiler.planning.chain import Chain, Option, Stage, encoded, read
 from profiler.planning.plan import Plan, parse, render
 from profiler.planning.simulator import simulate
 from tests.planning_chains import FOLDER, NAMED, random_chain
@@ -45,7 +45,7 @@ def test_a_chain_is_read_as_it_was_written(tmp_path):
     for seed in range(10):
         chain = random_chain(seed, 4, options=True, pins=True)
 
-        write(chain, tmp_path / "chain.json")
+        (tmp_path / "chain.json").write_bytes(encoded(chain))
 
         assert read(tmp_path / "chain.json") == chain
 

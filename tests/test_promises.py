@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from profiler import runner, store
-from profiler.analysis.rows import rows
+from profiler.analysis.rows import Row, rows
 from profiler.case import Choice, Trial, encode
 from profiler.cli import BROKEN_PIPE, INTERNAL, INTERRUPTED, UNWRITABLE, answer
 from profiler.errors import UserError
-from profiler.record import Readings
+from profiler.record import Readings, Record
 from profiler.units import MISSING
-from profiler.views import csv, terminal
-from profiler.views.cells import groups
+from profiler.views import csv, markdown, terminal
+from profiler.views.cells import groups, reasons
 from tests import examples, make
+from tests.conftest import measured
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "profiler"
@@ -110,22 +111,34 @@ class Ready:
             yield make.record(case=trial.case, round=trial.round)
 
 
-def told_and_stored(folder: Path) -> list[tuple[int, int]]:
-    """How many records were on disk each time that one was told, beside how many were told."""
+def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many records a power cut would leave each time that one was told, beside how many were told."""
     plan = tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt"))
     store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT)
+    path, safe, sync = folder / "trials.jsonl", [0], os.fsync
+
+    def noted(file: int) -> None:
+        sync(file)
+        if os.path.samestat(os.fstat(file), path.stat()):
+            safe[0] = path.stat().st_size
+
+    monkeypatch.setattr(os, "fsync", noted)
     told = runner.carry_out(Ready(), folder)
-    return [(len(store.load(folder).records), number) for number, _ in enumerate(told, start=1)]
+    return [(path.read_bytes()[: safe[0]].count(b"\n"), number) for number, _ in enumerate(told, start=1)]
 
 
-def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path):
-    assert told_and_stored(tmp_path / "run") == [(1, 1), (2, 2), (3, 3)]
+def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
+    assert told_and_safe(tmp_path / "run", monkeypatch) == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_twin_of_promise_2_a_writer_that_waits_would_be_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(store.Writer, "append", lambda self, record: None)
+def test_twin_of_promise_2_what_is_written_and_not_synced_would_be_lost(tmp_path, monkeypatch):
+    def written_alone(self: store.Writer, record: Record) -> None:
+        os.write(self._file, encode(record) + b"\n")
 
-    assert told_and_stored(tmp_path / "run") == [(0, 1), (0, 2), (0, 3)]
+    monkeypatch.setattr(store.Writer, "append", written_alone)
+
+    assert told_and_safe(tmp_path / "run", monkeypatch) == [(0, 1), (0, 2), (0, 3)]
+    assert len(store.load(tmp_path / "run").records) == 3
 
 
 def test_promise_3_every_sample_is_exported(tmp_path, capsys):
@@ -145,18 +158,26 @@ def _samples(text: str) -> list[float]:
     return [float(word) for word in re.findall(r"[\d.e-]+", row[name])]
 
 
+def dropped_otherwise(**fields: str) -> Row:
+    """The row of a checkpoint that draws other dropout than the step without it, as it was measured."""
+    passes = ("equality", "memory") if not fields else ("memory",)
+    names = ("none", "_planted:fault=random-state")
+    _, row = rows([measured("_faults:kind=dropout", name, passes=passes, batch_size=512, **fields) for name in names])
+    return row
+
+
 def test_promise_4_wrong_gradients_are_no_saving():
-    good = examples.point("none", segments=1, seconds=0.1)
-    fields = {"segments": 8, "seconds": 0.09}
-    wrong = examples.point("_planted", **fields, outcome="invalid", detail="differs", equality=examples.WRONG)
-    right = examples.point("_planted", **fields)
+    row = dropped_otherwise()
 
-    _, invalid = rows([good, wrong])
-    _, valid = rows([good, right])
+    assert (row.outcome, row.on_frontier, row.peak_ratio) == ("invalid", False, None)
+    assert row.readings.peak_bytes is not None
 
-    assert (invalid.on_frontier, invalid.peak_ratio) == (False, None)
-    assert valid.on_frontier
-    assert valid.peak_ratio < 1
+
+def test_twin_of_promise_4_uncompared_they_would_be_one():
+    row = dropped_otherwise(verify="off")
+
+    assert row.outcome == "ok"
+    assert row.peak_ratio is not None
 
 
 def test_promise_5_what_was_not_measured_is_no_zero():
@@ -167,6 +188,16 @@ def test_promise_5_what_was_not_measured_is_no_zero():
     assert cells["peak_bytes"] == ""
     assert MISSING in line.split()
     assert not re.search(r"\b0(\.0+)?\b", line)
+
+
+@pytest.mark.parametrize("view", [terminal.table, markdown.table, csv.table])
+def test_promise_5_the_reason_is_told_with_what_is_missing(view):
+    lost = make.failed("all", "crashed", "killed in memory by SIGSEGV")
+
+    shown = str(view(rows([make.record("none"), lost])))
+    told = "\n".join([shown, *reasons(rows([make.record("none"), lost]))]) if view is terminal.table else shown
+
+    assert "killed in memory by SIGSEGV" in told
 
 
 def test_promise_6_a_newer_file_is_refused_whole(tmp_path):
@@ -201,15 +232,19 @@ def test_promise_8_exit_codes_are_those_of_the_page():
     used = {int(code) for code in re.findall(r"exit_code=(\d+)", sources)}
     signals = {128 + number for number in (1, 2, 15)}
 
+    readme = (TESTS.parent / "README.md").read_text(encoding="utf-8").partition("Exit codes: ")[2].partition("\n\n")[0]
+
     assert used | {0, 1, 2, 5, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE} | signals == listed
+    assert {int(code) for code in re.findall(r"\b\d+\b", readme)} == listed
 
 
 def test_promise_9_a_prediction_says_so_and_the_device_stands_beside_the_allocator():
     predicted = make.record("none", case=make.case(device="fake:h100", model=Choice("mlp")))
-    fields = Readings.__struct_fields__
+    readings = Readings(peak_bytes=1 << 20, reserved_bytes=2 << 20, device_bytes=3 << 20)
+    (cells,) = csv_module.DictReader(io.StringIO(csv.table(rows([make.record("none", readings=readings)]))))
 
     (group,) = groups(rows([predicted]))
 
     assert "predicted" in str(terminal.table(group))
     assert "predicted" not in str(terminal.table(rows([make.record("none")])))
-    assert {"peak_bytes", "reserved_bytes", "device_bytes"} <= set(fields)
+    assert [int(cells[name]) >> 20 for name in ("peak_bytes", "reserved_bytes", "device_bytes")] == [1, 2, 3]

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.rows import static
+from profiler.bounds import LARGEST
 from profiler.record import Readings, Record
 from profiler.units import bytes_text
 
-MOST = 2.0**63  # bytes, FLOPs or seconds: more than there is
 COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # none of them can be below zero either
 
 
@@ -38,12 +38,12 @@ def _peak(readings: Readings) -> Iterator[str]:
 
 
 def _out_of_range(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Every number below zero or beyond MOST in nested data, with the name it is under."""
+    """Every number below zero or beyond LARGEST in nested data, with the name it is under."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _out_of_range(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _out_of_range(inner, name)
-    elif isinstance(value, int | float) and not 0 <= value <= MOST:
+    elif isinstance(value, int | float) and not 0 <= value <= LARGEST:
         yield name, value

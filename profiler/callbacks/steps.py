@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -68,8 +69,8 @@ class Steps:
             readings=Readings(
                 step_seconds=tuple(self._seconds) or None,
                 peak_bytes=max((span.peak_bytes for span in self._spans), default=None),
-                reserved_bytes=max((span.reserved_bytes or 0 for span in self._spans), default=None),
-                device_bytes=max((span.device_bytes or 0 for span in self._spans), default=None),
+                reserved_bytes=_largest(span.reserved_bytes for span in self._spans),
+                device_bytes=_largest(span.device_bytes for span in self._spans),
             ),
             environment=environment(self._device),
             notes=(Note(code="GCP020", text=ADVICE),),
@@ -85,15 +86,19 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
     assert record.environment is not None
     if not (folder / "manifest.json").is_file():
         store.create(folder, plan=(Trial(case=record.case),), command=command, environment=record.environment)
-    before = store.load(folder)
-    name = before.manifest.environment.device_name
-    if name != record.environment.device_name:
-        raise UserError(f"'{folder}' holds a run on {name}", hint="a run is of one device; name another folder")
-    rounds = [one.round for one in before.records if one.case == record.case]
-    record = msgspec.structs.replace(record, round=max(rounds, default=0) + 1)
-    writer = store.Writer(folder)
+    writer = store.Writer(folder)  # before it is read: what others write meanwhile is of the same round
     try:
+        before = store.load(folder)
+        name = before.manifest.environment.device_name
+        if name != record.environment.device_name:
+            raise UserError(f"'{folder}' holds a run on {name}", hint="a run is of one device; name another folder")
+        rounds = [one.round for one in before.records if one.case == record.case]
+        record = msgspec.structs.replace(record, round=max(rounds, default=0) + 1)
         writer.append(record)
     finally:
         writer.close()
     return record
+
+
+def _largest(found: Iterable[int | None]) -> int | None:
+    return max((one for one in found if one is not None), default=None)

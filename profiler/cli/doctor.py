@@ -84,9 +84,10 @@ def _print_json(found: dict[str, Any]) -> None:
 
 def _print_block(found: dict[str, Any]) -> None:
     """For an issue: no host, no user, no folder."""
-    from profiler.views.paste import fenced, without_places
+    from profiler.views.paste import fenced
+    from profiler.views.places import hidden
 
-    print(fenced(without_places(line) for line in _lines(found)))
+    print(fenced(hidden(line) for line in _lines(found)))
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

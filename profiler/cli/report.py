@@ -30,7 +30,7 @@ def report(
 
     render = extras.load("profiler.views.report", needs="jinja2").render
 
-    from profiler.views.report.redaction import LEVELS
+    from profiler.views.redaction import LEVELS
 
     words = runs or ["last"]
     level = one_of(redact, LEVELS, flag="--redact")

@@ -2,9 +2,9 @@
 
 A request is one line of JSON on a Unix socket: {"number", "entry", "text"} for a child, with two descriptors beside it,
 its channel and its output; or {"kill", "signal"}. The server tells {"number", "pid"} when a child begins, and "status"
-besides when it has ended. When the client is gone, by
-whatever death, every child's process group is killed and the server ends. It never touches CUDA, which does not
-survive a fork once it is initialised.
+besides when it has ended. What a child started in a session of its own comes to the server when the child has ended,
+and is killed. When the client is gone, by whatever death, every child's process group is killed and the server ends. It
+never touches CUDA, which does not survive a fork once it is initialised.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), where there is one
+CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+ADOPTED_SECONDS = 1.0  # for killed processes to end; one that hangs in the kernel ends when it can
 
 
 def main(descriptor: int, client: int, preload: Sequence[str]) -> None:
@@ -32,6 +36,7 @@ def main(descriptor: int, client: int, preload: Sequence[str]) -> None:
     for name in preload:
         importlib.import_module(name)
     set_death_signal(0)  # from here on the socket tells, so that the children's offspring is ended too
+    adopt_orphans()
     gc.collect()
     gc.freeze()  # a child's collections need not look at all of torch
     _Server(socket.socket(fileno=descriptor)).serve()
@@ -122,6 +127,8 @@ class _Server:
                 self._kill(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
                 number = self._children.pop(pid)
+                if not self._children:  # whose they are is not known while another is at work
+                    self._end_adopted()
                 self._say({"number": number, "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _kill(self, pid: int, number: int) -> None:
@@ -137,6 +144,17 @@ class _Server:
     def _kill_all(self) -> None:
         for pid in self._children:
             self._kill(pid, signal.SIGKILL)
+        self._children.clear()
+        self._end_adopted()
+
+    def _end_adopted(self) -> None:
+        """Kill what came to this process when the children ended that had started it, and what comes by its end."""
+        until = time.monotonic() + ADOPTED_SECONDS
+        while (left := offspring() - self._children.keys()) and time.monotonic() < until:
+            for pid in left:  # their numbers are theirs until they are waited for
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
 
     def _say(self, message: dict[str, object]) -> None:
         try:
@@ -157,6 +175,18 @@ def set_death_signal(number: int) -> None:
     """Ask for a signal at the parent's death, or for none by 0, where the system can do that (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all offspring whose own parent ends, where the system can do that (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
+
+
+def offspring() -> set[int]:
+    """The children of this process, ended ones too; none where the system does not list them."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for one in lists for pid in one.read_text(encoding="ascii").split()}
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ class Local:
         """A child that was lost with its server costs no other trial."""
         if ended.status is None and not ended.timed_out:
             assert self._server
-            self._server.bury()
+            self._server.close()  # its socket is; its end comes a little later, and no trial goes to it any more
 
 
 class _Server:
@@ -149,10 +149,6 @@ class _Server:
 
     def alive(self) -> bool:
         return self._process.poll() is None
-
-    def bury(self) -> None:
-        """Its socket is closed: wait for its end, which comes a little later, so that no trial goes to it any more."""
-        self.close()
 
     def close(self) -> None:
         self.control.close()  # the server kills its children and ends

@@ -9,12 +9,32 @@ import secrets
 import shutil
 from pathlib import Path
 
+from profiler.errors import UserError
+
 NAME = re.compile(r"\.(?P<of>.+)\.(?P<process>[0-9a-f]{6}-\d{1,9})-[0-9a-f]{6}\.new", re.DOTALL)
 
 
 def beside(path: Path) -> Path:
     """The name of a file or folder while it is made, beside the one that it will have."""
     return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(3)}.new")
+
+
+def write(path: Path, text: bytes) -> None:
+    """Write a file at once or not at all, over what is there; a link is replaced, not followed.
+
+    Raises UserError (exit code 74) where it cannot be written.
+    """
+    sweep(path.parent, path.name)
+    new = beside(path)
+    try:
+        with new.open("xb") as file:  # never through a link that somebody laid there
+            file.write(text)
+        new.replace(path)
+    except OSError as error:
+        remove(new)
+        message = f"cannot write '{path}': {error.strerror}"
+        hint = "name a file in a folder that is there and may be written to"
+        raise UserError(message, hint=hint, exit_code=74) from error
 
 
 def sweep(folder: Path, of: str | None = None) -> None:

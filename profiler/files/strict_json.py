@@ -9,11 +9,12 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from profiler.bounds import LARGEST, levels
+
 LINE_BYTES = 32 << 20  # a record of 100,000 samples of each kind and of 10,000 parameters takes half of it
 FILE_BYTES = 256 << 20  # a document; the manifest of 100,000 trials takes a quarter of it
 PIECE_BYTES = 1 << 20
 DEPTH = 64  # records have six levels; what goes deepest are the segments within segments of a plan
-LARGEST = 2**63  # whole numbers beyond are none that anyone counted
 
 
 class Malformed(msgspec.DecodeError):
@@ -55,11 +56,12 @@ def check(text: bytes) -> None:
         found = json.loads(
             text.decode(), object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite, parse_int=_whole
         )
+        for _ in levels(found, most=DEPTH):
+            continue
     except RecursionError:
         raise Malformed(f"it is nested deeper than {DEPTH} levels") from None
     except ValueError as error:
         raise Malformed(str(error)) from None
-    _check_depth(found)
 
 
 def _skip(file: BinaryIO, line: bytes) -> None:
@@ -95,16 +97,3 @@ def _whole(word: str) -> int:
 
 def _brief(word: str) -> str:
     return word if len(word) <= 20 else f"{word[:12]}... of {len(word):,} characters"
-
-
-def _check_depth(found: Any) -> None:
-    level = [found]
-    for _ in range(DEPTH):
-        level = [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]
-        if not level:
-            return
-    raise Malformed(f"it is nested deeper than {DEPTH} levels")
-
-
-def _inside(one: dict[str, Any] | list[Any]) -> list[Any]:
-    return one if isinstance(one, list) else list(one.values())

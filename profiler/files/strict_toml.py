@@ -6,11 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from profiler.bounds import LARGEST, levels
 from profiler.errors import UserError
 
 FILE_BYTES = 1 << 20  # a hundred times the longest in configs/
 DEPTH = 16  # of tables and arrays in each other; gcprof's own have four
-LARGEST = 2**63  # whole numbers of TOML are of 64 bits
 
 
 def load(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
@@ -41,19 +41,10 @@ def load(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
 
 
 def _check(found: dict[str, Any]) -> None:
-    """Raises ValueError for what is nested too deep, and for a number that is too large."""
-    level: list[Any] = [found]
-    for _ in range(DEPTH):
-        level = [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]
+    """Raises RecursionError for what is nested too deep, and ValueError for a number that is too large."""
+    for level in levels(found, most=DEPTH):
         if any(isinstance(one, int | float) and not abs(one) < LARGEST for one in level):
             raise ValueError("a number is out of range")
-        if not level:
-            return
-    raise RecursionError
-
-
-def _inside(one: dict[str, Any] | list[Any]) -> list[Any]:
-    return one if isinstance(one, list) else list(one.values())
 
 
 def _refused(path: Path, why: str, *, line: str | int = 1) -> UserError:

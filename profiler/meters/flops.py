@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.workload import Workload
+from profiler.workload import Workload, loss_of
 
 
 def read(workload: Workload) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def read(workload: Workload) -> dict[str, Any]:
     Counts matrix products, convolutions and attention, as torch.utils.flop_counter does.
     """
     with FlopCounterMode(display=False) as forward:
-        loss = workload.loss(workload.module, workload.batch)
+        loss = loss_of(workload)
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     return {"forward_flops": forward.get_total_flops(), "backward_flops": backward.get_total_flops()}

@@ -86,13 +86,8 @@ def read(path: Path) -> Chain:
     return chain
 
 
-def write(chain: Chain, path: Path) -> None:
-    """The chain as JSON, one field a line."""
-    path.write_bytes(encoded(chain))
-
-
 def encoded(chain: Chain) -> bytes:
-    """As `write` writes it."""
+    """The chain as JSON, one field a line."""
     return msgspec.json.format(msgspec.json.encode(chain), indent=1) + b"\n"
 
 

@@ -15,17 +15,7 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
     Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
     """
     refuse_existing_file(path, force=force)
-    making.sweep(path.parent, path.name)
-    new = making.beside(path)
-    try:
-        with new.open("xb") as file:  # never through a link that somebody laid there
-            file.write(text)
-        new.replace(path)
-    except OSError as error:
-        making.remove(new)
-        message = f"cannot write '{path}': {error.strerror}"
-        hint = "name a file in a folder that is there and may be written to"
-        raise UserError(message, hint=hint, exit_code=74) from error
+    making.write(path, text)
     return path
 
 

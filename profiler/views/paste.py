@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -12,17 +11,15 @@ from profiler.store import Run
 from profiler.units import bytes_text
 from profiler.views import markdown
 from profiler.views.plain import plain
-
-HOME = re.compile(r"/(home|Users)/[^\s/'\"`,;:()|<>]+")
-FOLDERS = re.compile(r"(?<![\w/.\\~])(~|\.{1,2})?/(?!/)(?:[^\s/'\"`,;:()|<>]+/)+")  # all of a path but its last name
-RELATIVE = re.compile(r"(?<![\w/.\\~])~/")
+from profiler.views.redaction import redacted
 
 
 def run_block(run: Run) -> str:
     """The tables of a run, and below them the command and what it ran on."""
+    (run,) = redacted([run], level="default")
     found = rows(run.records)
     lines = [plain(run.manifest.command), *dict.fromkeys(_where(one) for one in _environments(run, found))]
-    return without_places(f"{markdown.table(found)}\n{fenced(lines)}\n")
+    return f"{markdown.table(found)}\n{fenced(lines)}\n"
 
 
 def fenced(lines: Iterable[str]) -> str:
@@ -30,13 +27,6 @@ def fenced(lines: Iterable[str]) -> str:
     text = "\n".join(lines)
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}"
-
-
-def without_places(text: str) -> str:
-    """The text with the last name of every path alone: folders tell of users and machines."""
-    home = os.path.expanduser("~")  # as it stands where nobody knows of a home
-    text = HOME.sub("~", text.replace(home, "~") if len(home) > 1 else text)
-    return RELATIVE.sub("", FOLDERS.sub("", text))
 
 
 def _environments(run: Run, found: Sequence[Row]) -> list[Environment]:

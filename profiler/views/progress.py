@@ -10,13 +10,12 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from profiler.analysis.progress import FAILURES
 from profiler.case import Case, Choice
 from profiler.record import Record
 from profiler.units import bytes_text, seconds_text
 from profiler.views.logs import last_lines
 from profiler.views.plain import plain
-
-WENT_WRONG = ("crashed", "failed", "timed_out")
 
 
 class Follow:
@@ -54,7 +53,7 @@ class Follow:
     def tell_log(self, record: Record, log: Path) -> None:
         """The last lines of a trial that went wrong; the same ones are told once."""
         encoding = self._console.encoding
-        lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in WENT_WRONG else ()
+        lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
             self._said.add(lines)
             what = f"{record.case.model} {record.case.strategy}: {record.outcome.replace('_', ' ')}"

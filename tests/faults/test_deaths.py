@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import psutil
 import pytest
 
 from profiler.case import Choice, Trial, encode
 from profiler.engines import child as children
-from profiler.engines import control_group
+from profiler.engines import control_group, local
 from profiler.engines.child import Child, Ended
 from profiler.engines.local import RUN_TRIAL, Local
 from profiler.views import progress
@@ -18,6 +19,7 @@ from tests import make
 from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial, unprotected
 
 DEATHS = {"segv": "SIGSEGV", "abort": "SIGABRT", "illegal": "SIGILL"}
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 LIMIT = 1.0  # seconds of a stage, for what never ends
 
 
@@ -101,7 +103,7 @@ def test_twin_15_in_one_process_a_crash_takes_the_other_trials_along(engine):
 
 
 def test_twin_15_where_crashes_are_not_told_the_last_words_are_in_the_log_alone(here, shared, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "WENT_WRONG", ())
+    monkeypatch.setattr(progress, "FAILURES", ())
 
     run("segv,at=recompute", "all")
 
@@ -190,11 +192,38 @@ def test_fault_19_what_a_trial_leaves_running_is_ended_with_it(engine):
     assert gone(started)
 
 
-def test_twin_19_outside_of_the_trials_group_it_stays(engine):
+def escaped(engine: Local) -> int:
+    """The process that a trial started in a session of its own, once that trial has ended."""
     with engine._child("tests.faults.trials:escape", "", "escape") as child:
         child.wait(60.0)
-
     (pid,) = (message["pid"] for message in child.messages)
+    return int(pid)
+
+
+@needs_linux
+def test_fault_19_what_left_the_trials_session_is_ended_with_it(engine):
+    assert gone({escaped(engine)})
+
+
+@needs_linux
+def test_fault_19_it_is_ended_with_the_program_too(monkeypatch):
+    monkeypatch.setattr(local, "PRELOAD", ())
+    with Local() as engine, engine._child("tests.faults.trials:escape_and_stay", "", "escape") as child:
+        while not child.messages:
+            child._read(60.0)
+
+    assert gone({child.messages[0]["pid"], child._pid})
+
+
+@needs_linux
+def test_twin_19_where_nobody_adopts_it_it_stays(monkeypatch):
+    monkeypatch.setattr(local, "PRELOAD", ())
+    idle = "from profiler.engines import forkserver; forkserver.adopt_orphans = lambda: None; "
+    monkeypatch.setattr(local, "_BOOT", local._BOOT.replace("from profiler.engines", f"{idle}from profiler.engines"))
+
+    with Local() as engine:
+        pid = escaped(engine)
+
     assert psutil.pid_exists(pid)
     os.kill(pid, signal.SIGKILL)
 

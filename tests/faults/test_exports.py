@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from profiler import store
+from profiler import recipe, store
 from profiler.cli import answer
 from profiler.errors import UserError
+from profiler.files import making
 from profiler.views import files
 from tests import examples
 
@@ -46,6 +48,12 @@ def full(path: Path, *mode: str) -> Any:
     return open("/dev/full", "wb", buffering=0)
 
 
+def emptied(path: Path, *mode: str) -> Any:
+    """The same, as a program opens what it writes in place."""
+    os.truncate(path, 0)
+    return full(path)
+
+
 def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = tmp_path / "table.csv"
     target.write_text("mine")
@@ -60,6 +68,21 @@ def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert target.read_text() == "mine"
 
 
+def test_fault_38_a_plan_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "plan.json").write_text("mine")
+    (tmp_path / "link.json").symlink_to(tmp_path / "plan.json")
+    plan = recipe.Recipe(plan="1", segments=(), fingerprint={"0": ()})
+
+    recipe.write(plan, tmp_path / "link.json")
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        recipe.write(plan, tmp_path / "plan.json")
+
+    monkeypatch.undo()
+    assert recipe.read(tmp_path / "link.json") == plan
+    assert (tmp_path / "plan.json").read_text() == "mine"
+
+
 def test_fault_38_a_link_is_replaced_and_what_it_points_to_is_not_touched(tmp_path: Path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "precious")
@@ -70,13 +93,17 @@ def test_fault_38_a_link_is_replaced_and_what_it_points_to_is_not_touched(tmp_pa
     assert (tmp_path / "link").read_text() == "new"
 
 
-def test_twin_38_written_in_place_it_would_be_empty(tmp_path: Path):
+def test_twin_38_written_in_place_it_would_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = tmp_path / "table.csv"
     target.write_text("mine")
 
-    with pytest.raises(OSError, match="No space"), target.open("wb"), open("/dev/full", "wb", buffering=0) as disk:
-        disk.write(b"new")
+    monkeypatch.setattr(making, "beside", lambda path: path)
+    monkeypatch.setattr(making, "remove", lambda path: None)
+    monkeypatch.setattr(Path, "open", emptied)
+    with pytest.raises(UserError, match="No space left on device"):
+        files.write_whole(target, b"new", force=True)
 
+    monkeypatch.undo()
     assert target.read_text() == ""
 
 

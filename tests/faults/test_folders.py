@@ -14,7 +14,6 @@ from matplotlib.font_manager import FontManager
 from profiler import store
 from profiler.cli import answer
 from profiler.engines import local
-from profiler.views import paste
 from tests import examples
 from tests.program import PATIENCE_SECONDS, environment
 
@@ -215,9 +214,3 @@ def test_twin_59_the_server_without_a_nameless_file_does_not_start(monkeypatch: 
 
     with pytest.raises(FileNotFoundError):
         local._nameless()
-
-
-def test_twin_59_a_home_that_is_known_is_hidden(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", "/somewhere/else")
-
-    assert paste.without_places("in /somewhere/else it is") == "in ~ it is"

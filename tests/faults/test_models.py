@@ -54,7 +54,7 @@ def test_fault_25_a_reentrant_checkpoint_of_an_input_without_gradient_names_the_
     assert record.detail == "4 of 6 parameters have no gradient: 0.weight, 0.bias, 2.weight, ..."
 
 
-def test_twin_25_and_26_are_told_apart_from_what_is_right():
+def test_fault_25_and_26_are_told_apart_from_what_is_right():
     record = measured("_faults:kind=fine", "all", passes=PASSES)
 
     assert (record.outcome, record.equality.gradients_equal) == ("ok", True)
@@ -90,7 +90,7 @@ def test_fault_26_dropout_without_its_random_state_is_invalid_and_names_the_wors
     assert record.equality.largest_difference > 0.01
 
 
-def test_twin_26_dropout_with_its_random_state_is_bit_equal():
+def test_fault_26_dropout_with_its_random_state_is_no_mismatch():
     record = measured("_faults:kind=dropout", "segments:k=2", passes=PASSES)
 
     assert record.outcome == "ok"

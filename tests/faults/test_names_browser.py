@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from profiler.views.places import hidden
 from profiler.views.plain import plain
-from profiler.views.report import redaction, render
+from profiler.views.report import render
 from tests import examples
 from tests.browser import Visit, chromium
 from tests.faults.test_names import NAMES, records
@@ -42,7 +43,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Visitor]:
 def test_fault_56_a_report_shows_hostile_names_as_text_and_runs_nothing(visit: Visitor, tmp_path: Path, text: str):
     found = visit(render([examples.run(tmp_path / "run", records(text))]))
 
-    shown = plain(redaction.hidden(text))[:40]  # without what looks like a path; of a longer name the ends
+    shown = plain(hidden(text))[:40]  # without what looks like a path; of a longer name the ends
     assert shown in found.page.locator("table.sortable").first.inner_text()
     assert found.page.locator("main script, main img, main a[href^='javascript']").count() == 0
     assert found.page.locator("script").count() == 1

@@ -77,7 +77,7 @@ def test_fault_20_what_looks_like_a_result_on_stdout_is_none(here, shared, capsy
     assert "\x1b" not in out + err
 
 
-def test_twin_20_on_the_channel_of_results_it_would_be_taken_for_one(engine):
+def test_fault_20_on_the_channel_of_results_it_is_refused(engine):
     (record,) = engine.run([trial("bad_result")])
 
     assert record.outcome == "failed"

@@ -120,7 +120,7 @@ def test_twin_54_a_closed_stdout_that_is_not_replaced_is_none_at_all(results: Pa
     assert "'NoneType' object has no attribute" in done.stderr
 
 
-def test_twin_54_a_stream_that_takes_everything_is_written_to(results: Path):
+def test_fault_54_a_stream_that_takes_everything_is_written_to(results: Path):
     done = subprocess.run(
         [sys.executable, "-c", MAIN, "show"], env=environment(), capture_output=True, text=True, check=False
     )

@@ -10,6 +10,7 @@ import pytest
 from profiler import blame, catalogue, workload
 from profiler.case import Choice, Trial
 from profiler.cli import answer
+from profiler.meters import flops
 from profiler.worker import attempt
 from tests import make
 from tests.faults.trials import log_of, outcomes, run, trial
@@ -132,11 +133,22 @@ def test_fault_24_a_step_without_a_loss_is_invalid_with_its_reason(engine, facto
 
 @pytest.mark.parametrize("kind", ["vector", "integer"])
 def test_fault_24_it_is_exit_code_1_and_stands_below_the_table(here, shared, capsys, kind):
-    code = run(kind, "none")
+    code = run(kind, "all,segments:k=1")
 
+    out = capsys.readouterr().out
     assert code == 1
-    assert outcomes(here / "run") == {"none": "invalid"}
-    assert "none: invalid: the loss is " in capsys.readouterr().out
+    assert outcomes(here / "run") == {"none": "invalid", "all": "invalid", "segments:k=1": "invalid"}
+    assert ": invalid: the loss is " in out
+    assert "RuntimeError" not in out
+
+
+@pytest.mark.parametrize("kind", ["vector", "integer"])
+@pytest.mark.parametrize("name", ["flops", "memory", "time"])
+def test_fault_24_every_pass_that_meets_it_first_tells_the_same(kind, name):
+    record = attempt(trial(kind, "all", passes=(name,)), on_stage=lambda stage: None)
+
+    assert record.outcome == "invalid"
+    assert record.detail.startswith("the loss is ")
 
 
 def test_fault_24_a_loss_that_is_not_a_number_is_measured_and_flagged(here, shared, capsys):
@@ -153,7 +165,8 @@ def test_fault_24_a_loss_that_is_not_a_number_is_measured_and_flagged(here, shar
     ("kind", "words"), [("vector", "grad can be implicitly created only for scalar outputs"), ("integer", "grad")]
 )
 def test_twin_24_unasked_torch_says_it_in_words_of_its_own(monkeypatch, kind, words):
-    monkeypatch.setattr(workload, "_loss", lambda work: work.loss(work.module, work.batch))
+    for room in (workload, flops):
+        monkeypatch.setattr(room, "loss_of", lambda work: work.loss(work.module, work.batch))
 
     record = attempt(trial(kind), on_stage=lambda stage: None)
 

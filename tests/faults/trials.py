@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,10 @@ def escape(request: str, channel: int) -> None:
     words = [sys.executable, "-c", "import time; time.sleep(3600)"]
     tell(channel, {"pid": subprocess.Popen(words, start_new_session=True).pid})
     os._exit(0)
+
+
+def escape_and_stay(request: str, channel: int) -> None:
+    """Runs in the child: the same, and does not end."""
+    words = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    tell(channel, {"pid": subprocess.Popen(words, start_new_session=True).pid})
+    signal.pause()

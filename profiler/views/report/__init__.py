@@ -18,8 +18,8 @@ from profiler.analysis.rows import rows
 from profiler.errors import UserError
 from profiler.store import Run
 from profiler.views.cells import groups
+from profiler.views.redaction import redacted
 from profiler.views.report.parts import Found, agreement, compared, parts
-from profiler.views.report.redaction import redacted
 from profiler.views.report.section import Limits
 
 MOST_BYTES = 600_000

@@ -14,36 +14,16 @@ import msgspec
 
 from profiler.case import FAKE, Case, Choice
 from profiler.record import Built, Environment, Equality, Readings, Record
+from profiler.secrecy import HIDDEN
 from profiler.store import Manifest, Run
+from profiler.views.places import hidden
 
 LEVELS = ("default", "all", "none")
-HIDDEN = "[hidden]"
-START = r"(?:file://|~[\w.-]*/|/(?=[\w.~/-])|[A-Za-z]:[\\/]|\\\\)"  # of an absolute path
-SECRET = re.compile(
-    rf"(?P<quoted>'{START}[^']*'|\"{START}[^\"]*\")"
-    rf"|(?P<absolute>(?<![\w.\])]){START}[^\s'\"<>|,;()\[\]]+)"
-    r"|(?P<relative>(?:[\w.~-]{1,255}[\\/])+[\w.-]{0,255}\.[A-Za-z]\w*)"  # no file has a longer name
-    r"|(?P<address>[\w.+-]{1,64}@[\w.-]+)"  # without limits each letter of a long word is looked at from each before it
-    r"|(?P<number>\b(?:(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))"
-)
 
 
 def redacted(runs: Iterable[Run], *, level: str) -> list[Run]:
     """The runs as they may be shown. Cases stay apart: two that would look alike are numbered."""
     return [run if level == "none" else _redacted(run, number, level) for number, run in enumerate(runs, start=1)]
-
-
-def hidden(text: str) -> str:
-    """A text without folders, addresses and numbers of devices; files keep their own names."""
-    return SECRET.sub(_instead, text)
-
-
-def _instead(match: re.Match[str]) -> str:
-    if match["address"] or match["number"]:
-        return HIDDEN
-    words = match[0].strip("'\"")
-    name = re.split(r"[\\/]", words)[-1]
-    return f"[path]/{name}" if re.search(r"\.[A-Za-z]\w*", name) else "[path]"
 
 
 def _redacted(run: Run, number: int, level: str) -> Run:
@@ -134,7 +114,7 @@ class _Redaction:
             return hidden(text)
         for word, instead in {**self._models, **self._devices}.items():
             text = text.replace(word, instead) if word != instead else text
-        return SECRET.sub(HIDDEN, text)
+        return hidden(text, wholly=True)
 
     def _model(self, text: str) -> str:
         if not self._is_all:
