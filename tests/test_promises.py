@@ -113,7 +113,7 @@ class Ready:
 def told_and_stored(folder: Path) -> list[tuple[int, int]]:
     """How many records were on disk each time that one was told, beside how many were told."""
     plan = tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt"))
-    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT)
+    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
     told = runner.carry_out(Ready(), folder)
     return [(len(store.load(folder).records), number) for number, _ in enumerate(told, start=1)]
 

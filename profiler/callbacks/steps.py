@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from profiler import store
+from profiler import sources, store
 from profiler.case import Case, Trial
 from profiler.devices import Device, Span, Stopwatch, Watch
 from profiler.errors import UserError
@@ -84,7 +84,13 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
     """
     assert record.environment is not None
     if not (folder / "manifest.json").is_file():
-        store.create(folder, plan=(Trial(case=record.case),), command=command, environment=record.environment)
+        store.create(
+            folder,
+            plan=(Trial(case=record.case),),
+            command=command,
+            environment=record.environment,
+            sources=sources.digests([record.case]),
+        )
     before = store.load(folder)
     name = before.manifest.environment.device_name
     if name != record.environment.device_name:
