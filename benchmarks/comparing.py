@@ -170,7 +170,7 @@ def _write_many(folder: Path) -> None:
         for number in range(NUM_STRATEGIES)
     ]
     plan = tuple(Trial(case=record.case, round=record.round) for record in records)
-    store.create(folder, plan=plan, command="gcprof run", environment=records[0].environment)
+    store.create(folder, plan=plan, command="gcprof run", environment=records[0].environment, sources={})
     (folder / "trials.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in records))
 
 

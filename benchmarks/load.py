@@ -97,7 +97,7 @@ def main() -> int:
 def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
     """Follow a run of so many trials; what it cost, and what of that is wrong."""
     plan = tuple(planned(number))
-    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT)
+    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
     alone = synced(folder.with_name("alone"), [encode(answered(trial)) + b"\n" for trial in plan[:SYNCED]])
     alone = alone.each(len(plan[:SYNCED]))
     made = costs(lambda: [answered(trial) for trial in plan]).each(len(plan))
@@ -128,7 +128,7 @@ def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
     tempfile.tempdir, os.environ["TMPDIR"] = str(temporary), str(temporary)
     case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1)
     plan = tuple(Trial(case=case, round=round_, passes=("time",)) for round_ in range(1, number + 1))
-    store.create(folder / "run", plan=plan, command="gcprof run", environment=examples.ENVIRONMENT)
+    store.create(folder / "run", plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
     before, began = left(temporary), time.monotonic()
     with Local(stage_seconds=60.0) as engine:
         engine.survey()

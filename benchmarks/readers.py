@@ -61,7 +61,7 @@ def models() -> Iterator[Record]:
 
 def write(folder: Path, records: list[Record]) -> None:
     plan = tuple(Trial(case=record.case, round=record.round) for record in records)
-    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT)
+    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
     (folder / "trials.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in records))
 
 

@@ -71,15 +71,17 @@ def entries(table: Mapping[str, str], *, hidden: bool = False) -> list[Entry]:
 
 def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     """The entry of that name. Raises UserError, naming the nearest, where there is none."""
-    family, _, member = name.partition(":")
-    if name in table and FAMILY not in (entry := _entry(name, table[name])).parameters:
+    if entry := _listed(name, table):
         return entry
-    if member and family in table and FAMILY in (entry := _entry(family, table[family])).parameters:
-        return msgspec.structs.replace(entry, name=name, member=member)
-    if USERS in table and CODE.fullmatch(name):
+    if is_code(name, table):
         return _users_entry(name, table[USERS])
     known = [entry.name for entry in entries(table)]
     raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, known))
+
+
+def is_code(name: str, table: Mapping[str, str]) -> bool:
+    """Whether a name is of a function of the user's own; looks at no file of theirs, and imports nothing."""
+    return USERS in table and not _listed(name, table) and CODE.fullmatch(name) is not None
 
 
 def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> Choice:
@@ -117,6 +119,17 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
     if entry.member is not None:
         keywords[FAMILY] = entry.member
     return getattr(importlib.import_module(module), attribute), keywords
+
+
+def _listed(name: str, table: Mapping[str, str]) -> Entry | None:
+    """The entry of a name that stands in the table, or of a member of a family there; `*` is the name of none."""
+    family, _, member = name.partition(":")
+    if family == USERS or family not in table:
+        return None
+    entry = _entry(family, table[family])
+    if FAMILY not in entry.parameters:
+        return None if member else entry
+    return msgspec.structs.replace(entry, name=name, member=member) if member else None
 
 
 def _entry(name: str, target: str) -> Entry:

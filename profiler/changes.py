@@ -47,6 +47,7 @@ def _of_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str
     for name, digest in before.items():
         if digest != now.get(name):
             yield f"{name} {digest} -> {now.get(name, 'not there')}"
+    yield from (f"{name} not recorded -> {digest}" for name, digest in now.items() if name not in before)
 
 
 def _of_environments(before: Environment, now: Environment) -> Iterator[str]:

@@ -17,19 +17,30 @@ def digests(cases: Iterable[Case]) -> dict[str, str]:
     """Every file of a user's own that the cases name, models' code and plans, by its name there; one that cannot be
     read is left out. What these files import in turn is not looked at.
     """
+    return {name: digest(path.read_bytes()) for name, path in _files(cases).items() if path and path.is_file()}
+
+
+def missing(cases: Iterable[Case]) -> tuple[str, ...]:
+    """The names of those that are not there."""
+    return tuple(name for name, path in _files(cases).items() if not (path and path.is_file()))
+
+
+def digest(text: bytes) -> str:
+    """That of a file of this text, also of one that is still to be written."""
+    return hashlib.sha256(text).hexdigest()[:DIGITS]
+
+
+def _files(cases: Iterable[Case]) -> dict[str, Path | None]:
     choices = dict.fromkeys(choice for case in cases for choice in (case.model, case.strategy))
-    named = dict(place for choice in choices for place in _places(choice))
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS] for name, path in named.items()}
+    return dict(place for choice in choices for place in _places(choice))
 
 
-def _places(choice: Choice) -> Iterator[tuple[str, Path]]:
+def _places(choice: Choice) -> Iterator[tuple[str, Path | None]]:
     name, file = choice.name, choice.options.get("file")
     if catalogue.CODE.fullmatch(name):
         try:
-            path = catalogue.place(name)
+            yield name.rpartition(":")[0], catalogue.place(name)
         except UserError:
-            return
-        if path.is_file():
-            yield name.rpartition(":")[0], path
-    if file and Path(file).is_file():
+            yield name.rpartition(":")[0], None
+    if file:
         yield file, Path(file)

@@ -131,7 +131,7 @@ def table(records: list[Record]) -> tuple[Row, ...]:
 def run(folder: Path, records: list[Record], *, more: tuple[Trial, ...] = ()) -> store.Run:
     """A run folder on disk with these records; `more` are trials of its plan that were not run."""
     plan = (*(Trial(case=record.case, round=record.round) for record in records), *more)
-    store.create(folder, plan=plan, command="gcprof run mnist-cnn", environment=ENVIRONMENT)
+    store.create(folder, plan=plan, command="gcprof run mnist-cnn", environment=ENVIRONMENT, sources={})
     writer = store.Writer(folder)
     for record in records:
         writer.append(record)

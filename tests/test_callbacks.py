@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from profiler import store
+from profiler import sources, store
 from profiler.analysis.rows import rows
 from profiler.assemble import assemble
 from profiler.callbacks import lightning_callback
@@ -96,6 +96,17 @@ def test_runs_with_and_without_checkpointing_in_one_folder_are_compared(tmp_path
     assert (none.case.strategy, full.case.strategy) == ("none", "all")
     assert full.time_ratio is not None
     assert [record.round for record in store.load(tmp_path / "run").records] == [1, 1, 2]
+
+
+def test_a_training_run_holds_the_digest_of_its_models_file(tmp_path):
+    (tmp_path / "mine.py").write_text("def make(): ...")
+    name = str(tmp_path / "mine.py")
+    record = Steps(make.case(model=Choice(f"{name}:make"))).record(num_parameters=1, num_blocks=1)
+
+    add(record, tmp_path / "run", command="a test")
+
+    found = store.load(tmp_path / "run").manifest.sources
+    assert found == {name: sources.digest(b"def make(): ...")}
 
 
 def test_a_folder_of_another_device_is_left_alone(tmp_path):

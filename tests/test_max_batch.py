@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from profiler import capacity, catalogue, models, recipe, store
+from profiler import capacity, catalogue, models, recipe, sources, store
 from profiler.analysis.fit import CONTEXT
 from profiler.capacity import PLAN, Largest
 from profiler.case import Choice
@@ -63,6 +63,8 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     ]
     file = dict(run.records[2].case.strategy.options)["file"]
     assert recipe.read(Path(file)).segments
+    assert run.manifest.sources == sources.digests(record.case for record in run.records)
+    assert list(run.manifest.sources) == [file]
     words = next_words(said.err)
     assert words[-4:] == ["--batch-size", str(planned["batch_size"]), "--budget", str(limit)]
     assert words[:2] == ["plan", SMALL]

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from benchmarks import killed
-from profiler import engines, recipe, store
+from profiler import engines, recipe, sources, store
 from profiler.cli import answer
 from profiler.engines import local
 from profiler.planning import chain as chains
@@ -426,6 +426,8 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
     assert {path.stem for path in (run.folder / "plans").iterdir()} <= {
         "".join(letter if letter.isalnum() else "-" for letter in label).strip("-") for label in labels
     }
+    assert set(run.manifest.sources) == {str(path) for path in (Path("results") / run.folder.name / "plans").iterdir()}
+    assert run.manifest.sources == sources.digests(trial.case for trial in run.manifest.plan)
     assert recipe.read(run.folder / "plans" / "plan.json") == recipe.read(Path("plan.json"))
     words = next_words(said.err)
     assert words[-2:] == ["--strategies", "plan:file=plan.json"]

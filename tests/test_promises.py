@@ -62,7 +62,7 @@ def test_every_promise_and_every_rule_names_a_test_that_is_there():
 
     assert [number for number, _ in promises] == list("123456789")
     assert all(named_tests(shown) for _, shown in [*promises, *rules])
-    assert len(rules) == 13
+    assert len(rules) == 14
     assert gone(PAGE) == []
 
 
@@ -114,7 +114,7 @@ class Ready:
 def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many records a power cut would leave each time that one was told, beside how many were told."""
     plan = tuple(Trial(case=make.case(name)) for name in ("none", "all", "sqrt"))
-    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT)
+    store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
     path, safe, sync = folder / "trials.jsonl", [0], os.fsync
 
     def noted(file: int) -> None:

@@ -207,7 +207,7 @@ def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
     plan = spec.plan(published.find("hf-trainer").cpu.request, lambda word: "cpu").trials
     records = [make.record(case=trial.case, round=trial.round, notes=notes) for trial in plan]
     folder = here / "run"
-    store.create(folder, plan=plan, command="gcprof", environment=records[0].environment)
+    store.create(folder, plan=plan, command="gcprof", environment=records[0].environment, sources={})
     writer = store.Writer(folder)
     for record in records:
         writer.append(record)

@@ -486,7 +486,9 @@ def test_a_torn_run_is_resumed_where_it_ends(half: Path, whole: Whole, shared: N
 def test_a_run_from_files_needs_them_again(here: Path, shared: None, engine: Local, capsys: Any):
     write_mnist(here / "data", 6)
     case = make.case(model=Choice("mnist-cnn:channels=2,layers=5"), batch_size=4, samples=1, data="files")
-    store.create(here / "run", plan=(Trial(case=case),), command="gcprof run", environment=engine.survey()["cpu"])
+    store.create(
+        here / "run", plan=(Trial(case=case),), command="gcprof run", environment=engine.survey()["cpu"], sources={}
+    )
 
     refused = answer(["run", "--resume", "run"])
     resumed = answer(["run", "--resume", "run", "--data", str(here / "data")])

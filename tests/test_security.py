@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from profiler import store
+from profiler import catalogue, models, sources, store
+from profiler.case import Choice, Trial, encode
+from profiler.cli import answer, following, resume
 from profiler.engines import child
 from profiler.errors import UserError
 from profiler.views import derived, files
@@ -112,6 +115,69 @@ def test_nothing_of_a_file_is_run():
 @pytest.mark.parametrize("source", ["import pickle", "torch.load(path)", "eval(text)", "from pickle import loads"])
 def test_what_runs_a_file_would_be_seen(source):
     assert named(source, *RUNNERS)
+
+
+EVIL = """
+open({mark!r}, "w").close()
+
+def make():
+    from torch import nn, randn
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), randn(2, 4), lambda output: output.sum()
+"""
+FOLDERS_MODELS = ["{here}/base/evil.py:make", "evilpackage.part:make", "*:{here}/base/evil.py:make"]
+READINGS = [
+    ("explain", "base", "--strategy", "all"),
+    ("timeline", "base", "--strategies", "all", "-o", "t.png"),
+    ("run", "--resume", "base"),
+    ("run", "--resume", "base", "--model", "mlp"),
+    ("run", "--resume", "base", "--new-run", "-o", "new"),
+]
+
+
+@pytest.fixture
+def theirs(here: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder that came from somebody: its plan and its records name code, which is at hand, with its digest."""
+    text, file = EVIL.format(mark=str(here / "sprung")), f"{here}/base/evil.py"
+    model = Choice(request.param.format(here=here))
+    none, every, owed = (make.case(word, model=model, batch_size=None) for word in ("none", "all", "sqrt"))
+    records = [make.record(case=none), make.record(case=every)]
+    run = examples.run(here / "base", records, more=(Trial(case=owed),))
+    forged = msgspec.structs.replace(run.manifest, sources={file: sources.digest(text.encode())})
+    (run.folder / "manifest.json").write_bytes(encode(forged))
+    (here / "evilpackage").mkdir()
+    for path in (run.folder / "evil.py", here / "evilpackage" / "__init__.py", here / "evilpackage" / "part.py"):
+        path.write_text(text)
+    monkeypatch.syspath_prepend(here)
+    return run.folder
+
+
+@pytest.mark.parametrize("theirs", FOLDERS_MODELS, indirect=True)
+@pytest.mark.parametrize("words", READINGS, ids=" ".join)
+def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, capsys):
+    code = answer(list(words))
+
+    assert code == 2
+    assert "nothing that a run folder names is run" in capsys.readouterr().err
+    assert not (here / "sprung").exists()
+    assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize("theirs", FOLDERS_MODELS[:1], indirect=True)
+@pytest.mark.parametrize("words", [READINGS[0], READINGS[-1]], ids=" ".join)
+def test_code_of_a_run_folder_that_would_be_run_would_be_seen(words, theirs, here, shared, monkeypatch):
+    monkeypatch.setattr(following, "refuse_code", lambda case, target: None)
+    monkeypatch.setattr(resume, "refuse_unnamed", lambda cases, named: None)
+
+    answer(list(words))
+
+    assert (here / "sprung").exists()
+
+
+def test_the_table_is_no_way_around_what_looks_like_code():
+    for word in ("*", "*:base/evil.py:make", "*:torchvision:resnet18", "mlp:make", "_faults:make"):
+        assert catalogue.is_code(word, models.TABLE) == (catalogue.CODE.fullmatch(word) is not None), word
+    for word in ("mlp", "torchvision:resnet18", "hf:gpt2", "nonsense"):
+        assert not catalogue.is_code(word, models.TABLE)
 
 
 def test_only_known_variables_are_looked_at():

@@ -17,7 +17,7 @@ HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux x86_64")
 
 def new_run(folder: Path, *strategies: str) -> Path:
     plan = tuple(Trial(case=make.case(strategy)) for strategy in strategies)
-    store.create(folder, plan=plan, command="gcprof run", environment=HERE)
+    store.create(folder, plan=plan, command="gcprof run", environment=HERE, sources={})
     return folder
 
 

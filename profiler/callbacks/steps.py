@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from profiler import store
+from profiler import sources, store
 from profiler.case import Case, Trial
 from profiler.devices import Device, Span, Stopwatch, Watch
 from profiler.errors import UserError
@@ -85,7 +85,13 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
     """
     assert record.environment is not None
     if not (folder / "manifest.json").is_file():
-        store.create(folder, plan=(Trial(case=record.case),), command=command, environment=record.environment)
+        store.create(
+            folder,
+            plan=(Trial(case=record.case),),
+            command=command,
+            environment=record.environment,
+            sources=sources.digests([record.case]),
+        )
     writer = store.Writer(folder)  # before it is read: what others write meanwhile is of the same round
     try:
         before = store.load(folder)

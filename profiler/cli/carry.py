@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from profiler.cli.consent import resume_words
 from profiler.cli.signals import Interrupted, end_at_once
 from profiler.cli.words import (
     RESULTS,
@@ -47,8 +50,7 @@ def start(
 
     request = spec.override(sweep.read(config), words) if config else words
     asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
-    if exclusive and all(trial.case.is_predicted for trial in asked.trials):
-        raise UserError("--exclusive has no effect on a prediction", hint="nothing is measured; leave it out")
+    refuse_idle(asked.trials, exclusive=exclusive)
     store.refuse_existing(output or RESULTS / "new")
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect(stage_seconds=limit) as engine:
@@ -61,6 +63,12 @@ def start(
             engine, plan.trials, output=output, command=command_line(), data=plan.data_directory, devices=devices,
             json=json, remarks=plan.remarks, fit=fit, exclusive=exclusive,
         )  # fmt: skip
+
+
+def refuse_idle(trials: Iterable[Trial], *, exclusive: bool) -> None:
+    """Raises UserError where the device must be exclusive, and nothing is measured on it."""
+    if exclusive and all(trial.case.is_predicted for trial in trials):
+        raise UserError("--exclusive has no effect on a prediction", hint="nothing is measured; leave it out")
 
 
 def begin(
@@ -106,7 +114,7 @@ def go_on(
 
     say_first(store.load(folder).manifest.plan, devices, remarks)
     code = follow(engine, folder, data, exclusive=exclusive)
-    return finish(store.load(folder), code=code, json=json, fit=fit)
+    return finish(store.load(folder), code=code, json=json, fit=fit, data=data)
 
 
 def follow(engine: Engine, folder: Path, data: str | None = None, *, exclusive: bool = False) -> int:
@@ -131,7 +139,7 @@ def follow(engine: Engine, folder: Path, data: str | None = None, *, exclusive: 
     return 0
 
 
-def finish(run: Run, *, code: int, json: bool, fit: bool = False) -> int:
+def finish(run: Run, *, code: int, json: bool, fit: bool = False, data: str | None = None) -> int:
     """Show and write what there is, and name what to do next; the exit code."""
     from profiler.analysis import progress, rows
     from profiler.units import count_text
@@ -143,10 +151,11 @@ def finish(run: Run, *, code: int, json: bool, fit: bool = False) -> int:
     if fit:
         _show_fit(run)
     lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
+    again = resume_words(run, data)
     if lost:
-        aside(f"note: {count_text(lost, 'trial')} crashed or timed out; gcprof run --resume measures such trials again")
+        aside(f"note: {count_text(lost, 'trial')} crashed or timed out; {shlex.join(again)} measures such trials again")
     if progress.status(run.manifest.plan, run.records) == "partial":
-        next_command("gcprof", "run", "--resume", str(folder))
+        next_command(*again)
     elif all(record.readings.peak_bytes is None for record in run.records):
         next_command("gcprof", "show", str(folder))
     else:

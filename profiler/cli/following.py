@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from profiler.cli.consent import refuse_code
 from profiler.cli.words import RESULTS, run_folder
 from profiler.errors import UserError
 
@@ -34,7 +35,7 @@ def steps(target: str, words: Request) -> list[Step]:
     from profiler.case import Choice
 
     records = _records(target, words)
-    trials = _trials(target, words) if records is None else _trials_of(records, words)
+    trials = _trials(target, words) if records is None else _trials_of(target, records, words)
     settings = {trial.case.baseline for trial in trials}
     if len(settings) > 1:
         raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
@@ -96,7 +97,7 @@ def _trials(target: str, words: Request) -> list[Trial]:
     return list(spec.plan(request, device_choice.any_device).trials)
 
 
-def _trials_of(records: Sequence[Record], words: Request) -> list[Trial]:
+def _trials_of(target: str, records: Sequence[Record], words: Request) -> list[Trial]:
     """The first case's rows under these strategies, predicted with what was read of their operators."""
     import msgspec
 
@@ -104,6 +105,7 @@ def _trials_of(records: Sequence[Record], words: Request) -> list[Trial]:
     from profiler.case import FAKE, Trial
 
     first = records[0].case.baseline
+    refuse_code(first, target)
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(words, cases)]
     twins = [msgspec.structs.replace(case, device=FAKE + case.twin.device) for case in chosen]

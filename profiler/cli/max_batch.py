@@ -92,7 +92,7 @@ def _predict(asked: Model, strategies: list[str], limit: int) -> tuple[list[Larg
 def _measured(
     asked: Model, found: list[Largest], limit: int, folder: Path, rounds: int, *, measure: bool
 ) -> tuple[list[Line], int]:
-    from profiler import capacity, device_choice, store
+    from profiler import capacity, device_choice, sources, store
     from profiler.analysis import progress
     from profiler.cli.carry import follow
     from profiler.views.capacity import line
@@ -101,7 +101,8 @@ def _measured(
     if measure and not case.is_predicted:
         environment = device_choice.environment(case.device, asked.devices)
         planned = capacity.trials(case, found, rounds=rounds)
-        store.create(folder, plan=planned, command=command_line(), environment=environment)
+        digests = sources.digests(trial.case for trial in planned)
+        store.create(folder, plan=planned, command=command_line(), environment=environment, sources=digests)
         code = follow(asked.engine, folder)
         run = store.load(folder)
         aside(f"wrote {folder / 'trials.jsonl'}")

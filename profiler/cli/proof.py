@@ -37,7 +37,7 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     """Run the plan and the others in paired rounds, or trace them where nothing is to be measured."""
     import msgspec
 
-    from profiler import device_choice, proving, recipe, store
+    from profiler import device_choice, proving, recipe, sources, store
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
     from profiler.case import FAKE
@@ -50,7 +50,9 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     rounds = wish.rounds or ROUNDS
     cases, planned, files = proving.comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
     environment = device_choice.environment(case.device, model.devices)
-    store.create(folder, plan=planned, command=command_line(), environment=environment)
+    digests = sources.digests(trial.case for trial in planned)
+    digests |= {str(path): sources.digest(recipe.encoded(one)) for path, one in files.items()}  # written below
+    store.create(folder, plan=planned, command=command_line(), environment=environment, sources=digests)
     (folder / "plans").mkdir()
     for path, one in files.items():
         recipe.write(one, path)

@@ -96,7 +96,7 @@ def _list() -> None:
 def _run(system: System, full: bool, device: str | None, output: Path | None, json: bool) -> int:
     import msgspec
 
-    from profiler import catalogue, device_choice, engines, published, spec, store
+    from profiler import catalogue, device_choice, engines, published, sources, spec, store
     from profiler.analysis import progress
     from profiler.case import FAKE, Choice
     from profiler.views import reproduction
@@ -113,7 +113,11 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
         plan = spec.plan(msgspec.structs.replace(size.request, device=where, rounds=rounds), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])
         store.create(
-            folder, plan=plan.trials, command=command_line(), environment=device_choice.environment(where, devices)
+            folder,
+            plan=plan.trials,
+            command=command_line(),
+            environment=device_choice.environment(where, devices),
+            sources=sources.digests(trial.case for trial in plan.trials),
         )
         say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
         code = follow(engine, folder)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.cli.carry import begin, finish, go_on
-from profiler.cli.words import RESULTS, aside, command_line, run_folder
+from profiler.cli.carry import begin, finish, go_on, refuse_idle
+from profiler.cli.consent import refuse_unnamed
+from profiler.cli.words import COMMAND, RESULTS, aside, command_line, run_folder
 from profiler.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.case import Trial
+    from profiler.case import Choice, Trial
     from profiler.record import Environment
     from profiler.spec import Plan, Request
     from profiler.store import Run
@@ -36,39 +38,63 @@ def resume(
     from profiler.case import Choice
 
     before = store.load(run_folder(name))
-    request = _request(words, config)
+    request = _request(before, words, config)
     data = (request or words).data
     _refuse_other_data(before, data)
+    refuse_idle(_first_look(before, request if anew else None), exclusive=exclusive)
     if anew:
         store.refuse_existing(output or RESULTS / "new")
     elif request is None and not _owed(before):
         return _nothing_left(before, json)
+    if not (anew and request):
+        refuse_unnamed([trial.case for trial in before.manifest.plan], _named(before, (request or words).model))
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect(stage_seconds=limit) as engine:
         devices = engine.survey()
         asked = _asked(request, devices)
         if anew:
-            trials = asked.trials if asked else _plan(before, devices)
-            command = command_line() if asked else before.manifest.command
+            plan = asked or _same(before, data, devices)
             return begin(
-                engine, trials, output=output, command=command, data=data, devices=devices, json=json,
-                exclusive=exclusive,
+                engine, plan.trials, output=output, command=command_line() if asked else before.manifest.command,
+                data=data, devices=devices, json=json, remarks=(*before.warnings, *plan.remarks), exclusive=exclusive,
             )  # fmt: skip
-        _refuse_changes(before, asked, devices, name)
+        _refuse_changes(before, asked, devices)
         if not _owed(before):
             return _nothing_left(before, json)
         remarks = (*before.warnings, *_again(before))
         return go_on(engine, before.folder, data, devices, json, remarks, exclusive=exclusive)
 
 
-def _request(words: Request, config: Path | None) -> Request | None:
-    """What was asked for besides, or None where the run's own cases are meant."""
+def _request(before: Run, words: Request, config: Path | None) -> Request | None:
+    """What was asked for besides, or None where the run's own cases are meant: by no words, or by its models alone."""
     from profiler import spec, sweep
     from profiler.spec import Request
 
-    if config is None and words == Request(data=words.data):
-        return None
+    if config is None and words == Request(model=words.model, data=words.data):
+        is_own = words.model is None or set(_named(before, words.model)) == _models(before)
+        return None if is_own else words
     return spec.override(sweep.read(config), words) if config else words
+
+
+def _named(before: Run, text: str | None) -> list[Choice]:
+    """The models that were named, as the run has them or else in their one canonical text."""
+    from profiler import catalogue, models
+    from profiler.case import split_choices
+
+    asked = split_choices(text) if text is not None else []
+    same = _models(before)
+    return [one if one in same else catalogue.resolve(one, models.TABLE, what="model") for one in asked]
+
+
+def _models(before: Run) -> set[Choice]:
+    return {trial.case.model for trial in before.manifest.plan}
+
+
+def _first_look(before: Run, request: Request | None) -> tuple[Trial, ...]:
+    """The trials that are meant, before torch is imported to see which devices there are."""
+    from profiler import device_choice, spec
+
+    return spec.plan(request, device_choice.any_device).trials if request else before.manifest.plan
 
 
 def _refuse_other_data(before: Run, data: str | None) -> None:
@@ -81,19 +107,29 @@ def _refuse_other_data(before: Run, data: str | None) -> None:
 def _asked(request: Request | None, devices: dict[str, Environment]) -> Plan | None:
     from profiler import device_choice, spec
 
-    return spec.plan(request, lambda word: device_choice.choose_device(word, list(devices))) if request else None
+    if request is None:
+        return None
+    plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
+    device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
+    return plan
 
 
-def _plan(before: Run, devices: dict[str, Environment]) -> tuple[Trial, ...]:
-    """The plan of a run, where its devices are here."""
-    from profiler import device_choice
+def _same(before: Run, data: str | None, devices: dict[str, Environment]) -> Plan:
+    """The plan of a run, where its devices and files are here."""
+    from profiler import device_choice, sources
+    from profiler.spec import Plan
 
-    for device in dict.fromkeys(trial.case.device for trial in before.manifest.plan):
+    trials = before.manifest.plan
+    for device in dict.fromkeys(trial.case.device for trial in trials):
         device_choice.choose_device(device, list(devices))
-    return before.manifest.plan
+    gone = sources.missing(trial.case for trial in trials)
+    if gone:
+        message = f"this run is of files that are not here: {', '.join(gone)}"
+        raise UserError(message, hint="put them back, or go to the folder where the run was begun")
+    return Plan(trials=trials, data_directory=data)
 
 
-def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environment], name: str) -> None:
+def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environment]) -> None:
     """A run is of one plan, one set of files and versions, and one device."""
     from profiler import changes, device_choice, sources
 
@@ -106,7 +142,8 @@ def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environm
     )
     if found:
         message = f"this run began otherwise, and would be mixed: {'; '.join(found)}"
-        raise UserError(message, hint=f"gcprof run --resume {name} --new-run measures it anew, in a folder of its own")
+        anew = shlex.join(["gcprof", *COMMAND.get(), "--new-run"])
+        raise UserError(message, hint=f"{anew} measures it anew, in a folder of its own")
 
 
 def _owed(before: Run) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
@@ -151,8 +151,17 @@ def say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks:
     kind = "the CPU" if name == "cpu" else "the GPU"
     doing = f"predicting for {', '.join(predicted)}" if plan[0].case.is_predicted else f"{why}measuring {kind}"
     aside(f"{doing} ({where if len(predicted) < 2 else f'torch {device.torch}'})")
-    for remark in remarks:
+    for remark in (*_code(plan), *remarks):
         aside(f"note: {remark}")
+
+
+def _code(plan: tuple[Trial, ...]) -> Iterator[str]:
+    """Where the code of the user's own models is that will run."""
+    from profiler import catalogue, models
+
+    for name in dict.fromkeys(trial.case.model.name for trial in plan):
+        if catalogue.is_code(name, models.TABLE):
+            yield f"{name} is the code in {catalogue.place(name).resolve()}"
 
 
 def _described(device: Environment) -> list[str]:

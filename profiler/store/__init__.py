@@ -95,14 +95,14 @@ def create(
     plan: tuple[Trial, ...],
     command: str,
     environment: Environment,
-    sources: Mapping[str, str] | None = None,
+    sources: Mapping[str, str],
 ) -> None:
     """Make a new run folder with its manifest, at once or not at all.
 
     Raises UserError where there is one already, or (exit code 74) where it cannot be made.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    manifest = Manifest(created=now, command=command, plan=plan, environment=environment, sources=dict(sources or {}))
+    manifest = Manifest(created=now, command=command, plan=plan, environment=environment, sources=dict(sources))
     save(folder, manifest=encode(manifest), trials=b"")
 
 

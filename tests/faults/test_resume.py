@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from profiler import changes, runner, sources, store
 from profiler.analysis import progress
-from profiler.case import Choice
+from profiler.case import Choice, Trial, encode
 from profiler.cli import answer
 from profiler.cli import resume as resuming
 from profiler.engines import local
@@ -22,6 +23,7 @@ from profiler.files import locking
 from profiler.store import Writer
 from tests import make
 from tests.conftest import Lent
+from tests.program import next_words
 
 WORDS = ("--strategies", "none,all", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
 MINE = """
@@ -70,6 +72,16 @@ def pretend(folder: Path, **fields: Any) -> None:
     document = msgspec.json.decode(path.read_bytes())
     document["environment"].update(fields)
     path.write_bytes(msgspec.json.encode(document))
+
+
+def forge(folder: Path, **fields: Any) -> None:
+    """The manifest says something else."""
+    forged = msgspec.structs.replace(store.load(folder).manifest, **fields)
+    (folder / "manifest.json").write_bytes(encode(forged))
+
+
+def model_of(folder: Path) -> str:
+    return str(store.load(folder).manifest.plan[0].case.model)
 
 
 def complaint(err: str) -> tuple[str, str]:
@@ -140,7 +152,7 @@ def mine(here: Path, shared: None, capsys: Any) -> Path:
 
 
 def test_fault_61_a_model_file_that_changed_is_listed(mine: Path, capsys: Any):
-    code = answer(["run", "--resume", "run"])
+    code = answer(["run", "--resume", "run", "--model", model_of(mine)])
 
     message, _ = complaint(capsys.readouterr().err)
     assert code == 2
@@ -151,7 +163,7 @@ def test_fault_61_a_model_file_that_changed_is_listed(mine: Path, capsys: Any):
 def test_twin_61_without_the_comparison_two_models_would_stand_in_one_run(mine: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(changes, "changes", lambda *before, **now: ())
 
-    answer(["run", "--resume", "run"])
+    answer(["run", "--resume", "run", "--model", model_of(mine)])
 
     first, second = store.load(mine).records
     assert first.built.num_parameters < second.built.num_parameters
@@ -218,7 +230,96 @@ def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch:
     err = capsys.readouterr().err
     assert code == 1
     assert "note: 1 trial measured again: crashed, timed out, or compared with one that did" in err
-    assert "note: 1 trial crashed or timed out; gcprof run --resume measures such trials again" in err
+    assert "note: 1 trial crashed or timed out; gcprof run --resume run measures such trials again" in err
+
+
+def test_fault_61_a_model_file_of_no_known_digest_is_not_gone_on_with(mine: Path, capsys: Any):
+    forge(mine, sources={})
+
+    code = answer(["run", "--resume", "run", "--model", model_of(mine)])
+
+    message, _ = complaint(capsys.readouterr().err)
+    assert code == 2
+    assert re.search(r"mixed: \S+/mine\.py not recorded -> [0-9a-f]{16}$", message)
+    assert records(mine) == [("none", 1)]
+
+
+def test_fault_61_a_new_run_takes_the_words_just_typed_and_can_be_pasted(half: Path, shared: None, capsys: Any):
+    half.rename(half.with_name("my run"))
+    pretend(half.with_name("my run"), torch="1.13.1")
+    words = ["--strategies", "none,selective:save=matmul+attention", "--model", "mlp", *WORDS[2:]]
+    answer(["run", "--resume", "my run", *words])
+
+    _, hint = complaint(capsys.readouterr().err)
+
+    command, told, _ = hint.removeprefix("hint: ").partition(" measures it anew")
+    assert told
+    assert shlex.split(command) == ["gcprof", "run", "--resume", "my run", *words, "--new-run"]
+
+
+@pytest.mark.parametrize("name", ["mine.py", "plan.json"])
+def test_fault_61_a_new_run_of_a_file_that_is_gone_is_refused(name: str, half: Path, capsys: Any):
+    model, strategy = {"mine.py": ("mine.py:build", "none"), "plan.json": ("mlp", "plan:file=plan.json")}[name]
+    forge(half, plan=(Trial(case=make.case(strategy, model=Choice(model))),))
+    named = ["--model", model] if name == "mine.py" else []
+
+    code = answer(["run", "--resume", "run", "--new-run", *named, "-o", "other"])
+
+    assert code == 2
+    assert f"this run is of files that are not here: {name}" in capsys.readouterr().err
+    assert not (half.parent / "other").exists()
+
+
+def test_fault_61_a_prediction_needs_no_device_of_its_own_when_it_goes_on(half: Path, capsys: Any):
+    (half / "manifest.json").write_text((half / "manifest.json").read_text().replace('"cpu"', '"fake:cpu"'))
+
+    for words in ([], ["--new-run", "-o", "other"]):
+        assert answer(["run", "--resume", "run", "--exclusive", "error", *words]) == 2
+        assert "--exclusive has no effect on a prediction" in capsys.readouterr().err
+
+    assert records(half) == [("none", 1)]
+    assert not (half.parent / "other").exists()
+
+
+def test_fault_61_a_new_run_tells_what_is_remarkable_of_its_words_and_of_the_old_one(half: Path, capsys: Any):
+    with (half / "trials.jsonl").open("ab") as file:
+        file.write(b'{"torn')
+    words = ["--model", "mlp", *WORDS, "--strategies", "none,none,all"]
+
+    assert answer(["run", "--resume", "run", "--new-run", *words, "-o", "other"]) == 0
+
+    err = capsys.readouterr().err
+    assert "note: --strategy: none was given more than once and is measured once" in err
+    assert "note: the last line of trials.jsonl is torn and was ignored" in err
+
+
+def test_fault_61_a_new_run_that_calibrates_needs_the_device(half: Path, capsys: Any):
+    (half.parent / "sweep.toml").write_text('model = "mlp"\ndevice = "fake:cuda"\ncalibrate = true\n')
+
+    code = answer(["run", "--resume", "run", "--new-run", "--config", "sweep.toml", "-o", "other"])
+
+    assert code == 3 or "cuda:0" in str(store.load(half.parent / "other").manifest.plan)
+    assert (half.parent / "other").exists() == (code != 3)
+
+
+def test_fault_61_a_run_of_ones_own_model_goes_on_by_the_command_that_was_named(
+    here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    (here / "my model.py").write_text(MINE.replace("WIDTH", "3"))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "carry_out", lambda *words, **more: iter(()))  # interrupted at once
+        answer(["run", "--model", f"{here / 'my model.py'}:build", *WORDS, "-o", "run"])
+    named = next_words(capsys.readouterr().err)
+
+    refused = answer(named[:3])
+    told = complaint(capsys.readouterr().err)[1]
+    code = answer(named)
+
+    assert named == ["run", "--resume", "run", "--model", f"{here / 'my model.py'}:build"]
+    assert (refused, code) == (2, 0)
+    assert told == f"hint: if this is your own code: {shlex.join(['gcprof', *named])}"
+    assert records(here / "run") == [("none", 1), ("all", 1)]
+    assert f"is the code in {(here / 'my model.py').resolve()}" in capsys.readouterr().err
 
 
 # 62: nothing left

@@ -40,7 +40,7 @@ def record(number: int, key: tuple[str, int]) -> Record:
 
 
 def new(folder: Path) -> Path:
-    store.create(folder, plan=PLAN, command="gcprof run", environment=HERE)
+    store.create(folder, plan=PLAN, command="gcprof run", environment=HERE, sources={})
     return folder
 
 
