@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import shutil
@@ -150,8 +151,9 @@ def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
     assert 1 < len(store.load(folder).records) < len(many)
 
 
-def test_fault_36_a_log_that_cannot_be_written_costs_no_result():
-    log = child._Log(Path("/dev/full"))
+def test_fault_36_a_log_that_cannot_be_written_costs_no_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(child.regular, "anew", lambda path: io.FileIO("/dev/full", "w"))
+    log = child._Log(tmp_path / "trial.log")
 
     log.write(b"first\n")
     log.write(b"last\n")
