@@ -13,6 +13,11 @@ READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe w
 MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def is_regular(path: Path) -> bool:
+    """Whether it is a file, in a folder that is no link either. Raises OSError where nobody may look."""
+    return path.is_file() and not path.is_symlink() and not path.parent.is_symlink()
+
+
 def opened(path: Path) -> BinaryIO:
     """Open a file that anyone may have laid there. Raises OSError, also where it is a link, a pipe or a device."""
     descriptor = os.open(path, READING)
