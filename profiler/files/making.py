@@ -27,7 +27,7 @@ def sweep(folder: Path, of: str | None = None) -> None:
 
 def remove(path: Path) -> None:
     """A file or a whole folder, as far as it can be."""
-    if path.is_dir() and not path.is_symlink():
+    if os.path.isdir(path) and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
     try:

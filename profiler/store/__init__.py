@@ -172,7 +172,7 @@ def replace(path: Path, text: bytes) -> None:
 
 def load(folder: Path) -> Run:
     """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read."""
-    if not (folder / "manifest.json").is_file():
+    if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
     path = folder / "trials.jsonl"

@@ -15,9 +15,9 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
     Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
     """
     refuse_existing_file(path, force=force)
-    making.sweep(path.parent, path.name)
     new = making.beside(path)
     try:
+        making.sweep(path.parent, path.name)
         with new.open("xb") as file:  # never through a link that somebody laid there
             file.write(text)
         new.replace(path)

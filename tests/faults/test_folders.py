@@ -221,3 +221,37 @@ def test_twin_59_a_home_that_is_known_is_hidden(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HOME", "/somewhere/else")
 
     assert paste.without_places("in /somewhere/else it is") == "in ~ it is"
+
+
+TOO_LONG = "a" * 300
+RUN = "ref:predicted-t4/transformer"
+
+
+@pytest.mark.parametrize("name", [TOO_LONG, f"{TOO_LONG}/b"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["show", "NAME"], 4),
+        (["show", RUN, "-o", "NAME"], 2),
+        (["compare", RUN, "NAME"], 4),
+        (["validate", "NAME"], 4),
+        (["migrate", "NAME"], 4),
+        (["merge", "NAME", "NAME/b", "-o", "new"], 4),
+        (["merge", RUN, "ref:predicted-t4/transformer-batches", "-o", "NAME"], 74),
+        (["list", "--folder", "NAME"], 2),
+        (["explain", "NAME"], 2),
+        (["export", RUN, "-o", "NAME"], 74),
+        (["export", RUN, "--to", "tensorboard", "-o", "NAME"], 74),
+        (["plot", RUN, "-o", "NAME.png"], 74),
+        (["report", RUN, "-o", "NAME.html"], 74),
+        (["run", "--resume", "NAME"], 4),
+        (["run", "--config", "NAME"], 2),
+        (["run", "--model", "mlp", "-o", "NAME"], 74),
+        (["plan", "--stages", "NAME", "--frontier"], 2),
+    ],
+)
+def test_fault_37_a_name_that_is_too_long_is_refused_by_every_command(words, code, name, here, no_server, capsys):
+    assert answer([word.replace("NAME", name) for word in words]) == code
+
+    assert "internal error" not in capsys.readouterr().err
+    assert list(here.iterdir()) == []
