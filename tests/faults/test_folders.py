@@ -224,7 +224,7 @@ def test_twin_59_a_home_that_is_known_is_hidden(monkeypatch: pytest.MonkeyPatch)
 
 
 TOO_LONG = "a" * 300
-RUN = "ref:predicted-t4/transformer"
+REFERENCE = "ref:predicted-t4/transformer"
 
 
 @pytest.mark.parametrize("name", [TOO_LONG, f"{TOO_LONG}/b"])
@@ -232,18 +232,18 @@ RUN = "ref:predicted-t4/transformer"
     ("words", "code"),
     [
         (["show", "NAME"], 4),
-        (["show", RUN, "-o", "NAME"], 2),
-        (["compare", RUN, "NAME"], 4),
+        (["show", REFERENCE, "-o", "NAME"], 2),
+        (["compare", REFERENCE, "NAME"], 4),
         (["validate", "NAME"], 4),
         (["migrate", "NAME"], 4),
         (["merge", "NAME", "NAME/b", "-o", "new"], 4),
-        (["merge", RUN, "ref:predicted-t4/transformer-batches", "-o", "NAME"], 74),
+        (["merge", REFERENCE, "ref:predicted-t4/transformer-batches", "-o", "NAME"], 74),
         (["list", "--folder", "NAME"], 2),
         (["explain", "NAME"], 2),
-        (["export", RUN, "-o", "NAME"], 74),
-        (["export", RUN, "--to", "tensorboard", "-o", "NAME"], 74),
-        (["plot", RUN, "-o", "NAME.png"], 74),
-        (["report", RUN, "-o", "NAME.html"], 74),
+        (["export", REFERENCE, "-o", "NAME"], 74),
+        (["export", REFERENCE, "--to", "tensorboard", "-o", "NAME"], 74),
+        (["plot", REFERENCE, "-o", "NAME.png"], 74),
+        (["report", REFERENCE, "-o", "NAME.html"], 74),
         (["run", "--resume", "NAME"], 4),
         (["run", "--config", "NAME"], 2),
         (["run", "--model", "mlp", "-o", "NAME"], 74),
