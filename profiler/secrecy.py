@@ -5,20 +5,32 @@ Every text that is stored and not of our own making passes here: a command, what
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterator
 
 HIDDEN = "[hidden]"
 SHORTEST = 8  # characters of a secret of the environment; shorter ones are words like any other
-NAME = re.compile(
-    r"(?:^|_|-)(?:token|secret|password|passwd|passphrase|credentials?|(?:api|access|secret|private)[_-]?key)$",
-    re.IGNORECASE,
+LONGEST = 128 << 10  # bytes of a variable of the environment; the system takes no longer one
+WORDS = "token|secret|password|passwd|passphrase|credentials?"
+KEYS = "(?:api|access|secret|private|encryption|storage|account)[_-]?key"
+NAME = re.compile(  # of a variable; PWD and OLDPWD are folders, and GIT_ASKPASS is a program
+    rf"(?:{WORDS}|apikey|[_-](?:key|pwd|pass|pat|dsn)|secret_key_base|webhook(?:_ur[il])?)$", re.IGNORECASE
 )
-SHAPE = re.compile(
-    r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)[^\s/@'\"]+@"  # who logs in at an address, and how
-    r"|\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abps]-)[\w-]{16,}"  # Hugging Face, OpenAI, GitHub, GitLab, Slack
-    r"|\bAKIA[0-9A-Z]{16}\b"  # Amazon
-    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"  # a JSON web token
+OPTION_NAME = re.compile(rf"(?:^|_|-)(?:{WORDS}|{KEYS})$", re.IGNORECASE)  # `key` and `sort_key` are options of models
+SHAPES = tuple(
+    re.compile(pattern, re.ASCII)  # none of them goes over the end of a line
+    for pattern in (
+        r"(://)[^\s/'\"]+(?=@)",  # who logs in at an address, and how
+        rf"([?&](?i:(?:[\w-]*[_-])?(?:{WORDS}|{KEYS}|sig|signature))=)[^\s&#'\"]+",  # in an address, too
+        r"((?i:\bauthorization)['\"]?[:=][ \t]*['\"]?(?i:basic|token)[ \t]+)[^\s'\",]+",
+        r"((?i:\bbearer)[ \t]+)[\w.~+/=-]{16,}",
+        r"()\b(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|xox[abps]-)[\w-]{16,}",  # Hugging Face, OpenAI, GitHub, ...
+        r"()\b(?:npm_[A-Za-z0-9]{30,}|AIza[\w-]{30,})",  # npm, Google
+        r"()\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # Amazon
+        r"()\beyJ[\w-]{8,999}\.eyJ[\w-]{8,}\.[\w-]*",  # a JSON web token
+    )
 )
 OPTION = re.compile(r"([\w-]+)=([^,|\s]+)")
 HARMLESS = re.compile(r"[\d.+-]+(e[+-]?\d+)?|true|false|none", re.IGNORECASE)
@@ -26,18 +38,59 @@ HARMLESS = re.compile(r"[\d.+-]+(e[+-]?\d+)?|true|false|none", re.IGNORECASE)
 
 def hide(text: str) -> str:
     """The text without values of the environment whose names say that they are secret, and without known shapes."""
-    for value in _of_environment():
-        text = text.replace(value, HIDDEN)
-    return SHAPE.sub(lambda match: f"{match['scheme'] or ''}{HIDDEN}{'@' if match['scheme'] else ''}", text)
+    return _without(text, _of_environment())
+
+
+def hide_bytes(data: bytes) -> bytes:
+    """The same of bytes that may be no text: every other one stays as it is."""
+    return _without(data.decode("latin-1"), _as_bytes()).encode("latin-1")
+
+
+def border(data: bytes, at: int) -> int:
+    """The last place up to `at` where bytes can be cut in two, and no secret with them.
+
+    At the end of the data may stand the beginning of a value that goes on elsewhere; shapes end with their line.
+    """
+    text = data.decode("latin-1")
+    for start, end in sorted(_spans(text, at), reverse=True):
+        if start < at < end:
+            at = start
+    return at
 
 
 def is_in(text: str) -> bool:
     """Whether a word holds a secret; `key=value` holds one too where the key says so and the value is no number."""
-    named = any(NAME.search(key) and not HARMLESS.fullmatch(value) for key, value in OPTION.findall(text))
+    named = any(OPTION_NAME.search(key) and not HARMLESS.fullmatch(value) for key, value in OPTION.findall(text))
     return named or hide(text) != text
 
 
+def _without(text: str, values: list[str]) -> str:
+    for value in values:
+        text = text.replace(value, HIDDEN)
+    for shape in SHAPES:
+        text = shape.sub(rf"\1{HIDDEN}", text)
+    return text
+
+
+def _spans(text: str, at: int) -> Iterator[tuple[int, int]]:
+    """From where to where secrets stand, as far as they can reach over a place."""
+    for shape in SHAPES:
+        yield from (match.span() for match in shape.finditer(text))
+    for value in _as_bytes():
+        start = text.find(value[0], max(0, at - len(value)), at)
+        while start >= 0:
+            if value.startswith(text[start : start + len(value)]):  # all of it, or what is there of it yet
+                yield start, start + len(value)
+            start = text.find(value[0], start + 1, at)
+
+
+def _as_bytes() -> list[str]:
+    """The values as the environment holds them, a character a byte."""
+    return [os.fsencode(value).decode("latin-1") for value in _of_environment()]
+
+
 def _of_environment() -> list[str]:
-    """The longest first, since one may begin with another."""
-    found = {value for name, value in os.environ.items() if NAME.search(name) and len(value) >= SHORTEST}
+    """The longest first, since one may begin with another; also as Python and JSON write them within quotes."""
+    values = {value for name, value in os.environ.items() if NAME.search(name) and len(value) >= SHORTEST}
+    found = values | {repr(value)[1:-1] for value in values} | {json.dumps(value)[1:-1] for value in values}
     return sorted(found, key=len, reverse=True)

@@ -133,4 +133,4 @@ def _detail(error: Exception) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return hide((str(error).strip().splitlines() or ["no message"])[0])
+    return (hide(str(error)).strip().splitlines() or ["no message"])[0]  # a secret may have many lines

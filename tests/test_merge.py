@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ from profiler.case import Trial, encode
 from profiler.cli import answer
 from profiler.errors import UserError
 from profiler.record import Environment, Record
+from profiler.upkeep import migrate
 from profiler.upkeep.merge import merge, write
 from tests import make
 
@@ -184,3 +187,44 @@ def test_a_torn_line_is_told_and_the_rest_is_merged(shards, tmp_path, capsys):
 
     assert "warning: a: the last line of trials.jsonl is torn" in capsys.readouterr().err
     assert len(store.load(tmp_path / "whole").records) == len(merge(shards).records)
+
+
+def test_logs_that_are_links_or_pipes_are_left_out(shards, tmp_path, capsys):
+    (tmp_path / "mine").write_text("mine")
+    log, other, *_ = sorted((shards[0] / "logs").iterdir())
+    log.unlink()
+    log.symlink_to("/proc/self/mem")
+    other.unlink()
+    os.mkfifo(other)
+    linked = shards[1] / "logs"
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+
+    assert answer(["merge", *map(str, shards), "-o", str(tmp_path / "whole")]) == 0
+
+    kept = {path.read_text().partition(":")[0] for path in (tmp_path / "whole" / "logs").iterdir()}
+    assert not kept & {shards[1].name, "mine"}
+    assert not {log.name, other.name} & {path.name for path in (tmp_path / "whole" / "logs").iterdir()}
+
+
+def test_a_log_that_cannot_be_copied_leaves_no_half_made_folder(shards, tmp_path, monkeypatch, capsys):
+    def fail(file, copy):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(store.shutil, "copyfileobj", fail)
+    before = sorted(tmp_path.iterdir())
+
+    assert answer(["merge", *map(str, shards), "-o", str(tmp_path / "whole")]) == 74
+
+    assert "Input/output error" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_who_writes_is_not_merged(shards, tmp_path):
+    for folder in shards:
+        (folder / ".writer").write_text("process 1 on somewhere")
+
+    write(merge(shards), tmp_path / "whole")
+    migrate.copied(shards[0], tmp_path / "copied")
+
+    assert not list((tmp_path / "whole").rglob(".writer")) + list((tmp_path / "copied").rglob(".writer"))

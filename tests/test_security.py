@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from profiler.case import Choice, Trial, encode
 from profiler.cli import answer, following, resume
 from profiler.engines import child
 from profiler.errors import UserError
+from profiler.files import locking
 from profiler.views import derived, files
 from profiler.views.plain import plain
 from tests import examples, make
@@ -253,9 +255,31 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_written_to(name, tmp_path):
     assert list((tmp_path / "mine").iterdir()) == []
 
 
+def test_nor_does_the_signature_of_a_writer(tmp_path):
+    mine, link = links(tmp_path)
+    folder = examples.run(tmp_path / "run", [make.record()]).folder
+    link.rename(folder / ".writer")
+
+    writer = store.Writer(folder)
+
+    signed = (folder / ".writer").read_text()
+    writer.close()
+    assert mine.read_text() == "mine"
+    assert f"process {os.getpid()} " in signed
+
+
+def test_nor_is_a_link_read_to_say_who_writes(tmp_path):
+    mine, link = links(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+
+    assert {locking.holder(path) for path in (link, tmp_path / "pipe")} == {"it does not say who it is"}
+    assert locking.holder(mine) == "mine"
+
+
 def test_a_writer_that_follows_links_would_be_seen(tmp_path, monkeypatch):
     mine, link = links(tmp_path)
-    monkeypatch.setattr(child, "_new", lambda path: path.open("wb", buffering=0))
+    monkeypatch.setattr(child.regular, "anew", lambda path: path.open("wb", buffering=0))
+    monkeypatch.setattr(child._Log, "_remove_earlier", lambda log: None)
 
     written = child._Log(link)
     written.write(b"new")

@@ -9,7 +9,9 @@ import pytest
 from profiler import store
 from profiler.case import Trial
 from profiler.errors import UserError
+from profiler.files import strict_json
 from profiler.record import Environment
+from profiler.store import reading
 from tests import make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux x86_64")
@@ -56,6 +58,34 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
 
     assert [record.case.strategy for record in store.load(folder).records][-1] == "segments:k=8"
     assert len(store.load(folder).records) == 4
+
+
+@pytest.mark.parametrize("text", [b"garbage", b"\xff\xfe{", b"[1", b"{" + b" " * 2000])
+@pytest.mark.parametrize("piece", [3, 1 << 20])
+def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text, piece, monkeypatch):
+    monkeypatch.setattr(strict_json, "PIECE_BYTES", piece)
+    monkeypatch.setattr(strict_json, "LINE_BYTES", 1999)
+    folder = filled(tmp_path / "run")
+    with (folder / "trials.jsonl").open("ab") as file:
+        file.write(text)
+    before = (folder / "trials.jsonl").read_bytes()
+
+    with pytest.raises(UserError, match="damaged") as caught:
+        store.Writer(folder)
+
+    assert caught.value.exit_code == 4
+    assert (folder / "trials.jsonl").read_bytes() == before
+    assert not (folder / ".writer").exists()
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
+@pytest.mark.parametrize("text", [b"", b"{", b'{"schema": 1', b"\0" * 9])
+def test_only_the_end_of_a_file_is_read_to_cut_it(tmp_path, text, piece, monkeypatch):
+    monkeypatch.setattr(strict_json, "PIECE_BYTES", piece)
+    (tmp_path / "lines").write_bytes(b"{}\n{}\n" + text)
+    (tmp_path / "one").write_bytes(text)
+
+    assert reading.unended(tmp_path / "lines") == reading.unended(tmp_path / "one") == text
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"schema": "x"}', b"\xff\xfe", b"[" * 100_000, b"null"])

@@ -72,9 +72,14 @@ def _write(found: Run, kind: str, output: Path | None, *, force: bool, run: str)
 
 def _log(found: Run, kind: str, folder: Path | None) -> None:
     from profiler import trackers
+    from profiler.errors import UserError
     from profiler.units import count_text
 
-    written = trackers.load(trackers.TRACKERS[kind])(found, folder)
+    try:
+        written = trackers.load(trackers.TRACKERS[kind])(found, folder)
+    except OSError as error:
+        message = f"cannot write to '{folder or found.folder}': {error.strerror or error}"
+        raise UserError(message, hint="name a folder you may write to with -o", exit_code=74) from error
     known = f"; {count_text(written.num_known, 'row')} there already" if written.num_known else ""
     aside(f"wrote {count_text(written.num_rows, 'row')} to {written.place}{known}")
     if written.next:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,7 +82,7 @@ def _records(target: str, words: Request) -> list[Record] | None:
     from profiler.spec import Request
 
     places = (Path(target), RESULTS / target)
-    if target != "last" and not any((place / "manifest.json").is_file() for place in places):
+    if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
         return None
     if words != Request(device="fake:cuda", strategies=words.strategies, segments=words.segments):
         raise UserError("a run has its own model and settings", hint="choose among its rows with --strategies")

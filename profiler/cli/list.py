@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ def list_runs(
     from profiler.errors import UserError
     from profiler.views.overviews import overviews, references, table
 
-    if not folder.is_dir() and folder != RESULTS:
+    if not os.path.isdir(folder) and folder != RESULTS:
         raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
     if ref and folder != RESULTS:
         raise UserError("--folder has no effect with --ref", hint="leave one of them out")

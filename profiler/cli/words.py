@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,9 +32,9 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
 
     if word.startswith(references.PREFIX):
         return references.find(word)
-    if (Path(word) / "manifest.json").is_file():
+    if os.path.isfile(Path(word) / "manifest.json"):  # a name may be too long to ask for otherwise
         return Path(word)
-    if word != "last" and Path(word).exists():
+    if word != "last" and os.path.exists(word):
         raise UserError(f"'{word}' has no manifest.json: it is no run folder", hint=LISTED, exit_code=4)
     known = runs(below)
     if not known and word == "last":

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from profiler.engines import control_group
-from profiler.secrecy import hide
+from profiler.files import regular
+from profiler.secrecy import LONGEST, border, hide_bytes
 from profiler.units import count_text
 
 LOG_BYTES = 1 << 20  # of each child's output; of the rest the last TAIL_BYTES are kept, and how much it was
@@ -119,7 +120,8 @@ class Child:
 
     def keep(self, sent: bytes) -> None:
         """Write what it sent, and nobody believes, to its log, as Python writes bytes."""
-        self._log.write(f"\n[gcprof: no result: {sent[:SHOWN_BYTES]!r}]\n".encode())
+        shown = hide_bytes(sent[:LOG_BYTES])[:SHOWN_BYTES]  # before `!r` changes how a secret looks
+        self._log.write(f"\n[gcprof: no result: {shown!r}]\n".encode())
 
     def _stop(self, limit: float, *, timed_out: bool) -> Ended:
         late = self._stage
@@ -213,53 +215,78 @@ class Child:
 
 
 class _Log:
-    """A file that takes LOG_BYTES, without secrets, then how much more there was, then the last of it."""
+    """A file that takes LOG_BYTES, without secrets, then how much more there was, then the last of it.
+
+    Secrets are hidden before anything is cut; what is held back may be the beginning of one.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: FileIO | None = None
-        self._tail = b""
         self._size = 0
-        self._held = b""  # the line that has not ended yet: a secret may be cut in two
+        self._held = bytearray()  # the line that has not ended yet; once the file is full, the end of what came
+        self._num_passed = 0  # bytes that are held no longer, before the file was full
+        self._is_full = False
+        self._shown = b""  # the end of what was written
+        self._remove_earlier()
 
     def write(self, data: bytes) -> None:
-        self._tail = (self._tail + data)[-TAIL_BYTES:]
-        kept = data[: max(0, LOG_BYTES - self._size)]
         self._size += len(data)
-        if kept and self._path:
-            whole, newline, self._held = (self._held + kept).rpartition(b"\n")
-            self._write(whole + newline)
-            if len(self._held) > LONGEST_LINE:
-                self._write(self._held[:-LONGEST_LINE])
-                self._held = self._held[-LONGEST_LINE:]
-
-    def _write(self, data: bytes) -> None:
-        """Hide what is secret, and keep every other byte as it is."""
-        if not (data and self._path):
-            return
-        try:
-            self._path.parent.mkdir(exist_ok=True)
-            self._file = self._file or _new(self._path)
-            self._file.write(hide(data.decode("latin-1")).encode("latin-1"))
-        except OSError:  # a full disk: what was printed is no reason to lose a result
-            self._path = None
+        self._held += data
+        if not self._is_full:
+            self._pass_on()
+        if self._is_full and len(self._held) > 2 * (TAIL_BYTES + LONGEST):
+            del self._held[: -TAIL_BYTES - LONGEST]
 
     def last_line(self) -> str:
-        lines = self._tail.decode(errors="replace").strip().splitlines()
-        return hide(lines[-1]) if lines else "it printed nothing"
+        lines = (self._shown + hide_bytes(self._end())).decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
 
     def close(self) -> None:
-        self._write(self._held)
-        more = self._size - LOG_BYTES
-        tail = self._tail[-more:] if more > 0 else b""
-        if more > len(tail):
-            self._write(f"\n[gcprof: {more - len(tail)} more bytes left out]\n".encode())
-        self._write(tail)
+        rest = self._end() if self._is_full else bytes(self._held)
+        left_out = self._size - self._num_passed - len(rest)
+        if left_out:
+            self._write(f"\n[gcprof: {left_out} more bytes left out]\n".encode())
+        self._write(rest)
+        self._held.clear()
         if self._file:
             self._file.close()
 
+    def _pass_on(self) -> None:
+        """Write whole lines, and of one that is twice LONGEST_LINE and does not end the first half."""
+        room = LOG_BYTES - self._num_passed
+        end, half = self._held.rfind(b"\n") + 1, len(self._held) - LONGEST_LINE
+        if half >= min(room, LONGEST_LINE):
+            end = max(end, half)
+        if end:
+            self._is_full = end >= room
+            cut = border(bytes(self._held), min(end, room))
+            self._write(bytes(self._held[:cut]))
+            del self._held[:cut]
+            self._num_passed += cut
 
-def _new(path: Path) -> FileIO:
-    """The file anew: a link that lies there is not followed."""
-    path.unlink(missing_ok=True)
-    return path.open("xb", buffering=0)
+    def _end(self) -> bytes:
+        """The last TAIL_BYTES of what is held, and all of a secret that begins before."""
+        held = bytes(self._held)
+        return held[border(held, max(0, len(held) - TAIL_BYTES)) :]
+
+    def _write(self, data: bytes) -> None:
+        """Hide what is secret, and keep every other byte as it is."""
+        hidden = hide_bytes(data)
+        self._shown = (self._shown + hidden)[-TAIL_BYTES:]
+        if not (hidden and self._path):
+            return
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            self._file = self._file or regular.anew(self._path)
+            self._file.write(hidden)
+        except OSError:  # a full disk: what was printed is no reason to lose a result
+            self._path = None
+
+    def _remove_earlier(self) -> None:
+        """What an earlier child printed is not what this one prints, which may be nothing."""
+        try:
+            if self._path:
+                self._path.unlink(missing_ok=True)
+        except OSError:
+            self._path = None

@@ -10,6 +10,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import sleep
 
+from profiler.files import regular
+
 PATIENCE_SECONDS = 3.0  # for a holder that is about to end
 ANSWER_SECONDS = 3.0  # for a file system that may not answer at all
 PAUSE_SECONDS = 0.05
@@ -36,7 +38,8 @@ def take(file: int) -> bool:
 def sign(path: Path) -> None:
     """Say in a file of its own who holds the lock, for those who wait; where it cannot be said, it is not."""
     try:
-        path.write_text(f"process {os.getpid()} on {os.uname().nodename}\n", encoding="utf-8")
+        with regular.anew(path) as file:
+            file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
     except OSError:
         return
 
@@ -44,7 +47,8 @@ def sign(path: Path) -> None:
 def holder(path: Path) -> str:
     """Who signed, as far as it is known."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")[:200].strip() or "it does not say who it is"
+        with regular.opened(path) as file:
+            return file.read(200).decode(errors="replace").strip() or "it does not say who it is"
     except OSError:
         return "it does not say who it is"
 

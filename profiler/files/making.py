@@ -24,9 +24,9 @@ def write(path: Path, text: bytes) -> None:
 
     Raises UserError (exit code 74) where it cannot be written.
     """
-    sweep(path.parent, path.name)
     new = beside(path)
     try:
+        sweep(path.parent, path.name)
         with new.open("xb") as file:  # never through a link that somebody laid there
             file.write(text)
         new.replace(path)

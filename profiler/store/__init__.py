@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
-from profiler.files import locking, making
+from profiler.files import locking, making, regular
 from profiler.record import SCHEMA, Environment, Record
 from profiler.store import reading
 
@@ -50,7 +51,8 @@ class Writer:
     """The one writer of a run folder: every record that `append` returned from is on disk.
 
     `is_locked` is False where the file system knows no locks: then nobody is kept from writing besides. Raises
-    UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off.
+    UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off; another
+    end of the file is damage, and refused (exit code 4).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +62,11 @@ class Writer:
         self._file, self.is_locked = _locked(folder)
         locking.sign(self._signature)
         making.sweep(folder)
-        _cut_torn_line(folder / "trials.jsonl")
+        try:
+            _cut_torn_line(folder / "trials.jsonl")
+        except UserError:
+            self.close()
+            raise
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails."""
@@ -106,8 +112,11 @@ def create(
     save(folder, manifest=encode(manifest), trials=b"")
 
 
-def save(folder: Path, *, manifest: bytes, trials: bytes) -> None:
-    """Make a new run folder of these two files' texts, at once or not at all. Raises UserError as `create` does."""
+def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] = ()) -> None:
+    """Make a new run folder of these two files' texts, at once or not at all. Raises UserError as `create` does.
+
+    Of the logs regular files are copied, where they are there: links may lead to anything of the user's.
+    """
     refuse_existing(folder)
     new = making.beside(folder)
     try:
@@ -117,6 +126,9 @@ def save(folder: Path, *, manifest: bytes, trials: bytes) -> None:
         (new / "derived").mkdir()
         _write_safely(new / "trials.jsonl", trials)
         _write_safely(new / "manifest.json", msgspec.json.format(manifest, indent=1))
+        for log in logs:
+            if regular.is_regular(log):
+                _copy(log, new / "logs" / log.name)
         new.rename(folder)
         _sync_folder(folder.parent)
     except OSError as error:
@@ -160,7 +172,7 @@ def replace(path: Path, text: bytes) -> None:
 
 def load(folder: Path) -> Run:
     """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read."""
-    if not (folder / "manifest.json").is_file():
+    if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
     path = folder / "trials.jsonl"
@@ -242,6 +254,11 @@ def _write_safely(path: Path, text: bytes) -> None:
     _sync_folder(path.parent)
 
 
+def _copy(path: Path, to: Path) -> None:
+    with regular.opened(path) as file, to.open("xb") as copy:
+        shutil.copyfileobj(file, copy)
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -251,6 +268,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    text = path.read_bytes()
-    if text and not text.endswith(b"\n"):
-        os.truncate(path, text.rfind(b"\n") + 1)
+    """Raises UserError (exit code 4) where the end is no torn record, but damage."""
+    line = reading.unended(path)
+    if not line:
+        return
+    if not reading.is_torn(line):
+        message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
+        raise UserError(message, hint=f"gcprof validate {path.parent}", exit_code=4)
+    os.truncate(path, path.stat().st_size - len(line))

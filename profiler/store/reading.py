@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,21 @@ def is_torn(line: bytes) -> bool:
     """Whether it is the beginning of a record, or what some file systems leave of it: zeros. Other ends are damage."""
     is_begun = line.startswith(b"{") or not line.strip(b"\0")
     return is_begun and not line.endswith(b"\n") and len(line) <= strict_json.LINE_BYTES
+
+
+def unended(path: Path) -> bytes:
+    """The end of a file that has no newline behind it; of one too long for a line only the last LINE_BYTES and more."""
+    line = b""
+    with path.open("rb") as file:
+        at = file.seek(0, os.SEEK_END)
+        while at and len(line) <= strict_json.LINE_BYTES:
+            before, at = at, max(0, at - strict_json.PIECE_BYTES)
+            file.seek(at)
+            _, newline, piece = file.read(before - at).rpartition(b"\n")
+            line = piece + line
+            if newline:
+                break
+    return line
 
 
 def decoded(text: bytes, kind: type[Any], where: object) -> Any:

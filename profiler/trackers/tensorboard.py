@@ -5,6 +5,7 @@ Written record by record, since TensorBoard's own writer names its files by the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ FILE = "events.out.tfevents.0.gcprof"  # TensorBoard looks for `tfevents` in the
 def write(run: Run, folder: Path | None) -> Written:
     """Event files below a folder, by default in the run's own `derived/`. Raises UserError where they are there."""
     folder = folder or run.folder / "derived" / "tensorboard"
-    if folder.exists():
+    if os.path.lexists(folder):
         raise UserError(f"'{folder}' is there already", hint="name another folder with -o, or remove it first")
     found = entries(run)
     _write(folder, [Event(summary=_overview(found))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,10 +82,7 @@ def merge(folders: Sequence[Path]) -> Merged:
 def write(merged: Merged, folder: Path) -> None:
     """Make the new run folder. Raises UserError where it is there already, or cannot be written."""
     manifest, *lines = merged.texts
-    store.save(folder, manifest=manifest, trials=b"".join(line + b"\n" for line in lines))
-    for log in merged.logs:
-        if log.is_file():
-            shutil.copyfile(log, folder / "logs" / log.name)
+    store.save(folder, manifest=manifest, trials=b"".join(line + b"\n" for line in lines), logs=merged.logs)
 
 
 def _refuse_few(folders: Sequence[Path]) -> None:

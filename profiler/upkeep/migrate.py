@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -26,9 +25,7 @@ def copied(folder: Path, to: Path) -> None:
     Raises UserError where the new one is there already, or cannot be written.
     """
     manifest, trials = _texts(folder)
-    store.save(to, manifest=manifest, trials=trials)
-    if (folder / "logs").is_dir():
-        shutil.copytree(folder / "logs", to / "logs", symlinks=True, dirs_exist_ok=True)
+    store.save(to, manifest=manifest, trials=trials, logs=sorted((folder / "logs").glob("*.log")))
 
 
 def in_place(folder: Path) -> None:

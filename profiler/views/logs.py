@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from profiler.files import regular
 from profiler.views.plain import plain
 
 NUM_LINES = 20
@@ -13,12 +14,13 @@ WIDEST = 500  # characters of a line
 
 
 def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
-    """At most NUM_LINES lines, harmless on any screen, each with its indent; none where nothing was printed."""
-    if not log.exists():
+    """At most NUM_LINES lines, harmless on any screen, each with its indent; none where there is no log to read."""
+    try:
+        with regular.opened(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_BYTES))
+            lines = file.read(NUM_BYTES).decode(errors="replace").rstrip().splitlines()
+    except OSError:
         return []
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_BYTES))
-        lines = file.read().decode(errors="replace").rstrip().splitlines()
     return [_harmless(line[:WIDEST], encoding) for line in lines[-NUM_LINES:]]
 
 

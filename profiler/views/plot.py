@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from io import BytesIO
 from math import ceil
@@ -55,7 +56,7 @@ def refuse(path: Path, *, force: bool) -> None:
     """Raises UserError where a picture cannot be written there: by its suffix, or since it is there already."""
     if path.suffix.lower().removeprefix(".") not in SUFFIXES:
         raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
-    if path.exists() and not force:
+    if os.path.lexists(path) and not force:
         raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
 
 

@@ -153,7 +153,7 @@ def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
 
 def test_fault_36_a_log_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # never at the path /dev/full: what lies where a log is to be is removed, and root may do that
-    monkeypatch.setattr(child, "_new", lambda path: FileIO("/dev/full", "w"))
+    monkeypatch.setattr(child.regular, "anew", lambda path: FileIO("/dev/full", "w"))
     log = child._Log(tmp_path / "trial.log")
 
     log.write(b"first\n")

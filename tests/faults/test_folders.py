@@ -214,3 +214,37 @@ def test_twin_59_the_server_without_a_nameless_file_does_not_start(monkeypatch: 
 
     with pytest.raises(FileNotFoundError):
         local._nameless()
+
+
+TOO_LONG = "a" * 300
+REFERENCE = "ref:predicted-t4/transformer"
+
+
+@pytest.mark.parametrize("name", [TOO_LONG, f"{TOO_LONG}/b"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["show", "NAME"], 4),
+        (["show", REFERENCE, "-o", "NAME"], 2),
+        (["compare", REFERENCE, "NAME"], 4),
+        (["validate", "NAME"], 4),
+        (["migrate", "NAME"], 4),
+        (["merge", "NAME", "NAME/b", "-o", "new"], 4),
+        (["merge", REFERENCE, "ref:predicted-t4/transformer-batches", "-o", "NAME"], 74),
+        (["list", "--folder", "NAME"], 2),
+        (["explain", "NAME"], 2),
+        (["export", REFERENCE, "-o", "NAME"], 74),
+        (["export", REFERENCE, "--to", "tensorboard", "-o", "NAME"], 74),
+        (["plot", REFERENCE, "-o", "NAME.png"], 74),
+        (["report", REFERENCE, "-o", "NAME.html"], 74),
+        (["run", "--resume", "NAME"], 4),
+        (["run", "--config", "NAME"], 2),
+        (["run", "--model", "mlp", "-o", "NAME"], 74),
+        (["plan", "--stages", "NAME", "--frontier"], 2),
+    ],
+)
+def test_fault_37_a_name_that_is_too_long_is_refused_by_every_command(words, code, name, here, no_server, capsys):
+    assert answer([word.replace("NAME", name) for word in words]) == code
+
+    assert "internal error" not in capsys.readouterr().err
+    assert list(here.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 
@@ -66,6 +67,25 @@ def test_fault_20_lines_that_are_no_text_and_never_end_are_cut(tmp_path):
 
 def test_fault_20_who_prints_nothing_has_no_last_lines(tmp_path):
     assert logs.last_lines(tmp_path / "nothing.log") == []
+
+
+def test_fault_20_a_log_that_is_a_pipe_a_link_or_a_folder_has_no_last_lines(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link.log").symlink_to(tmp_path / "mine")
+    (tmp_path / "folder.log").mkdir()
+    os.mkfifo(tmp_path / "pipe.log")
+
+    assert [logs.last_lines(tmp_path / f"{name}.log") for name in ("link", "folder", "pipe")] == [[], [], []]
+
+
+def test_fault_20_what_an_earlier_trial_printed_is_not_what_this_one_did(tmp_path):
+    earlier = tmp_path / "trial.log"
+    earlier.write_text("the device is lost")
+
+    log = child._Log(earlier)
+    log.close()
+
+    assert logs.last_lines(earlier) == []
 
 
 def test_fault_20_what_looks_like_a_result_on_stdout_is_none(here, shared, capsys):

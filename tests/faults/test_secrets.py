@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,12 @@ def good(output, batch):
 def bad(output, batch):
     raise RuntimeError("refused " + " ".join(os.environ[name] for name in {list(SECRETS)!r}) + " {ADDRESS}")
 """
+PEM = "-----BEGIN KEY-----\n" + "\n".join(f"line {number} of the key" for number in range(5)) + "\n-----END KEY-----"
+HARMLESS_TEXTS = [
+    "transformer:token=5", "mine.py:f:tokens=many", "mlp:width=3", "hf:bert", "a@b/c", "mine.py:f:key=value",
+    "mine.py:f:monkey=yes,num_keys=4,sort_key=name", "https://host/path/user@host?n=5", "npm_config_registry_of_mine",
+    "file:///home/me@work/mine.py", "the bearer of news",
+]  # fmt: skip
 EXPORTS = ("csv", "json", "md", "latex", "parquet", "tensorboard")
 
 
@@ -127,7 +135,7 @@ def test_fault_58_one_in_the_command_is_refused_without_repeating_it(
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["transformer:token=5", "mine.py:f:tokens=many", "mlp:width=3", "hf:bert", "a@b/c"])
+@pytest.mark.parametrize("text", HARMLESS_TEXTS)
 def test_fault_58_what_is_no_secret_is_left_alone(text: str):
     assert not secrecy.is_in(text)
     assert secrecy.hide(text) == text
@@ -146,6 +154,122 @@ def test_fault_58_a_log_hides_one_that_comes_in_pieces(cut: int, tmp_path: Path,
     assert (tmp_path / "trial.log").read_bytes() == b"\x00\xff" + b"." * 5000 + b"[hidden]\nthe end"
 
 
+def logged(path: Path, *pieces: bytes) -> bytes:
+    log = child._Log(path)
+    for piece in pieces:
+        log.write(piece)
+    log.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("secret", [SECRETS["HF_TOKEN"], "contraseña-señor", PEM], ids=["ascii", "accents", "lines"])
+@pytest.mark.parametrize("end", [0, 1, 4086, 4096, 5000])
+@pytest.mark.parametrize("cut", [37, 1 << 16])
+def test_fault_58_wherever_a_secret_stands_a_log_hides_it(
+    secret: str, end: int, cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_TOKEN", secret)
+    data = b"." * 5000 + secret.encode() + b"y" * end
+
+    found = logged(tmp_path / "log", *(data[start : start + cut] for start in range(0, len(data), cut)))
+
+    assert found == b"." * 5000 + b"[hidden]" + b"y" * end
+
+
+@pytest.mark.parametrize("before", range(60, 101, 4))
+@pytest.mark.parametrize("after", [0, 10, 50, 80, 100, 10_000])
+@pytest.mark.parametrize("shaped", [True, False])
+def test_fault_58_nor_does_a_secret_across_the_cap_stand_in_a_log(
+    before: int, after: int, shaped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    secret = SHAPED if shaped else SECRETS["HF_TOKEN"]
+    monkeypatch.setenv("HF_TOKEN", secret)
+    monkeypatch.setattr(child, "LOG_BYTES", 80)
+    monkeypatch.setattr(child, "TAIL_BYTES", 50)
+    data = b"." * before + b" " + secret.encode() + b" " * after + secret.encode() + b" " * 40
+
+    found = logged(tmp_path / "log", data)
+
+    assert not [start for start in range(len(secret) - 5) if secret[start : start + 6].encode() in found]
+    assert found.count(b"[hidden]") in (1, 2)
+
+
+def test_fault_58_the_last_it_printed_holds_none_of_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SSH_PRIVATE_KEY", PEM)
+    log = child._Log(tmp_path / "log")
+
+    log.write(f"the key is {PEM}".encode())
+    before = log.last_line()
+    log.close()
+
+    assert before == log.last_line() == "the key is [hidden]"
+
+
+def test_fault_58_nor_does_a_failure_that_begins_with_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SSH_PRIVATE_KEY", PEM)
+
+    assert worker._first_line(RuntimeError(f"refused {PEM}\nnext")) == "refused [hidden]"
+
+
+def test_fault_58_what_is_no_result_is_hidden_before_it_is_written_as_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SSH_PRIVATE_KEY", "señor-" + PEM)
+    mine, _ = socket.socketpair()
+    one = child.Child(mine, "entry", "text", log=tmp_path / "log")
+
+    one.keep(b'{"record": "' + b"." * 1000 + ("señor-" + PEM).encode())
+    one._log.close()
+
+    assert b"se" not in (tmp_path / "log").read_bytes().replace(b"result", b"")
+
+
+NAMES = """KAGGLE_KEY AZURE_STORAGE_KEY ENCRYPTION_KEY SECRET_KEY_BASE PGPASSWORD MYSQL_PWD DB_PASS GITHUB_PAT
+npm_config__authToken SENTRY_DSN SLACK_WEBHOOK_URL"""
+HARMLESS_NAMES = "PWD OLDPWD INIT_CWD GIT_ASKPASS SSH_AUTH_SOCK MONKEY KEYBOARD KEY_FILE NUM_KEYS COMPASS HOME"
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_fault_58_a_variable_is_known_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(name, "correct horse")
+
+    assert secrecy.hide("a correct horse") == "a [hidden]"
+
+
+@pytest.mark.parametrize("name", HARMLESS_NAMES.split())
+def test_fault_58_a_variable_that_sounds_like_it_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(name, "correct horse")
+
+    assert secrecy.hide("a correct horse") == "a correct horse"
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("HTTPS://bob:pw@h/x", "HTTPS://[hidden]@h/x"),
+        ("https://bob:p@ss@h/x", "https://[hidden]@h/x"),
+        ("https://h/x?access_token=abc&n=5", "https://h/x?access_token=[hidden]&n=5"),
+        ("https://h/x?n=5&X-Amz-Signature=abc", "https://h/x?n=5&X-Amz-Signature=[hidden]"),
+        ("Authorization: Bearer abcdefgh.ijklmnop", "Authorization: Bearer [hidden]"),
+        ("{'authorization': 'Basic Ym9iOnB3'}", "{'authorization': 'Basic [hidden]'}"),
+        ("ASIA" + "A1" * 8, "[hidden]"),
+        ("ghr_" + "aB3" * 12, "[hidden]"),
+        ("npm_" + "aB3" * 12, "[hidden]"),
+        ("AIza" + "aB3-_" * 7, "[hidden]"),
+    ],
+)
+def test_fault_58_a_secret_is_known_by_its_shape(text: str, hidden: str):
+    assert secrecy.hide(f"x {text} y") == f"x {hidden} y"
+    assert secrecy.hide(hidden) == hidden
+
+
+def test_fault_58_no_line_takes_long_to_look_through():
+    for piece in (b"a.", b"-eyJ", b"?a_", b"://a", b"hf_", b"bearer "):
+        began = time.process_time()
+        secrecy.hide_bytes(piece * ((1 << 16) // len(piece)))
+        assert time.process_time() - began < 3, piece
+
+
 def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
     monkeypatch.setattr(bug, "FOLDER", str(here))
@@ -159,8 +283,8 @@ def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
     error = RuntimeError(f"401 for {SECRETS['HF_TOKEN']}")
     hidden = worker._first_line(error)
-    for module in (worker, child):
-        monkeypatch.setattr(module, "hide", lambda text: text)
+    monkeypatch.setattr(worker, "hide", lambda text: text)
+    monkeypatch.setattr(child, "hide_bytes", lambda data: data)
 
     log = child._Log(tmp_path / "trial.log")
     log.write(SECRETS["HF_TOKEN"].encode())
