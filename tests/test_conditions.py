@@ -116,6 +116,13 @@ def test_what_this_process_computes_is_nobody_elses(monkeypatch):
     assert found.num_cores == 4
 
 
+def test_time_that_the_system_has_not_counted_yet_is_not_taken_from_others(monkeypatch):
+    monkeypatch.setattr("profiler.devices.cpu.psutil.cpu_times", lambda: SimpleNamespace(user=10.0))
+    monkeypatch.setattr(time, "process_time", iter([1.0, 1.007]).__next__)
+
+    assert Cpu("cpu").conditions().others_seconds == 0.0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts of all cores are told otherwise elsewhere")
 def test_the_cpu_that_is_here_tells_its_cores_and_its_time():
     device = Cpu("cpu")
@@ -124,4 +131,4 @@ def test_the_cpu_that_is_here_tells_its_cores_and_its_time():
 
     assert last.at_seconds >= first.at_seconds >= 0
     assert last.num_cores >= 1
-    assert last.others_seconds >= -1.0  # the system counts in hundredths, this process exactly
+    assert last.others_seconds >= 0.0

@@ -113,7 +113,7 @@ class Cpu:
         at, others = self._opened
         return Conditions(
             at_seconds=time.monotonic() - at,
-            others_seconds=_others_seconds() - others,
+            others_seconds=max(0.0, _others_seconds() - others),  # the system counts in hundredths of a second
             num_cores=psutil.cpu_count(),
         )
 
