@@ -74,13 +74,7 @@ def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float 
     tag = f"{os.getpid()}-{random.getrandbits(64):x}"
     before = stored(folder)
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            killed.words(folder, sweep),
-            env=killed.environment(tag),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
+        process = killed.started(folder, sweep, tag=tag, errors=errors)
         try:
             process.wait(timeout=after)
         except subprocess.TimeoutExpired:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -67,13 +66,7 @@ def session(folder: Path, sweep: tuple[str, ...], times: int, moments: random.Ra
     before = len(killed.stored(folder))
     victims: list[str] = []
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            killed.words(folder, sweep),
-            env=killed.environment(tag),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
+        process = killed.started(folder, sweep, tag=tag, errors=errors)
         while process.poll() is None and len(victims) < times:
             time.sleep(moments.uniform(0, gap))
             victims += _kill_one(process.pid, is_server=moments.random() < SERVERS)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import psutil
@@ -31,6 +32,17 @@ def undisturbed(folder: Path, sweep: tuple[str, ...]) -> tuple[Run, float]:
     began = time.monotonic()
     subprocess.run(words(folder, sweep), check=True, env=environment("undisturbed"), capture_output=True)
     return store.load(folder), time.monotonic() - began
+
+
+def started(folder: Path, sweep: tuple[str, ...], *, tag: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The run at work, or going on where it is there; the tag finds all of its processes."""
+    return subprocess.Popen(
+        words(folder, sweep),
+        env=environment(tag),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+    )
 
 
 def violations(told: list[Key], *, before: list[Key], found: list[Key]) -> list[str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler import catalogue, models, optimizers, secrecy, strategies, trials
+from profiler import catalogue, counts, models, optimizers, secrecy, strategies, trials
 from profiler.case import FAKE, Case, Choice, Trial, split_choices
+from profiler.counts import MICRO_BATCHES, SIZES, Numbers
 from profiler.errors import UserError
 from profiler.sampling import sampling
 from profiler.series.stopping import Sampling
@@ -19,21 +19,8 @@ from profiler.series.stopping import Sampling
 SEGMENTS = "1,2,4,8,16,32"
 MOST = 100_000  # steps of a kind in a round
 UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
-LARGEST = 1_000_000  # segments; more than any chain has modules
 VERIFY = ("auto", "off", "strict")
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
-
-
-class Numbers(NamedTuple):
-    """What the numbers of an axis are, for those who write something else."""
-
-    noun: str
-    example: str
-    most: int
-
-
-SIZES = Numbers("a batch size", "64 or 8,16,32", 10**9)
-MICRO_BATCHES = Numbers("a number of micro-batches", "4 or 1,2,4, up to 10,000", 10_000)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,34 +163,8 @@ def _sampling(request: Request, device: str) -> Sampling | UnsetType:
 
 def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
     """`1,2,4`, `1..32` or `1..32:x2` as choices of segments; duplicates are dropped with a remark."""
-    counts = [count for item in text.split(",") for count in _counts(item.strip())]
-    unique = _without_duplicates(counts, "--segments", remarks)
+    unique = _without_duplicates(counts.segments(text), "--segments", remarks)
     return [Choice.of("segments", {"k": count}) for count in unique]
-
-
-def _counts(item: str) -> list[int]:
-    span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})(?::x(\d{1,9}))?", item)
-    if not span:
-        return [_segment_count(item, item)]
-    first, last = _segment_count(span[1], item), _segment_count(span[2], item)
-    factor = int(span[3]) if span[3] else None
-    if last < first or factor in (0, 1) or (factor is None and last - first >= 1000):
-        raise UserError(
-            f"--segments: '{item}' is not a range", hint="write first..last, up to 1000 long, or first..last:x2"
-        )
-    counts = list(range(first, last + 1)) if factor is None else [first]
-    while factor and counts[-1] * factor <= last:
-        counts.append(counts[-1] * factor)
-    return counts
-
-
-def _segment_count(word: str, item: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", word, flags=re.ASCII) or not 1 <= int(word) <= LARGEST:
-        raise UserError(
-            f"--segments: '{item}' is not a number of segments",
-            hint=f"whole numbers from 1 to {LARGEST}, like 1,2,4 or 1..32 or 1..32:x2",
-        )
-    return int(word)
 
 
 def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
@@ -224,11 +185,7 @@ def _resolved(asked: list[Choice], table: dict[str, str], what: str, remarks: li
 
 def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
     """An axis of whole numbers; nothing where the user said nothing."""
-    words = [] if text is None else [word.strip() for word in text.split(",")]
-    for word in words:
-        if not re.fullmatch(r"\d{1,9}", word, flags=re.ASCII) or not 1 <= int(word) <= kind.most:
-            raise UserError(f"{option}: '{word}' is not {kind.noun}", hint=f"whole numbers from 1, like {kind.example}")
-    return list(_without_duplicates([int(word) for word in words], option, remarks))
+    return _without_duplicates([] if text is None else counts.whole(text, option=option, kind=kind), option, remarks)
 
 
 def _batch_size(model: Choice) -> int | None:

@@ -55,14 +55,22 @@ def start(
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect(stage_seconds=limit) as engine:
         devices = engine.survey()
-        plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
-        device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
+        plan = planned(request, devices)
         if dry_run:
             return _print_plan(plan, devices)
         return begin(
             engine, plan.trials, output=output, command=command_line(), data=plan.data_directory, devices=devices,
             json=json, remarks=plan.remarks, fit=fit, exclusive=exclusive,
         )  # fmt: skip
+
+
+def planned(request: Request, devices: dict[str, Environment]) -> Plan:
+    """The plan of a request on the devices that are here. Raises UserError where one of its own is not."""
+    from profiler import device_choice, spec
+
+    plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
+    device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
+    return plan
 
 
 def refuse_idle(trials: Iterable[Trial], *, exclusive: bool) -> None:

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.cli.carry import begin, finish, go_on, refuse_idle
+from profiler.cli.carry import begin, finish, go_on, planned, refuse_idle
 from profiler.cli.consent import refuse_unnamed
 from profiler.cli.words import COMMAND, RESULTS, aside, command_line, run_folder
 from profiler.errors import UserError
@@ -51,7 +51,7 @@ def resume(
     connect, _ = catalogue.load(Choice("local"), engines.TABLE)
     with connect(stage_seconds=limit) as engine:
         devices = engine.survey()
-        asked = _asked(request, devices)
+        asked = planned(request, devices) if request else None
         if anew:
             plan = asked or _same(before, data, devices)
             return begin(
@@ -102,16 +102,6 @@ def _refuse_other_data(before: Run, data: str | None) -> None:
     if from_files != (data is not None):
         message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
         raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
-
-
-def _asked(request: Request | None, devices: dict[str, Environment]) -> Plan | None:
-    from profiler import device_choice, spec
-
-    if request is None:
-        return None
-    plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
-    device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
-    return plan
 
 
 def _same(before: Run, data: str | None, devices: dict[str, Environment]) -> Plan:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from profiler import apply, spec, store
+from profiler import apply, counts, spec, store
 from profiler.cli import COMMANDS, answer, words
 from profiler.device_choice import any_device, choose_device
 from profiler.errors import UserError
@@ -54,7 +54,7 @@ def test_fault_1_a_bad_number_of_segments_is_one_line_and_nothing_is_made(text: 
 def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
     with suppress(UserError):
         choices = [trial.case.strategy for trial in planned(segments=text).trials if trial.case.strategy != "none"]
-        assert all(1 <= int(choice.options["k"]) <= spec.LARGEST for choice in choices)
+        assert all(1 <= int(choice.options["k"]) <= counts.LARGEST for choice in choices)
         return
     told = refusal(segments=text)
     assert told.exit_code == 2
@@ -62,7 +62,7 @@ def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
 
 
 def test_twin_1_without_the_check_no_segments_at_all_would_be_planned(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(spec, "_segment_count", lambda word, item: int(float(word)))
+    monkeypatch.setattr(counts, "_segment_count", lambda word, item: int(float(word)))
     monkeypatch.setattr(spec, "_resolved", lambda asked, *others: asked)
 
     found = {str(trial.case.strategy) for trial in planned(segments="0,-1,1.5").trials}
