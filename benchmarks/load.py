@@ -25,6 +25,7 @@ from profiler import store
 from profiler.case import Choice, Trial, encode
 from profiler.cli.carry import follow
 from profiler.engines.local import Local
+from profiler.engines.order import in_waves
 from profiler.record import Environment, Record
 from profiler.upkeep.validate import KNOWN
 from tests import examples, make
@@ -72,9 +73,8 @@ class Ready:
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         raise NotImplementedError(entry)
 
-    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        for trial in trials:
-            yield answered(trial)
+    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        return in_waves(lambda trials: map(answered, trials), plan, done)
 
 
 def main() -> int:

@@ -159,7 +159,7 @@ TABLE: dict[str, tuple[str, int, Check]] = {
     "uneven": ("benchmarks/uneven.py:images", 32, uneven),
     "resnet": ("cifar-resnet:depth=3", 64, uneven),
     "equal": ("transformer:layers=8,width=256,sequence=128", 8, equal),
-    "options": ("transformer:layers=4,width=1024,heads=16,sequence=256,dropout=0.0", 8, options),
+    "options": ("transformer:layers=4,width=1024,heads=16,sequence=256,dropout=0.0", 16, options),
     "options-resnet": ("torchvision:resnet101:size=96", 32, options),
 }
 

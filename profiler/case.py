@@ -75,7 +75,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     seed: int = 0
     warmup: Whole = 1
     samples: Whole = 5  # timed steps a round; at least so many, where there is
-    sampling: Sampling | UnsetType = UNSET  # until when there are more; it is in the id only where it is set
+    # these are in the id only where they are set
+    sampling: Sampling | UnsetType = UNSET  # until when there are more samples
+    parallel: Choice | UnsetType = UNSET  # how several ranks train the model together: ddp, fsdp2
+    ranks: Whole | UnsetType = UNSET  # how many, each a process with a batch and a device of its own
 
     @property
     def id(self) -> str:
@@ -85,6 +88,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     def baseline(self) -> Case:
         """The same point without checkpointing."""
         return msgspec.structs.replace(self, strategy=Choice("none"))
+
+    @property
+    def num_ranks(self) -> int:
+        return self.ranks or 1
 
     @property
     def is_predicted(self) -> bool:

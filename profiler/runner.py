@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from profiler import store
 from profiler.analysis import progress
-from profiler.analysis.calibration import calibrations
 from profiler.analysis.surroundings import others
-from profiler.case import Case, Trial
+from profiler.case import Case
 from profiler.engines import Engine
 from profiler.errors import UserError
 from profiler.record import Record
@@ -47,7 +45,8 @@ def carry_out(
         left = len(owed)
         later = Counter(trial.case for trial in owed if trial.round > 1)
         engine.logs = folder / "logs"
-        for record in execute(engine, plan, done=done, data_directory=data_directory):
+        placed = (msgspec.structs.replace(trial, data_directory=data_directory) for trial in plan)
+        for record in engine.run(placed, done):
             writer.append(record)
             left -= 1 + _no_longer_owed(record, later)
             yield record, left
@@ -55,32 +54,6 @@ def carry_out(
                 _refuse_shared(record)
     finally:
         writer.close()
-
-
-def execute(
-    engine: Engine, plan: Iterable[Trial], *, done: Iterable[Record] = (), data_directory: str | None = None
-) -> Iterator[Record]:
-    """Run what `done` does not hold yet, and yield each record as it comes.
-
-    Trials go to the engine in waves: a round's baselines before the others of the first round, since those are
-    verified against them, or predicted with what was read of them. A case whose first round is not ok has no further
-    rounds.
-    """
-    found = {(record.case, record.round): record for record in done}
-    for (_, _, is_predicted), wave in groupby(plan, key=_wave):
-        known = calibrations(found.values()) if is_predicted else {}
-        ready = [
-            msgspec.structs.replace(
-                trial,
-                digests=_digests(trial.case, found),
-                calibration=known.get(trial.case.baseline.twin),
-                data_directory=data_directory,
-            )
-            for trial in progress.owed(wave, found.values())
-        ]
-        for record in engine.run(ready):
-            found[record.case, record.round] = record
-            yield record
 
 
 def _refuse_shared(record: Record) -> None:
@@ -95,12 +68,3 @@ def _refuse_shared(record: Record) -> None:
 def _no_longer_owed(record: Record, later: Counter[Case]) -> int:
     """How many later rounds a case loses whose first is not ok."""
     return later[record.case] if record.round == 1 and record.outcome != "ok" else 0
-
-
-def _wave(trial: Trial) -> tuple[int, bool, bool]:
-    return trial.round, trial.round == 1 and trial.case == trial.case.baseline, trial.case.is_predicted
-
-
-def _digests(case: Case, found: dict[tuple[Case, int], Record]) -> dict[str, str] | None:
-    baseline = found.get((case.baseline, 1))
-    return baseline.equality.digests if baseline and baseline.equality and baseline.outcome == "ok" else None

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler import catalogue, counts, models, optimizers, secrecy, strategies, trials
+from profiler import catalogue, counts, models, optimizers, parallel, secrecy, strategies, trials
 from profiler.case import FAKE, Case, Choice, Trial, split_choices
-from profiler.counts import MICRO_BATCHES, SIZES, Numbers
+from profiler.counts import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.errors import UserError
 from profiler.sampling import sampling
 from profiler.series.stopping import Sampling
@@ -33,6 +33,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch_size: str | None = None
     precision: str | None = None
     accumulate: str | None = None
+    parallel: str | None = None
+    ranks: str | None = None
     blocks: str | None = None
     repair_batchnorm: bool | None = None
     device: str | None = None
@@ -81,6 +83,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES, remarks)] or [None]
     micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
     precisions = _precisions(request.precision, remarks)
+    ways = _ways(request, remarks)
     _check_batch_size(request.batch_size, wanted)
     fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
@@ -99,6 +102,8 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
             accumulate=accumulate,
             device=device,
             sampling=until,
+            parallel=way,
+            ranks=ranks,
             **fields,
         )
         for device in devices
@@ -107,6 +112,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
         for size in sizes
         for accumulate in micro_batches
         for precision in precisions
+        for way, ranks in ways
         for strategy in chosen
     ]
     planned = _trials(request, cases, rounds)
@@ -186,6 +192,16 @@ def _resolved(asked: list[Choice], table: dict[str, str], what: str, remarks: li
 def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
     """An axis of whole numbers; nothing where the user said nothing."""
     return _without_duplicates([] if text is None else counts.whole(text, option=option, kind=kind), option, remarks)
+
+
+def _ways(request: Request, remarks: list[str]) -> list[tuple[Choice | UnsetType, int | UnsetType]]:
+    """How many ranks train together, and how: every combination."""
+    if request.ranks is None and request.parallel is None:
+        return [(UNSET, UNSET)]
+    if request.ranks is None:
+        raise UserError("--parallel needs --ranks", hint=f"say how many: {RANKS.example}")
+    named = _resolved(split_choices(request.parallel or "ddp"), parallel.TABLE, "parallel", remarks)
+    return [(way, ranks) for way in named for ranks in _numbers("--ranks", request.ranks, RANKS, remarks)]
 
 
 def _batch_size(model: Choice) -> int | None:

@@ -13,6 +13,8 @@ from profiler.errors import UserError
 from profiler.files import strict_toml
 from profiler.spec import Request
 
+NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be one number
+
 
 def read(path: Path) -> Request:
     """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
@@ -40,7 +42,7 @@ def _as_words(key: str, value: object) -> object:
     """As on the command line: the list [1, 2] is `1,2`, and the number 64 is `64` where words are expected."""
     if isinstance(value, list) and value and all(type(item) in (str, int) for item in value):
         return ",".join(str(item) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool) and key in ("accumulate", "batch_size", "segments"):
+    if isinstance(value, int) and not isinstance(value, bool) and key in NUMBERS:
         return str(value)
     return value
 

@@ -13,7 +13,6 @@ from profiler import catalogue, models, rates, strategies
 from profiler.case import FAKE, OPERATORS, Calibration, Choice, Trial
 from profiler.engines.local import Local
 from profiler.meters.equality import NOISE_MARGIN
-from profiler.runner import execute
 from tests import make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
@@ -26,7 +25,7 @@ def records():
     strategies = ("none", "segments:k=2", "segments:k=8", "segments:k=8,split=balanced")
     cases = [make.case(s, model=Choice(MODEL), batch_size=BATCH, device="cuda:0", samples=10) for s in strategies]
     with Local(stage_seconds=120.0) as engine:
-        yield {str(record.case.strategy): record for record in execute(engine, [Trial(case=case) for case in cases])}
+        yield {str(record.case.strategy): record for record in engine.run([Trial(case=case) for case in cases])}
 
 
 def bare_loop(segments: int | None = None) -> tuple[int, float]:

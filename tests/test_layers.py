@@ -14,7 +14,7 @@ LAYERS = (
     {"blame", "bounds", "errors", "secrecy", "series", "units"},
     {"references", "case", "counts", "workload", "devices", "blocks", "extras", "files", "switches"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
-    {"models", "optimizers", "strategies", "meters", "trace", "planning", "store", "analysis"}
+    {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "sampling", "shortage", "sources", "trials"},
     {"spec", "assemble", "views", "trackers", "upkeep", "changes"},
     {"describe", "measuring", "predicting", "sweep"},
@@ -34,6 +34,7 @@ HOMES = {
         "models",
         "optimizers",
         "strategies",
+        "parallel",
         "meters",
         "trace",
         "blocks",

@@ -106,7 +106,7 @@ def test_twin_of_promise_1_in_one_process_it_would(monkeypatch):
 class Ready:
     """An engine that answers at once."""
 
-    def run(self, trials):
+    def run(self, trials, done=()):
         for trial in trials:
             yield make.record(case=trial.case, round=trial.round)
 

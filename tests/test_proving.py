@@ -43,7 +43,7 @@ class Scripted:
         self.answers = {True: traced, False: measured}
         self.asked: list[tuple[bool, str]] = []
 
-    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
+    def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         from profiler.planning.plan import parse
 
         for trial in trials:
@@ -283,7 +283,7 @@ class Hiding:
         self.fitting = fitting
         self.asked: list[str] = []
 
-    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
+    def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         for trial in trials:
             name = str(trial.case.strategy)
             self.asked.append(name)

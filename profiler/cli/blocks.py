@@ -29,14 +29,13 @@ def blocks(
 
     Example: gcprof blocks torchvision:resnet18 --pattern 'layer?.*'
     """
-    from profiler import catalogue, engines
-    from profiler.case import Choice, encode
+    from profiler import engines
+    from profiler.case import encode
     from profiler.views.blocks import blocks as table
     from profiler.views.blocks import document
 
     case = _case(model, pattern, batch_size)
-    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-    with connect() as engine:
+    with engines.connect() as engine:
         answer = engine.ask(
             "profiler.worker:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
         )

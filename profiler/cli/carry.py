@@ -43,17 +43,16 @@ def start(
     dry_run: bool = False,
     fit: bool = False,
     exclusive: bool = False,
+    where: str = "local",
 ) -> int:
     """Run what is asked for, show it and write it; the exit code. Raises UserError."""
-    from profiler import catalogue, device_choice, engines, spec, store, sweep
-    from profiler.case import Choice
+    from profiler import device_choice, engines, spec, store, sweep
 
     request = spec.override(sweep.read(config), words) if config else words
     asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
     refuse_idle(asked.trials, exclusive=exclusive)
     store.refuse_existing(output or RESULTS / "new")
-    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-    with connect(stage_seconds=limit) as engine:
+    with engines.connect(where, stage_seconds=limit) as engine:
         devices = engine.survey()
         plan = planned(request, devices)
         if dry_run:

@@ -22,14 +22,12 @@ def doctor(
 
     Example: gcprof doctor
     """
-    from profiler import catalogue, engines
-    from profiler.case import Choice
+    from profiler import engines
     from profiler.errors import UserError
 
     if json and paste:
         raise UserError("--paste has no effect with --json", hint="leave one of them out")
-    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-    with connect() as engine:
+    with engines.connect() as engine:
         devices: dict[str, Environment] = engine.survey()
         trials = {name: next(engine.run([_trial(name)])) for name in devices}
     found = {

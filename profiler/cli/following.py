@@ -32,16 +32,14 @@ def steps(target: str, words: Request) -> list[Step]:
 
     Raises UserError where there is no such model, run or strategy, or where a step cannot be followed.
     """
-    from profiler import catalogue, engines
-    from profiler.case import Choice
+    from profiler import engines
 
     records = _records(target, words)
     trials = _trials(target, words) if records is None else _trials_of(target, records, words)
     settings = {trial.case.baseline for trial in trials}
     if len(settings) > 1:
         raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
-    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-    with connect() as engine:
+    with engines.connect() as engine:
         return [
             Step(case=trial.case, followed=_followed(engine, trial), measured=_measured(records, trial.case))
             for trial in trials

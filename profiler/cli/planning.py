@@ -36,12 +36,10 @@ class Model:
         self.remarks: tuple[str, ...] = ()
 
     def __enter__(self) -> Model:
-        from profiler import catalogue, device_choice, engines
-        from profiler.case import Choice
+        from profiler import device_choice, engines
 
-        connect, _ = catalogue.load(Choice("local"), engines.TABLE)
         with ExitStack() as stack:  # which ends the engine where the device is refused
-            self.engine: Engine = stack.enter_context(connect())
+            self.engine: Engine = stack.enter_context(engines.connect())
             self.devices: dict[str, Environment] = self.engine.survey()
             self.case: Case = self._checked(lambda word: device_choice.choose_device(word, list(self.devices)))
             self._stack = stack.pop_all()

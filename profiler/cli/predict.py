@@ -32,6 +32,12 @@ def predict(
         str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
     ] = None,
     accumulate: Annotated[str | None, typer.Option(help="Micro-batches a step: 4 or 1,2,4. [default: 1]")] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="How the ranks train together: ddp or fsdp2. [default: ddp]")
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="Processes that train together: what one of them holds. [default: 1]")
+    ] = None,
     blocks: Annotated[
         str | None, typer.Option(help="The blocks by name, as 'model.layers.*'; `gcprof blocks` shows those found.")
     ] = None,
@@ -61,7 +67,8 @@ def predict(
         raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
-        precision=precision, accumulate=accumulate, blocks=blocks, keep_grads=keep_grads, calibrate=calibrate,
+        precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks,
+        keep_grads=keep_grads, calibrate=calibrate,
         device=",".join(word if word.startswith(FAKE) else FAKE + word for word in device.split(",")),
     )  # fmt: skip
     try:

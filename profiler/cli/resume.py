@@ -28,14 +28,14 @@ def resume(
     json: bool = False,
     anew: bool = False,
     exclusive: bool = False,
+    where: str = "local",
 ) -> int:
     """Go on with a run, or measure its plan `anew` in a folder of its own; the exit code.
 
     Words and a sweep file must say what the run began with. Raises UserError that lists every difference where they do
     not, or where files, versions or the device are others than they were.
     """
-    from profiler import catalogue, engines, store
-    from profiler.case import Choice
+    from profiler import engines, store
 
     before = store.load(run_folder(name))
     request = _request(before, words, config)
@@ -48,8 +48,7 @@ def resume(
         return _nothing_left(before, json)
     if not (anew and request):
         refuse_unnamed([trial.case for trial in before.manifest.plan], _named(before, (request or words).model))
-    connect, _ = catalogue.load(Choice("local"), engines.TABLE)
-    with connect(stage_seconds=limit) as engine:
+    with engines.connect(where, stage_seconds=limit) as engine:
         devices = engine.survey()
         asked = planned(request, devices) if request else None
         if anew:

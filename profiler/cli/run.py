@@ -35,6 +35,12 @@ def run(
         str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
     ] = None,
     accumulate: Annotated[str | None, typer.Option(help="Micro-batches a step: 4 or 1,2,4. [default: 1]")] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="How the ranks train together: ddp or fsdp2. [default: ddp]")
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="Processes that train together, each with a batch and a device. [default: 1]")
+    ] = None,
     blocks: Annotated[
         str | None, typer.Option(help="The blocks by name, as 'model.layers.*'; `gcprof blocks` shows those found.")
     ] = None,
@@ -79,6 +85,9 @@ def run(
     new_run: Annotated[
         bool, typer.Option("--new-run", help="With --resume: measure that run anew, in a folder of its own.")
     ] = False,
+    engine: Annotated[
+        str, typer.Option(help="Where the trials run: local, or ENGINE:option=value; the docs' page on clusters.")
+    ] = "local",
     stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
     exclusive: Annotated[
         str, typer.Option(help="Where others use the device: warn, or error (end with 3; --resume goes on).")
@@ -97,8 +106,8 @@ def run(
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         device=device, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
-        warmup=warmup, seed=seed, precision=precision, accumulate=accumulate, blocks=blocks,
-        repair_batchnorm=repair_batchnorm, predict=predict, precision_target=precision_target,
+        warmup=warmup, seed=seed, precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks,
+        blocks=blocks, repair_batchnorm=repair_batchnorm, predict=predict, precision_target=precision_target,
         max_samples=max_samples, max_seconds=max_seconds,
     )  # fmt: skip
     if not 0 < stage_limit <= LONGEST:
@@ -118,12 +127,12 @@ def run(
             code = (
                 go_on(
                     resume, words, config=config, output=output, limit=stage_limit, json=json, anew=new_run,
-                    exclusive=is_exclusive,
+                    exclusive=is_exclusive, where=engine,
                 )
                 if resume
                 else start(
                     words, config=config, output=output, limit=stage_limit, json=json, dry_run=dry_run,
-                    exclusive=is_exclusive,
+                    exclusive=is_exclusive, where=engine,
                 )
             )  # fmt: skip
     except Interrupted as interrupted:

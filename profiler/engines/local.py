@@ -19,6 +19,7 @@ from profiler import __version__, store
 from profiler.analysis.possible import impossible
 from profiler.case import Trial, decode, encode
 from profiler.engines.child import Child, Ended
+from profiler.engines.order import in_waves
 from profiler.engines.returned import WAIT_SECONDS, still_held
 from profiler.errors import UserError
 from profiler.record import SCHEMA, Environment, Outcome, Record
@@ -78,11 +79,14 @@ class Local:
             raise UserError(f"{failing}: {ended.describe()}", hint=child.last_words(), exit_code=3)
         return answer
 
-    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        """One record for each trial, in order. Closing the iterator ends the trial at work.
+    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        """One record for each trial that is owed, in order. Closing the iterator ends the trial at work.
 
         Raises UserError (exit code 3) where a child was ended by force and its device does not get its memory back.
         """
+        return in_waves(self._wave, plan, done)
+
+    def _wave(self, trials: Iterable[Trial]) -> Iterator[Record]:
         for trial in trials:
             self._await_memory()
             asked = time.monotonic()

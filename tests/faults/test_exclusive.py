@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,7 +36,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Conditions, ...]]:
     """What it is like in every trial: the engine runs nothing, and says so."""
     script: list[tuple[Conditions, ...]] = []
 
-    def run(self: Local, trials: Sequence[Trial]) -> Iterator[Record]:
+    def run(self: Local, trials: Sequence[Trial], done: Any = ()) -> Iterator[Record]:
         for trial in trials:
             found = record(conditions=script.pop(0))
             noted = () if found.readings.conditions else (UNTOLD,)

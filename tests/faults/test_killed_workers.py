@@ -16,6 +16,7 @@ from profiler.analysis.rows import latest, rows
 from profiler.case import Trial
 from profiler.engines import local
 from profiler.engines.local import Local
+from profiler.engines.order import in_waves
 from profiler.record import Equality, Record
 from tests import examples, make
 
@@ -48,7 +49,10 @@ class Scripted:
         self.ends = ends
         self.asked: list[tuple[str, int, bool]] = []  # strategy, round, whether there was something to compare with
 
-    def run(self, trials: Any) -> Iterator[Record]:
+    def run(self, plan: Any, done: Any = ()) -> Iterator[Record]:
+        return in_waves(self._wave, plan, done)
+
+    def _wave(self, trials: Any) -> Iterator[Record]:
         for trial in trials:
             name = str(trial.case.strategy)
             self.asked.append((name, trial.round, bool(trial.digests)))

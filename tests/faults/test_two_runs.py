@@ -14,6 +14,7 @@ import pytest
 
 from profiler import runner, store
 from profiler.case import Trial
+from profiler.engines.order import in_waves
 from profiler.errors import UserError
 from profiler.files import locking
 from profiler.record import Record
@@ -30,9 +31,11 @@ class Idle:
 
     logs = None
 
-    def run(self, trials: Any) -> Iterator[Record]:
-        for trial in trials:
-            yield make.record(str(trial.case.strategy), case=trial.case, round=trial.round)
+    def run(self, plan: Any, done: Any = ()) -> Iterator[Record]:
+        def one(trial: Trial) -> Record:
+            return make.record(str(trial.case.strategy), case=trial.case, round=trial.round)
+
+        return in_waves(lambda trials: map(one, trials), plan, done)
 
 
 @pytest.fixture

@@ -1,0 +1,11 @@
+"""The table of ways in which several ranks train one model. A way is one file with one function, and one line here.
+
+The function takes the Workload of one rank, its strategy applied, and the mesh of all ranks (`torch.distributed`'s
+DeviceMesh of one dimension); it returns the Workload to train, whose blocks have the names that they have now. Its
+keyword-only parameters are the options. It raises Unsupported where it cannot be applied. Knows nothing of torch.
+"""
+
+TABLE = {
+    "ddp": "profiler.parallel.ddp:distribute",
+    "fsdp2": "profiler.parallel.fsdp2:distribute",
+}
