@@ -79,7 +79,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     started: str | None
 
 
-STATIC = ("parameters", "buffers", "gradients", "optimizer", "inputs")
+STATIC = {f"static_{name}_bytes": name for name in ("parameters", "buffers", "gradients", "optimizer", "inputs")}
+PEAKS = {f"{phase}_peak_bytes": phase for phase in PHASES}
 TIMES = ("forward", "backward", "optimizer", "step")
 COLUMNS: dict[str, type] = {  # name -> str, int, float, bool, or tuple for samples
     field.name: next((kind for kind in (bool, int, float, str) if kind in (field.type, *get_args(field.type))), tuple)
@@ -118,11 +119,11 @@ def _memory(readings: Readings, row: Row) -> dict[str, Any]:
     categories = readings.static_bytes or {}
     phases = readings.phases or {}
     return {
-        **{f"static_{name}_bytes": categories.get(name) for name in STATIC},
+        **{name: categories.get(category) for name, category in STATIC.items()},
         "static_bytes": row.static_bytes,
         "start_bytes": readings.start_bytes,
         "saved_bytes": readings.saved_bytes,
-        **{f"{name}_peak_bytes": phases[name].allocated if name in phases else None for name in PHASES},
+        **{name: phases[phase].allocated if phase in phases else None for name, phase in PEAKS.items()},
         "peak_bytes": readings.peak_bytes,
         "peak_phase": readings.peak_phase,
         "peak_gradient_bytes": readings.peak_gradient_bytes,

@@ -72,6 +72,8 @@ def _noise(seconds: tuple[float, ...], ratios: Sequence[float]) -> str | None:
 def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     """Where the clock was held down, or was another than the baseline's; with the ratio that does not know of it."""
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
+    if not conditions:
+        return None
     found = held(conditions) or cycles.apart(rounds, baseline)
     return f"{found}{cycles.told(rounds, baseline)}" if found else None
 

@@ -45,11 +45,13 @@ def _score(samples: Sequence[float]) -> int:
 
 def _variance(samples: Sequence[float]) -> float:
     """Of the score where all orders are alike; equal samples are taken off."""
-    return sum(
-        sign * count * (count - 1) * (2 * count + 5) / 18
-        for sign, counts in ((1, [len(samples)]), (-1, Counter(samples).values()))
-        for count in counts
-    )
+    equal = Counter(samples).values() if len(set(samples)) < len(samples) else ()
+    return _orders(len(samples)) - sum(map(_orders, equal))
+
+
+def _orders(count: int) -> float:
+    """The variance of the score of so many samples that all differ."""
+    return count * (count - 1) * (2 * count + 5) / 18
 
 
 def _change(samples: Sequence[float]) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from statistics import quantiles
 
 
-def spread(samples: Sequence[float]) -> float | None:
+@lru_cache(maxsize=64)  # a row and what is doubted of it ask for the same
+def spread(samples: tuple[float, ...]) -> float | None:
     """Half the interquartile range over the median; None for fewer than two samples."""
     if len(samples) < 2:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import msgspec
 from rich.cells import cell_len
@@ -65,7 +66,7 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
-    natural = [max(_length(text) for text in (*column.head, *column.cells)) for column in columns]
+    natural = [max(map(_length, (*column.head, *column.cells))) for column in columns]
     if width is None:
         return natural
     least = [one if column.is_number else _longest_piece(column) for one, column in zip(natural, columns, strict=True)]
@@ -87,13 +88,7 @@ def _longest_piece(column: Column) -> int:
 
 def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     lines = [[column.head[0] for column in columns], [column.head[1] for column in columns]]
-    return [
-        GAP.join(
-            _pad(text, one, right=column.is_number) for text, one, column in zip(line, widths, columns, strict=True)
-        ).rstrip()
-        for line in lines
-        if any(line)
-    ]
+    return [_joined(line, columns, widths) for line in lines if any(line)]
 
 
 def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
@@ -101,14 +96,12 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
         [cell] if column.is_number else broken(cell, one)
         for cell, one, column in zip(cells, widths, columns, strict=True)
     ]
-    height = max(len(part) for part in parts)
-    return [
-        GAP.join(
-            _pad(part[index] if index < len(part) else "", one, right=column.is_number)
-            for part, one, column in zip(parts, widths, columns, strict=True)
-        ).rstrip()
-        for index in range(height)
-    ]
+    return [_joined(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
+
+
+def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    padded = [_pad(text, one, right=column.is_number) for text, one, column in zip(texts, widths, columns, strict=True)]
+    return GAP.join(padded).rstrip()
 
 
 def _length(text: str) -> int:
@@ -117,5 +110,5 @@ def _length(text: str) -> int:
 
 
 def _pad(text: str, width: int, *, right: bool = False) -> str:
-    spaces = " " * (width - _length(text))
-    return spaces + text if right else text + spaces
+    width += len(text) - _length(text)
+    return text.rjust(width) if right else text.ljust(width)
