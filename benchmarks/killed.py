@@ -20,7 +20,7 @@ from profiler.analysis.rows import latest
 from profiler.store import Run
 
 ROOT = Path(__file__).parents[1]
-SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "8", "--device", "cpu")
+SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--device", "cpu")
 PATIENCE_SECONDS = 2.0
 TAG = "GCPROF_KILL_TAG"  # in the environment of a run, and so of every process that it starts
 

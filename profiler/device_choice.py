@@ -13,6 +13,7 @@ from profiler.case import FAKE
 from profiler.errors import UserError
 from profiler.record import Environment
 
+SEVERAL = "cuda"  # the device of a case that runs on any one of several
 BY_NUMBER = (
     "choose from auto, cpu, cuda, cuda:N; `gcprof doctor` lists those that are here, "
     "and CUDA_VISIBLE_DEVICES takes the UUID of a GPU or of a MIG slice"
@@ -43,6 +44,47 @@ def choose_device(word: str, devices: list[str]) -> str:
         message = f"--device: there is no '{word}': torch sees no CUDA device here"
         raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)
     raise UserError(f"--device: '{word}' is not a device here", hint=f"choose from auto, {', '.join(devices)}")
+
+
+def several(
+    text: str, devices: Mapping[str, Environment], *, twice: bool = False
+) -> tuple[tuple[str, ...], dict[str, Environment]]:
+    """Which GPUs `all`, `0,1` or their UUIDs are, by UUID; and the devices as the cases name them that run on any.
+
+    Raises UserError: for what is no such GPU, for one that is named twice unless that is meant, and for GPUs that are
+    not of one kind; with exit code 3 where there is none at all.
+    """
+    cuda = {name: found for name, found in devices.items() if name.startswith("cuda")}
+    if not cuda:
+        hint = "--device cpu measures the CPU; `gcprof doctor` tells more"
+        raise UserError("--devices: torch sees no CUDA device here", hint=hint, exit_code=3)
+    words = list(cuda) if text == "all" else [word.strip() for word in text.split(",")]
+    found = [_one_of(word, cuda) for word in words]
+    uuids = tuple(visible(one.device_uuid or "") for one in found)
+    if len(set(uuids)) < len(uuids) and not twice:
+        raise UserError(f"--devices: '{text}' names a GPU twice", hint="--allow-parallel runs two trials on it at once")
+    kinds = list(dict.fromkeys(str(one.device_name) for one in found))
+    if len(kinds) > 1:
+        hint = "measure on each kind by --device, and compare the runs"
+        raise UserError(f"--devices: these are {' and '.join(kinds)}", hint=hint)
+    rest = {name: one for name, one in devices.items() if name not in cuda}
+    return uuids, {**rest, SEVERAL: msgspec.structs.replace(found[0], device_uuid=None)}
+
+
+def visible(uuid: str) -> str:
+    """A UUID as torch tells it, as CUDA_VISIBLE_DEVICES takes it."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _one_of(word: str, cuda: Mapping[str, Environment]) -> Environment:
+    name = f"cuda:{word.removeprefix('cuda:')}"
+    by_uuid = {visible(one.device_uuid): one for one in cuda.values() if one.device_uuid}
+    found = cuda.get(name) or (by_uuid.get(visible(word)) if word else None)
+    if found is None or not found.device_uuid:
+        known = ", ".join(one.removeprefix("cuda:") for one in cuda)
+        why = "is not a GPU here" if found is None else "does not tell its UUID"
+        raise UserError(f"--devices: '{word}' {why}", hint=f"all, or some of {known}")
+    return found
 
 
 def _fake(word: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from profiler.cli.consent import resume_words
 from profiler.cli.signals import Interrupted, end_at_once
+from profiler.cli.where import Where
 from profiler.cli.words import (
     RESULTS,
     aside,
@@ -22,6 +23,8 @@ from profiler.cli.words import (
     width,
 )
 from profiler.errors import UserError
+
+LOCAL = Where()
 
 TOLD = ("batch_size", "optimizer", "device")  # in every line of a dry run
 
@@ -43,7 +46,7 @@ def start(
     dry_run: bool = False,
     fit: bool = False,
     exclusive: bool = False,
-    where: str = "local",
+    where: Where = LOCAL,
 ) -> int:
     """Run what is asked for, show it and write it; the exit code. Raises UserError."""
     from profiler import device_choice, engines, spec, store, sweep
@@ -52,8 +55,8 @@ def start(
     asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
     refuse_idle(asked.trials, exclusive=exclusive)
     store.refuse_existing(output or RESULTS / "new")
-    with engines.connect(where, stage_seconds=limit) as engine:
-        devices = engine.survey()
+    with engines.connect(where.engine, stage_seconds=limit) as engine:
+        devices = where.survey(engine)
         plan = planned(request, devices)
         if dry_run:
             return _print_plan(plan, devices)

@@ -6,8 +6,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.cli.carry import begin, finish, go_on, planned, refuse_idle
+from profiler.cli.carry import LOCAL, begin, finish, go_on, planned, refuse_idle
 from profiler.cli.consent import refuse_unnamed
+from profiler.cli.where import Where
 from profiler.cli.words import COMMAND, RESULTS, aside, command_line, run_folder
 from profiler.errors import UserError
 
@@ -28,7 +29,7 @@ def resume(
     json: bool = False,
     anew: bool = False,
     exclusive: bool = False,
-    where: str = "local",
+    where: Where = LOCAL,
 ) -> int:
     """Go on with a run, or measure its plan `anew` in a folder of its own; the exit code.
 
@@ -48,8 +49,8 @@ def resume(
         return _nothing_left(before, json)
     if not (anew and request):
         refuse_unnamed([trial.case for trial in before.manifest.plan], _named(before, (request or words).model))
-    with engines.connect(where, stage_seconds=limit) as engine:
-        devices = engine.survey()
+    with engines.connect(where.engine, stage_seconds=limit) as engine:
+        devices = where.survey(engine, () if anew and request else before.manifest.plan)
         asked = planned(request, devices) if request else None
         if anew:
             plan = asked or _same(before, data, devices)

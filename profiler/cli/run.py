@@ -11,6 +11,7 @@ from profiler.cli import completion
 from profiler.cli.carry import start
 from profiler.cli.resume import resume as go_on
 from profiler.cli.signals import Interrupted, heeded
+from profiler.cli.where import Where
 from profiler.cli.words import one_of, say_failure
 from profiler.errors import UserError
 
@@ -88,6 +89,12 @@ def run(
     engine: Annotated[
         str, typer.Option(help="Where the trials run: local, or ENGINE:option=value; the docs' page on clusters.")
     ] = "local",
+    devices: Annotated[
+        str | None, typer.Option(help="GPUs to run on at once, one trial on each: all, or 0,1. [default: one]")
+    ] = None,
+    allow_parallel: Annotated[
+        bool, typer.Option("--allow-parallel", help="With --devices: a GPU that is named twice runs two at once.")
+    ] = False,
     stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
     exclusive: Annotated[
         str, typer.Option(help="Where others use the device: warn, or error (end with 3; --resume goes on).")
@@ -122,17 +129,19 @@ def run(
         raise UserError(f"{flag} has no effect with --resume", hint="a run goes on in its own folder, by its own plan")
     if new_run and not resume:
         raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
+    where = Where(engine=engine, devices=devices, allow_parallel=allow_parallel)
+    where.check(device=device)
     try:
         with heeded():
             code = (
                 go_on(
                     resume, words, config=config, output=output, limit=stage_limit, json=json, anew=new_run,
-                    exclusive=is_exclusive, where=engine,
+                    exclusive=is_exclusive, where=where,
                 )
                 if resume
                 else start(
                     words, config=config, output=output, limit=stage_limit, json=json, dry_run=dry_run,
-                    exclusive=is_exclusive, where=engine,
+                    exclusive=is_exclusive, where=where,
                 )
             )  # fmt: skip
     except Interrupted as interrupted:

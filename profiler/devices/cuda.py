@@ -77,7 +77,7 @@ class Cuda:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._device = torch.device(name)
+        self._device = torch.device(name if ":" in name else f"{name}:0")  # of several the one that it may see
         torch.cuda.set_device(self._device)
         self._opened = time.monotonic()
         self._board: nvml.Board | str | None = None  # or why there is none; None before it is looked up

@@ -27,6 +27,7 @@ def connect(text: str = "local", *, stage_seconds: float = 600.0, logs: Path | N
 
 class Engine(Protocol):
     logs: Path | None  # where the output of trials goes
+    devices: tuple[str, ...]  # UUIDs of CUDA devices that the cases on "cuda" run on, all at once, one trial on each
 
     def __enter__(self) -> Engine: ...
     def __exit__(self, *error: object) -> None: ...

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +19,8 @@ import msgspec
 from profiler import __version__, store
 from profiler.analysis.possible import impossible
 from profiler.case import Trial, decode, encode
+from profiler.device_choice import SEVERAL, visible
+from profiler.engines import lanes
 from profiler.engines.child import Child, Ended
 from profiler.engines.order import in_waves
 from profiler.engines.returned import WAIT_SECONDS, still_held
@@ -40,30 +43,54 @@ class Local:
     """Starts the server when entered, and ends it with all its children when left.
 
     `stage_seconds` is what each stage of a trial may take; `logs` is where the trials' output goes, capped; `entry` is
-    the function that runs a trial in its child.
+    the function that runs a trial in its child; `visible` is the UUID of the one CUDA device that it sees, where it
+    shall not see all.
     """
 
-    def __init__(self, *, stage_seconds: float = 600.0, logs: Path | None = None, entry: str = RUN_TRIAL) -> None:
+    def __init__(
+        self,
+        *,
+        stage_seconds: float = 600.0,
+        logs: Path | None = None,
+        entry: str = RUN_TRIAL,
+        visible: str | None = None,
+    ) -> None:
         self.logs = logs
+        self.devices: tuple[str, ...] = ()
+        self._visible = visible
+        self._lanes: list[Local] = []  # by device, where there are several
+        self._is_stopped = False
         self._entry = entry
         self._stage_seconds = stage_seconds
         self._server: _Server | None = None
         self._free: dict[str, int] = {}  # by device: what was free before anything was run
+        self._free_by_uuid: dict[str, int] = {}
         self._ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
 
     def __enter__(self) -> Local:
-        self._server = _Server()
+        self._server = _Server(self._visible)
         return self
 
     def __exit__(self, *error: object) -> None:
+        for lane in self._lanes:
+            lane.__exit__(*error)
         if self._server:
             self._server.close()
+
+    def stop(self) -> None:
+        """End the trial at work, from whatever thread, and begin no other."""
+        for one in (self, *self._lanes):
+            one._is_stopped = True
+            if one._server:
+                one._server.hang_up()
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
         told = self.ask("profiler.worker:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(told["devices"]), dict[str, Environment])
         self._free = {name: free for name, free in told["free"].items() if free is not None}
+        uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
+        self._free_by_uuid = {uuid: self._free[name] for name, uuid in uuids.items() if name in self._free}
         return devices
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
@@ -84,9 +111,23 @@ class Local:
 
         Raises UserError (exit code 3) where a child was ended by force and its device does not get its memory back.
         """
-        return in_waves(self._wave, plan, done)
+        if self.devices:
+            return in_waves(self._over_devices, plan, done, widely=True)
+        return in_waves(self._one_by_one, plan, done)
 
-    def _wave(self, trials: Iterable[Trial]) -> Iterator[Record]:
+    def _over_devices(self, trials: Iterable[Trial]) -> Iterator[Record]:
+        if not self._lanes:
+            self._lanes = [self._lane(uuid) for uuid in self.devices]
+        for lane in self._lanes:
+            lane.logs = self.logs
+        return lanes.over([lane._one_by_one for lane in self._lanes], trials, stop=self.stop)
+
+    def _lane(self, uuid: str) -> Local:
+        lane = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
+        lane._free = {SEVERAL: self._free_by_uuid[uuid]} if uuid in self._free_by_uuid else {}
+        return lane.__enter__()
+
+    def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         for trial in trials:
             self._await_memory()
             asked = time.monotonic()
@@ -95,6 +136,8 @@ class Local:
                 ended = child.wait(self._stage_seconds)
                 record = _record(trial, child, ended, asked)
             self._bury_with(ended)
+            if self._is_stopped:
+                return
             self._ended_on = None if ended.status == 0 else trial.case.torch_device
             yield record
 
@@ -119,7 +162,7 @@ class Local:
         assert self._server, "enter the engine first"
         if not self._server.alive():
             self._server.close()
-            self._server = _Server()
+            self._server = _Server(self._visible)
         return Child(self._server.control, entry, text, log=self.logs / f"{log}.log" if self.logs else None)
 
     def _bury_with(self, ended: Ended) -> None:
@@ -132,12 +175,13 @@ class Local:
 class _Server:
     """The client's end of the fork server."""
 
-    def __init__(self) -> None:
+    def __init__(self, visible: str | None) -> None:
         self.control, theirs = socket.socketpair()
         self._errors = _nameless()
         python = [sys.executable, "-P", "-c", _BOOT]  # -P: a json.py in the folder at hand is none of its modules
         words = [*python, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), *PRELOAD]
-        environment = {**os.environ, "KINETO_LOG_LEVEL": "5"}  # the profiler is chatty on stderr
+        seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        environment = {**os.environ, "KINETO_LOG_LEVEL": "5", **seen}  # the profiler is chatty on stderr
         self._process = subprocess.Popen(
             words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
             env=environment, start_new_session=True,
@@ -153,6 +197,11 @@ class _Server:
 
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def hang_up(self) -> None:
+        """As if the client were gone, for whoever waits at its end too."""
+        with suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.control.close()  # the server kills its children and ends

@@ -16,16 +16,21 @@ Known = dict[tuple[Case, int], Record]
 
 
 def in_waves(
-    run: Callable[[list[Trial]], Iterator[Record]], plan: Iterable[Trial], done: Iterable[Record] = ()
+    run: Callable[[list[Trial]], Iterator[Record]],
+    plan: Iterable[Trial],
+    done: Iterable[Record] = (),
+    *,
+    widely: bool = False,
 ) -> Iterator[Record]:
     """Run what `done` does not hold yet, and yield each record as it comes.
 
     `run` gets one wave at a time, whose trials need nothing of each other: a round's baselines before the others of the
     first round, since those are verified against them, or predicted with what was read of them. A case whose first
-    round is not ok has no further rounds.
+    round is not ok has no further rounds. The waves follow the plan; `widely` makes as few as can be, for an engine
+    that runs many trials at once.
     """
     found = {(record.case, record.round): record for record in done}
-    for (_, _, is_predicted), wave in groupby(plan, key=_wave):
+    for (_, is_predicted, _), wave in groupby(sorted(plan, key=_wave) if widely else plan, key=_wave):
         known = calibrations(found.values()) if is_predicted else {}
         ready = [
             msgspec.structs.replace(
@@ -41,8 +46,9 @@ def in_waves(
 
 
 def _wave(trial: Trial) -> tuple[bool, bool, bool]:
-    """The later rounds need nothing but the first one."""
-    return trial.round == 1, trial.round == 1 and trial.case == trial.case.baseline, trial.case.is_predicted
+    """What is the same for all trials of a wave; in its order what is needed comes first."""
+    is_later = trial.round > 1  # and needs nothing but to know that the first round was ok
+    return is_later, trial.case.is_predicted, not is_later and trial.case != trial.case.baseline
 
 
 def _digests(case: Case, found: Known) -> dict[str, str] | None:

@@ -1,0 +1,47 @@
+"""Where trials run, as words: the engine, and which of its devices. Knows nothing of what is run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from profiler.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from profiler.case import Trial
+    from profiler.engines import Engine
+    from profiler.record import Environment
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--engine`, `--devices` and `--allow-parallel` say."""
+
+    engine: str = "local"
+    devices: str | None = None
+    allow_parallel: bool = False
+
+    def check(self, *, device: str | None) -> None:
+        """Raises UserError for words that cannot go together."""
+        if self.devices is not None and device is not None:
+            raise UserError("--devices has no effect with --device", hint="leave one of them out")
+        if self.allow_parallel and self.devices is None:
+            raise UserError("--allow-parallel has no effect without --devices", hint="--devices 0,0 names one twice")
+
+    def survey(self, engine: Engine, plan: Iterable[Trial] = ()) -> dict[str, Environment]:
+        """The engine's devices as cases name them; it is told which of them to use at once.
+
+        A `plan` that was made for several devices goes on with the first one where none are named. Raises UserError.
+        """
+        from profiler import device_choice
+
+        devices = engine.survey()
+        word = self.devices
+        if word is None and any(trial.case.device == device_choice.SEVERAL for trial in plan):
+            word = "0"
+        if word is None:
+            return devices
+        engine.devices, seen = device_choice.several(word, devices, twice=self.allow_parallel)
+        return seen

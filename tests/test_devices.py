@@ -1,0 +1,240 @@
+"""Several devices at once: one trial on each, what is compared within a round on one, and words that name them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from threading import Barrier, Event, Thread
+
+import msgspec
+import psutil
+import pytest
+
+from profiler import device_choice, store
+from profiler.case import Choice, Trial
+from profiler.cli import answer
+from profiler.engines import lanes
+from profiler.engines.local import Local
+from profiler.errors import UserError
+from profiler.record import Environment, Record
+from tests import lane_worker, make
+from tests.program import PATIENCE_SECONDS
+
+GPU = Environment(gcprof="1", python="3", system="Linux", device_name="H200", device_bytes=141 << 30, device_uuid="a")
+DEVICES = {
+    "cpu": msgspec.structs.replace(GPU, device_name="a CPU", device_uuid=None),
+    "cuda:0": GPU,
+    "cuda:1": msgspec.structs.replace(GPU, device_uuid="b"),
+}
+
+
+def trials(*rounds: int, models: tuple[str, ...] = ("mlp",), passes: tuple[str, ...] = ("time",)) -> list[Trial]:
+    fields = {"batch_size": 4, "samples": 1, "warmup": 0}
+    return [
+        Trial(case=make.case(strategy, model=Choice(model), **fields), round=round_, passes=passes)
+        for round_ in rounds
+        for model in models
+        for strategy in ("none", "segments:k=2")
+    ]
+
+
+def told(trial: Trial) -> Record:
+    return make.record(case=trial.case, round=trial.round)
+
+
+class Lane:
+    """Answers at once, and keeps what it was asked; where there is a barrier, not before the others are asked too."""
+
+    def __init__(self, barrier: Barrier | None = None) -> None:
+        self.asked: list[Trial] = []
+        self._barrier = barrier
+
+    def __call__(self, trials: Iterable[Trial]) -> Iterator[Record]:
+        for trial in trials:
+            self.asked.append(trial)
+            if self._barrier and len(self.asked) == 1:
+                self._barrier.wait(timeout=60)
+            yield told(trial)
+
+
+def never() -> None:
+    raise AssertionError("there is nothing to stop")
+
+
+def test_every_trial_is_run_once_by_one_of_the_lanes():
+    plan = trials(2, 3, 4, 5)
+    both = [Lane(barrier := Barrier(2)), Lane(barrier)]
+
+    records = list(lanes.over(both, plan, stop=never))
+
+    assert sorted((str(one.case.strategy), one.round) for one in records) == sorted(
+        (str(one.case.strategy), one.round) for one in plan
+    )
+    assert all(lane.asked for lane in both)
+
+
+def test_what_is_compared_within_a_round_stays_in_one_lane_in_its_order():
+    both = [Lane(barrier := Barrier(2)), Lane(barrier)]
+
+    list(lanes.over(both, trials(2, 3, 4, models=("mlp", "mlp:width=8")), stop=never))
+
+    places = {(one.case.baseline, one.round): number for number, lane in enumerate(both) for one in lane.asked}
+    for number, lane in enumerate(both):
+        assert {places[one.case.baseline, one.round] for one in lane.asked} == {number}
+        for first, second in pairwise(lane.asked):
+            assert second.case == second.case.baseline or first.case.baseline == second.case.baseline
+
+
+def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
+    stopped = Event()
+
+    def broken(trials: Iterable[Trial]) -> Iterator[Record]:
+        raise UserError("the device still holds 3 GiB", hint="", exit_code=3)
+        yield
+
+    def slow(trials: Iterable[Trial]) -> Iterator[Record]:
+        stopped.wait(timeout=60)
+        yield from ()
+
+    with pytest.raises(UserError, match="still holds"):
+        list(lanes.over([slow, broken], trials(2, 3), stop=stopped.set))
+
+    assert stopped.is_set()
+
+
+def test_closing_begins_nothing_more():
+    first, stopped = Lane(), Event()
+
+    def slow(trials: Iterable[Trial]) -> Iterator[Record]:
+        yield told(next(iter(trials)))
+        stopped.wait(timeout=60)
+
+    records = lanes.over([slow], trials(2, 3), stop=stopped.set)
+    next(records)
+    records.close()
+
+    assert stopped.is_set()
+    assert first.asked == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the workers leave word."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("words")
+        patch.setenv(lane_worker.FOLDER, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Iterator[Local]:
+    """An engine with two devices that a CPU stands in for."""
+    with Local(stage_seconds=120.0, entry="tests.lane_worker:run_trial") as engine:
+        engine.devices = ("GPU-a", "GPU-b")
+        yield engine
+
+
+def test_each_device_has_one_trial_at_a_time_and_sees_itself_alone(folder: Path, two: Local):
+    records = list(two.run(trials(2, 3, 4, 5)))
+
+    assert [record.outcome for record in records] == ["ok"] * 8
+    words = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    assert {word["seen"] for word in words} == {"GPU-a", "GPU-b"}
+    for device in ("GPU-a", "GPU-b"):
+        spans = sorted((word["began"], word["ended"]) for word in words if word["seen"] == device)
+        assert all(first[1] <= second[0] for first, second in pairwise(spans))
+    both = sorted((word["began"], word["ended"], word["seen"]) for word in words)
+    assert any(second[0] < first[1] for first, second in pairwise(both)), "they never ran beside each other"
+
+
+def test_a_round_on_several_devices_finds_what_it_is_verified_against(two: Local):
+    records = list(two.run(trials(1, models=("mlp", "mlp:width=8"), passes=("equality",))))
+
+    assert [record.equality.gradients_equal for record in records] == [True] * 4
+
+
+def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(lane_worker.FOLDER, str(tmp_path))
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    with Local(stage_seconds=120.0, entry="tests.lane_worker:hang") as engine:
+        engine.devices = ("GPU-a", "GPU-b")
+        closer = Thread(target=lambda: stop_when(engine, lambda: len(list(tmp_path.iterdir())) == 2))
+        closer.start()
+        assert list(engine.run(trials(2, 3))) == []
+        closer.join()
+
+    assert {one.pid for one in psutil.Process().children(recursive=True)} <= before
+
+
+def stop_when(engine: Local, is_time: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not is_time() and time.monotonic() < until:
+        time.sleep(0.05)
+    engine.stop()
+
+
+def test_all_of_one_kind_are_named_by_their_uuids():
+    assert device_choice.several("all", DEVICES)[0] == ("GPU-a", "GPU-b")
+    assert device_choice.several("1", DEVICES)[0] == ("GPU-b",)
+    assert device_choice.several("GPU-b, cuda:0", DEVICES)[0] == ("GPU-b", "GPU-a")
+
+
+def test_cases_are_of_any_of_them():
+    seen = device_choice.several("all", DEVICES)[1]
+
+    assert list(seen) == ["cpu", "cuda"]
+    assert seen["cuda"].device_uuid is None
+    assert device_choice.choose_device("auto", list(seen)) == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "why"),
+    [
+        ("0,0", DEVICES, "names a GPU twice"),
+        ("0,7", DEVICES, "'7' is not a GPU here"),
+        ("", DEVICES, "'' is not a GPU here"),
+        ("0,1", {**DEVICES, "cuda:1": msgspec.structs.replace(GPU, device_name="T4", device_uuid="b")}, "H200 and T4"),
+        ("0", {**DEVICES, "cuda:0": msgspec.structs.replace(GPU, device_uuid=None)}, "does not tell its UUID"),
+        ("all", {"cpu": DEVICES["cpu"]}, "no CUDA device"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text, found, why):
+    with pytest.raises(UserError, match=why):
+        device_choice.several(text, found)
+
+
+def test_a_gpu_that_is_meant_twice_runs_two():
+    assert device_choice.several("0,0", DEVICES, twice=True)[0] == ("GPU-a", "GPU-a")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (("--devices", "all", "--device", "cpu"), 2, "--devices has no effect with --device"),
+        (("--allow-parallel",), 2, "--allow-parallel has no effect without --devices"),
+        (("--devices", "all"), 3, "no CUDA device"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_meant(words, code, why, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert answer(["run", "--model", "mlp", *words]) == code
+
+    assert why in capsys.readouterr().err
+
+
+def test_a_run_over_several_devices_is_of_cases_that_run_on_any_of_them(tmp_path, capsys, monkeypatch):
+    """They are not really there, and so every trial fails, and says so."""
+    monkeypatch.chdir(tmp_path)
+    survey = Local.survey
+    monkeypatch.setattr(Local, "survey", lambda self: {**survey(self), "cuda:0": GPU, "cuda:1": DEVICES["cuda:1"]})
+
+    code = answer(["run", "--model", "mlp", "--segments", "2", "--rounds", "2", "--devices", "all", "-o", "run"])
+
+    records = store.load(tmp_path / "run").records
+    assert code == 1
+    assert [(record.case.device, record.outcome) for record in records] == [("cuda", "failed")] * 2
+    assert "failed" in capsys.readouterr().out
