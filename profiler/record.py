@@ -68,6 +68,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_seconds: tuple[Real, ...] | None = None
     warmup_seconds: tuple[Real, ...] | None = None  # steps before these: the first, those asked for, those found
     steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
+    host_share: Real | None = None  # of a step, until the host had asked for it; where a device works meanwhile
     stopped: Stopped | None = None  # why there are no more samples
     conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
 

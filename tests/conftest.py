@@ -60,7 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every `gcprof run` of this process goes to the one fork server of all tests."""
-    monkeypatch.setattr(local, "_Server", lambda: Lent(engine._server))
+    monkeypatch.setattr(local, "_Server", lambda visible: Lent(engine._server))
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ class Scripted:
     """A device on which every step takes what is written down, half of it forward and half backward."""
 
     tick_seconds = 1e-9
+    is_asynchronous = False
 
     def __init__(self, seconds: list[float]) -> None:
         self.left = list(seconds)
@@ -254,3 +255,30 @@ def test_a_choice_of_words_is_part_of_the_case():
 
     assert sure.id != surer.id
     assert {sure: 1}[decode(encode(sure), Case)] == 1
+
+
+class Asynchronous(Scripted):
+    """A device whose steps take a second; the host asks for one in so many seconds."""
+
+    is_asynchronous = True
+
+    def __init__(self, asking: float) -> None:
+        super().__init__([1.0] * 9)
+        self.now, self._asking = 0.0, asking
+
+    def step(self, mark):
+        step(mark)
+        self.now += self._asking
+
+
+@pytest.mark.parametrize(("asking", "share"), [(0.95, 0.95), (0.1, 0.1), (1.5, 1.0)])
+def test_the_host_s_share_of_a_step_is_known_where_the_device_works_meanwhile(asking, share):
+    device = Asynchronous(asking)
+
+    found = timing.read(device, device.step, warmup=1, samples=3, clock=lambda: device.now)
+
+    assert found["host_share"] == pytest.approx(share)
+
+
+def test_a_device_that_works_while_it_is_asked_has_no_such_share():
+    assert timing.read(Scripted([1.0] * 9), step, warmup=1, samples=3)["host_share"] is None

@@ -178,6 +178,7 @@ def test_the_examples_of_the_pages_are_what_is_said():
         "GCP023": record(seconds=tuple(0.16 + index * 0.001 for index in range(40))),
         "GCP024": record(conditions=(WELL, THROTTLED)),
         "GCP025": record(conditions=busy(0.0, 1.5)),
+        "GCP030": record(host_share=0.97),
         "GCP032": on_a_gpu(record(reserved_bytes=9 * 2**30), total=8 * 2**30),
         "GCP033": record(steps_per_sample=12),
         "GCP034": record(seconds=(100.0, 100.0, 100.0), stopped="limit"),

@@ -16,6 +16,7 @@ from profiler.units import bytes_text, change_text, count_text, seconds_text, sp
 
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
 DRIFT = 0.05  # a smaller change is let pass, however certain it is
+HOST_BOUND = 0.9  # of a step; the device has no more than a tenth of it to itself
 LIMITS = {"samples": "--max-samples", "seconds": "--max-seconds", "limit": "--stage-limit"}  # by why sampling stopped
 
 
@@ -32,6 +33,7 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Seque
         **_within_rounds(drift(series)),
         "GCP024": _clocks(timed, baseline),
         "GCP025": others(conditions),
+        "GCP030": _host_bound(timed),
         "GCP032": _spilled(timed),
         "GCP033": _in_a_row(timed),
         "GCP034": _cut_short(timed),
@@ -76,6 +78,17 @@ def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
         return None
     found = held(conditions) or cycles.apart(rounds, baseline)
     return f"{found}{cycles.told(rounds, baseline)}" if found else None
+
+
+def _host_bound(rounds: Sequence[Record]) -> str | None:
+    """Where the device waits for the host, whose work is most of the time."""
+    share = max((record.readings.host_share or 0.0 for record in rounds), default=0.0)
+    if share < HOST_BOUND:
+        return None
+    return (
+        f"the host is at work for {share * 100:.0f} % of the step: its time is the host's, and trials beside it (--devices) "
+        "change it; a larger --batch-size gives the device more to do"
+    )
 
 
 def _spilled(rounds: Sequence[Record]) -> str | None:

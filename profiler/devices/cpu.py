@@ -83,6 +83,8 @@ class CpuStopwatch:
 class Cpu:
     """The CPU."""
 
+    is_asynchronous = False
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.tick_seconds = time.get_clock_info("perf_counter").resolution

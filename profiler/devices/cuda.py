@@ -73,6 +73,7 @@ class CudaStopwatch:
 class Cuda:
     """One CUDA device, `cuda:0` and so on."""
 
+    is_asynchronous = True
     tick_seconds = 5e-7  # of an event. Source: cudaEventElapsedTime
 
     def __init__(self, name: str) -> None:

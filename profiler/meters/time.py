@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import ceil
+from statistics import median
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -40,8 +41,9 @@ def read(
     """
     first = _warmed(device, step, warmup, lambda slowest: until is not None and clock() + 2 * MARGIN * slowest > until)
     times = _steps_per_sample(first[-1], max(SHORTEST, TICKS * device.tick_seconds))
+    asked: list[float] = []
     timed, stopped, conditions = _until_stopped(
-        lambda: _sample(device, step, times=times),
+        lambda: _sample(device, step, times=times, asked=asked, clock=clock),
         device,
         samples=samples,
         sampling=sampling,
@@ -56,6 +58,7 @@ def read(
         "optimizer_seconds": tuple(_sum("optimizer", spans) for spans in steady),
         "step_seconds": _steps(steady),
         "steps_per_sample": times,
+        "host_share": _host_share(asked, _steps(timed), times) if device.is_asynchronous else None,
         "stopped": stopped,
         "conditions": conditions,
     }
@@ -104,8 +107,24 @@ def _steps(timed: list[Spans]) -> tuple[float, ...]:
     return tuple(sum(seconds for _, seconds in spans) for spans in timed)
 
 
-def _sample(device: Device, step: Step, *, times: int = 1) -> Spans:
-    """The phases of one step, or the mean of several that run behind each other."""
+def _host_share(asked: list[float], steps: tuple[float, ...], times: int) -> float | None:
+    """How much of a step it takes to ask the device for it, the median over the samples."""
+    shares = [seconds / times / step for seconds, step in zip(asked, steps, strict=True) if step]
+    return min(1.0, median(shares)) if shares else None
+
+
+def _sample(
+    device: Device,
+    step: Step,
+    *,
+    times: int = 1,
+    asked: list[float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Spans:
+    """The phases of one step, or the mean of several that run behind each other.
+
+    `asked` gets the seconds until the host had asked for all of them.
+    """
     phases: list[str] = []
     device.synchronize()
     stopwatch = device.stopwatch()
@@ -114,8 +133,11 @@ def _sample(device: Device, step: Step, *, times: int = 1) -> Spans:
         phases.append(phase)
         stopwatch.mark()
 
+    began = clock()
     for _ in range(times):
         step(mark)
+    if asked is not None:
+        asked.append(clock() - began)
     spans = zip(phases, stopwatch.seconds(), strict=False)  # the last mark, "end", begins no span
     return [(phase, seconds / times) for phase, seconds in spans if phase != "end"]
 

@@ -72,6 +72,8 @@ def test_twin_50_a_stopwatch_that_looks_at_the_wall_clock_measures_its_jump(monk
 class Ticking:
     """A device on which a step takes `seconds`, and whose clock tells whole ticks alone."""
 
+    is_asynchronous = False
+
     def __init__(self, *, seconds: float, tick: float) -> None:
         self.tick_seconds, self._step, self._now, self.num_steps = tick, seconds, 0.0, 0
 
