@@ -76,7 +76,7 @@ def tag() -> Iterator[str]:
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """To start a server, which is to import torch, is a bug: exit code 70."""
 
-    def fail() -> None:
+    def fail(visible: str | None) -> None:
         raise AssertionError("a server was started")
 
     monkeypatch.setattr(local, "_Server", fail)
