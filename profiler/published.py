@@ -162,11 +162,11 @@ def _refuse_unknown(
 
 
 def _refuse_kinds(keys: dict[str, Any], path: Path, text: str, number: int) -> None:
-    """What is looked up must be words, before the types of the others are checked."""
+    """What is looked up must be words, and a size a table, before the types of the others are checked."""
     for key, value in keys.items():
-        is_table = key in SIZES and isinstance(value, dict)
-        words = [] if is_table else _each(value) if key in SEVERAL else [value]
-        if key in (*SIZES, *SEVERAL, *TABLES, "unit") and not all(isinstance(word, str) for word in words):
+        words = _each(value) if key in SEVERAL else [value]
+        kind = dict if key in SIZES else str
+        if key in (*SIZES, *SEVERAL, *TABLES, "unit") and not all(isinstance(word, kind) for word in words):
             raise _refused(path, text, key, f"{key} cannot be {value!r:.40}", number=number)
 
 

@@ -93,6 +93,7 @@ def test_what_is_smaller_on_a_cpu_is_said(name):
         ("batch_size = 2", "batchsize = 2", "system.toml:9: no key is called 'batchsize'", "batch_size"),
         ("published = 5", "publisht = 5", "system.toml:13: no key is called 'publisht'", "did you mean 'published'?"),
         ('unit = "%"', 'cpu = { units = "%" }', "system.toml:18: no key is called 'units'", "did you mean 'unit'?"),
+        ('unit = "%"', 'cpu = "%"', "system.toml:18: cpu cannot be '%'", "configs/published"),
         ('"peak_change"', '"peak_chance"', "system.toml:17: no quantity is called 'peak_chance'", "peak_change"),
         ('unit = "%"', 'unit = "MB"', "system.toml:17: peak_change has no unit 'MB'", "choose from %"),
         ('strategy = "all"\nq', 'strategy = "al"\nq', "system.toml:17: no strategy is called 'al'", "all"),
