@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "bounds", "errors", "secrecy", "series", "units"},
     {"references", "case", "counts", "workload", "devices", "blocks", "extras", "files", "switches"},
-    {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
+    {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "shards", "signature"}
+    | {"timeline"},
     {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "sampling", "shortage", "sources", "trials"},
     {"spec", "assemble", "views", "trackers", "upkeep", "changes"},

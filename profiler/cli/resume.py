@@ -50,12 +50,13 @@ def resume(
         refuse_unnamed([trial.case for trial in before.manifest.plan], _named(before, (request or words).model))
     with engines.connect(where, stage_seconds=limit) as engine:
         devices = engine.survey()
-        asked = planned(request, devices) if request else None
+        asked = planned(request, devices, part=before.manifest.shard or None) if request else None
         if anew:
             plan = asked or _same(before, data, devices)
             return begin(
                 engine, plan.trials, output=output, command=command_line() if asked else before.manifest.command,
                 data=data, devices=devices, json=json, remarks=(*before.warnings, *plan.remarks), exclusive=exclusive,
+                shard=plan.shard,
             )  # fmt: skip
         _refuse_changes(before, asked, devices)
         if not _owed(before):
@@ -115,7 +116,7 @@ def _same(before: Run, data: str | None, devices: dict[str, Environment]) -> Pla
     if gone:
         message = f"this run is of files that are not here: {', '.join(gone)}"
         raise UserError(message, hint="put them back, or go to the folder where the run was begun")
-    return Plan(trials=trials, data_directory=data)
+    return Plan(trials=trials, data_directory=data, shard=before.manifest.shard or None)
 
 
 def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environment]) -> None:
