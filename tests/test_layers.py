@@ -22,7 +22,7 @@ LAYERS = (
     {"staging"},
     {"worker", "engines", "published"},
     {"runner", "callbacks", "api"},
-    {"proving"},
+    {"proving", "node"},
     {"capacity"},
     {"cli"},
     {"notebook"},
@@ -65,6 +65,7 @@ HOMES = {
     "mlflow": {"trackers"},
     "rich": {"views"},
     "typer": {"cli"},
+    "submitit": {"engines"},
     "psutil": {"devices"},
     "pynvml": {"devices"},
 }

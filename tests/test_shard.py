@@ -199,7 +199,7 @@ def test_a_part_goes_on_with_what_it_owes(tmp_path):
 
 @pytest.mark.usefixtures("shared")
 def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
-    words = ["run", "--model", "mlp", "--strategies", "all", "--segments", "2,8", "--batch-size", "8,16", *QUICK]
+    words = ["run", "--model", "mlp", "--segments", "2,8", "--batch-size", "8,16", *QUICK]
     words += ["--rounds", "2", "--predict"]
     assert answer([*words, "-o", "whole"]) == 0
     for index in (1, 2, 3):

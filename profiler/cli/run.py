@@ -96,7 +96,9 @@ def run(
         str, typer.Option(help="Where others use the device: warn, or error (end with 3; --resume goes on).")
     ] = "warn",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the trials and what they cost, and run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the trials and what they cost, and run nothing.")
+    ] = False,
 ) -> None:
     """Measure memory and time of a model's training step under checkpointing strategies.
 

@@ -55,9 +55,9 @@ def merge(folders: Sequence[Path]) -> Merged:
     """The trials of all plans and the records of all runs, each once.
 
     Where the runs are parts of one sweep, its order is that of the sweep. A later round whose first is not ok is left
-    out, as one run would never have measured it. Where two runs hold different records of a trial, the one that began later is kept; of two that began in the same
-    second, the one whose text is the greater. Raises UserError (exit code 4) for runs of an old schema, or of which the
-    numbers cannot stand beside each other.
+    out, as one run would never have measured it. Where two runs hold different records of a trial, the one that began
+    later is kept; of two that began in the same second, the one whose text is the greater. Raises UserError (exit code
+    4) for runs of an old schema, or of which the numbers cannot stand beside each other.
     """
     _refuse_few(folders)
     found = sorted((store.load(folder) for folder in folders), key=lambda run: (run.manifest.created, _text(run)))
@@ -133,8 +133,9 @@ def _named(environment: Environment, names: Sequence[str], *, where: str = "") -
 def _plan(found: Sequence[Run]) -> dict[Key, Trial]:
     """Every trial once, in the order of the sweep that the runs are parts of, else of the runs and of their plans."""
     parts = [(run.manifest.shard, run.manifest.plan) for run in found if run.manifest.shard]
-    is_sweep = len(parts) == len(found) and len({shard.count for shard, _ in parts}) == 1
-    trials = shards.joined(parts) if is_sweep else [trial for run in found for trial in run.manifest.plan]
+    trials = (
+        shards.joined(parts) if len(parts) == len(found) else [trial for run in found for trial in run.manifest.plan]
+    )
     plan: dict[Key, Trial] = {}
     for trial in trials:
         plan.setdefault((trial.case, trial.round), trial)
