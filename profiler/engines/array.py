@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +36,7 @@ class Array:
         self._run = run
         self._gathered = gathered
         self._following: list[tuple[Part, Any]] = []
+        self._own: list[Any] = []  # the jobs of this call, of which alone anything is unpickled
         self._where: dict[Key, Path] = {}  # the last part that a trial is in
         for name in ("shards", "jobs"):
             store.refuse_link(run / name)
@@ -62,7 +64,7 @@ class Array:
 
     def submit(self, owed: Sequence[Trial], count: int, send: Callable[[list[Path]], list[Any]]) -> None:
         """Make at most `count` parts of what is owed, and `send` their folders; one job comes back for each."""
-        folders = self._made(informed(owed, self._gathered.found), count)
+        folders = self._made([self._informed(trial) for trial in owed], count)
         try:
             jobs = send(folders)
         except UserError:
@@ -70,6 +72,7 @@ class Array:
                 making.remove(folder)
             raise
         self._following += zip(map(self._part, folders), jobs, strict=True)
+        self._own += jobs
         ids = self._ids() | {folder.name: job.job_id for folder, job in zip(folders, jobs, strict=True)}
         store.replace(self.jobs_folder / "ids.json", json.dumps(ids, indent=1).encode())
 
@@ -80,9 +83,10 @@ class Array:
                 is_over = job.done()  # asked before the look: what it wrote is there then
                 part.look()
                 if is_over:
-                    _await_late(part, job)
                     self._following.remove((part, job))
-                    part.lose(f"not done when its job ended: {_end(job)}")
+                    result = _result(job) if job in self._own else None
+                    _await_late(part, result)
+                    part.lose(hide(f"not done when its job ended: job {job.job_id} {job.state}{_raised(result)}"))
                 yield from self._given(part.final() if is_over else part.standing())
             if self._following:
                 time.sleep(pause)
@@ -104,6 +108,12 @@ class Array:
         self._where |= {(trial.case, trial.round): folder for trial in part.plan}
         return part
 
+    def _informed(self, trial: Trial) -> Trial:
+        """A later round is compared with nothing."""
+        if trial.round > 1:
+            return trial
+        return informed([trial], self._gathered.found, is_predicted=trial.case.is_predicted)[0]
+
     def _made(self, trials: list[Trial], count: int) -> list[Path]:
         manifest, before = store.read_manifest(self._run), self._folders()
         places, first = _places(manifest), int(before[-1].name) + 1 if before else 1
@@ -124,7 +134,8 @@ class Array:
         """The job of each part, as far as it was written down."""
         try:
             with regular.opened(self.jobs_folder / "ids.json") as file:
-                return msgspec.json.decode(file.read(), type=dict[str, str])
+                found = msgspec.json.decode(file.read(), type=dict[str, str])
+                return {part: job for part, job in found.items() if re.fullmatch(r"\d+(_\d+)?", job, flags=re.ASCII)}
         except (OSError, msgspec.DecodeError):
             return {}
 
@@ -161,21 +172,25 @@ def _places(manifest: Manifest) -> dict[Key, int]:
     return {(trial.case, trial.round): place for trial, place in zip(manifest.plan, places, strict=True)}
 
 
-def _await_late(part: Part, job: Any) -> None:
-    """A job that ended well tells how many trials it has records of; wait until they can be seen."""
+def _result(job: Any) -> int | Exception | None:
+    """What a job gave: how many trials it has records of, or what it raised; None where it ended without a word."""
+    if not job.paths.result_pickle.exists():
+        return None
+    error: Exception | None = job.exception()
+    return int(job.result()) if error is None else error
+
+
+def _await_late(part: Part, result: int | Exception | None) -> None:
+    """Wait until all that a job wrote can be seen."""
     until = time.monotonic() + LATE_SECONDS
-    if not job.paths.result_pickle.exists() or job.exception():
-        return
-    while len(part.final()) < job.result() and time.monotonic() < until:
+    while isinstance(result, int) and len(part.final()) < result and time.monotonic() < until:
         time.sleep(0.5)
         part.look()
 
 
-def _end(job: Any) -> str:
-    """What became of a job, in submitit's words: its state, and the last line of what it raised."""
-    told = f"job {job.job_id} {job.state}"
-    error = job.exception() if job.paths.result_pickle.exists() else None
-    if error is None:
-        return told
-    raised = (str(error).split(RULE)[1:2] or [str(error)])[0].strip().splitlines()
-    return hide(f"{told}, {raised[-1]}" if raised else told)
+def _raised(result: int | Exception | None) -> str:
+    """The last line of the traceback in the words of submitit's error."""
+    if not isinstance(result, Exception):
+        return ""
+    lines = (str(result).split(RULE)[1:2] or [str(result)])[0].strip().splitlines()
+    return f", {lines[-1]}" if lines else ""

@@ -8,6 +8,7 @@ driver was killed, `gcprof merge RUN/shards/*` or --resume make it so.
 from __future__ import annotations
 
 import importlib
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -163,7 +164,9 @@ class Slurm:
         """submitit's executor with our settings. Raises UserError for one that it does not know."""
         requeues = {f"{self._executor}_max_num_timeout": self._requeues}
         try:
-            made = self._submitit.AutoExecutor(self._jobs_folder or folder, cluster=self._executor, **requeues)
+            # a new folder for each call: what submitit finds there it unpickles, and a run folder may be anyone's
+            below = (self._jobs_folder or folder) / secrets.token_hex(3)
+            made = self._submitit.AutoExecutor(below, cluster=self._executor, **requeues)
             made.update_parameters(**self._settings)
         except (NameError, ValueError, TypeError, AssertionError) as error:
             raise UserError(f"submitit: {str(error).splitlines()[0]}", hint="its names, as slurm_NAME=value") from error
@@ -187,7 +190,7 @@ class Slurm:
         """A job of an earlier call that is queued or at work; None where it has ended, or nobody knows of it."""
         if self._executor != "slurm":
             return None
-        job = self._submitit.SlurmJob(folder=self._jobs_folder or folder, job_id=job_id)
+        job = self._submitit.SlurmJob(folder=folder, job_id=job_id)
         is_over = job.done(force_check=True) or job.state.upper() == "UNKNOWN"
         return None if is_over else job
 
