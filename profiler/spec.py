@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler import catalogue, counts, models, optimizers, parallel, secrecy, strategies, trials
+from profiler import catalogue, counts, models, optimizers, parallel, secrecy, shards, strategies, trials
 from profiler.case import FAKE, Case, Choice, Trial, split_choices
 from profiler.counts import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.errors import UserError
 from profiler.sampling import sampling
 from profiler.series.stopping import Sampling
+from profiler.shards import Shard
 
 SEGMENTS = "1,2,4,8,16,32"
 MOST = 100_000  # steps of a kind in a round
@@ -58,6 +59,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[Trial, ...]
     data_directory: str | None
     remarks: tuple[str, ...] = ()
+    shard: Shard | None = None  # which part of a sweep the trials are, where they are not all
+
+
+def part_of(plan: Plan, shard: Shard) -> Plan:
+    """That part of a plan."""
+    trials, placed = shards.cut(plan.trials, shard)
+    return msgspec.structs.replace(plan, trials=trials, shard=placed)
 
 
 def override(base: Request, words: Request) -> Request:

@@ -214,6 +214,7 @@ def test_a_gpu_that_is_meant_twice_runs_two():
     ("words", "code", "why"),
     [
         (("--devices", "all", "--device", "cpu"), 2, "--devices has no effect with --device"),
+        (("--devices", "all", "--engine", "slurm:jobs=2"), 2, "--devices has no effect with --engine slurm:jobs=2"),
         (("--allow-parallel",), 2, "--allow-parallel has no effect without --devices"),
         (("--devices", "all"), 3, "no CUDA device"),
     ],

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "bounds", "errors", "secrecy", "series", "units"},
     {"references", "case", "counts", "workload", "devices", "blocks", "extras", "files", "switches"},
-    {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
+    {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "shards", "signature"}
+    | {"timeline"},
     {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "sampling", "shortage", "sources", "trials"},
     {"spec", "assemble", "views", "trackers", "upkeep", "changes"},
@@ -21,7 +22,7 @@ LAYERS = (
     {"staging"},
     {"worker", "engines", "published"},
     {"runner", "callbacks", "api"},
-    {"proving"},
+    {"proving", "node"},
     {"capacity"},
     {"cli"},
     {"notebook"},
@@ -64,6 +65,7 @@ HOMES = {
     "mlflow": {"trackers"},
     "rich": {"views"},
     "typer": {"cli"},
+    "submitit": {"engines"},
     "psutil": {"devices"},
     "pynvml": {"devices"},
 }

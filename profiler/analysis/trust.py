@@ -86,8 +86,8 @@ def _host_bound(rounds: Sequence[Record]) -> str | None:
     if share < HOST_BOUND:
         return None
     return (
-        f"the host is at work for {share * 100:.0f} % of the step: its time is the host's, and trials beside it (--devices) "
-        "change it; a larger --batch-size gives the device more to do"
+        f"the host is at work for {share * 100:.0f} % of the step: its time is the host's, and trials beside it "
+        "(--devices) change it; a larger --batch-size gives the device more to do"
     )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from profiler.case import Trial
     from profiler.engines import Engine
     from profiler.record import Environment
+    from profiler.shards import Shard
     from profiler.spec import Plan, Request
     from profiler.store import Run
 
@@ -49,30 +50,33 @@ def start(
     where: Where = LOCAL,
 ) -> int:
     """Run what is asked for, show it and write it; the exit code. Raises UserError."""
-    from profiler import device_choice, engines, spec, store, sweep
+    from profiler import device_choice, engines, shards, spec, store, sweep
 
     request = spec.override(sweep.read(config), words) if config else words
     asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
     refuse_idle(asked.trials, exclusive=exclusive)
     store.refuse_existing(output or RESULTS / "new")
+    part = shards.parse(where.shard) if where.shard else None
     with engines.connect(where.engine, stage_seconds=limit) as engine:
         devices = where.survey(engine)
-        plan = planned(request, devices)
+        plan = planned(request, devices, part=part)
+        if not plan.trials:
+            return _nothing(plan, json)
         if dry_run:
             return _print_plan(plan, devices)
         return begin(
             engine, plan.trials, output=output, command=command_line(), data=plan.data_directory, devices=devices,
-            json=json, remarks=plan.remarks, fit=fit, exclusive=exclusive,
+            json=json, remarks=plan.remarks, fit=fit, exclusive=exclusive, shard=plan.shard,
         )  # fmt: skip
 
 
-def planned(request: Request, devices: dict[str, Environment]) -> Plan:
-    """The plan of a request on the devices that are here. Raises UserError where one of its own is not."""
+def planned(request: Request, devices: dict[str, Environment], *, part: Shard | None = None) -> Plan:
+    """The plan of a request on the devices that are here, or a part of it. Raises UserError where one is not here."""
     from profiler import device_choice, spec
 
     plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
     device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
-    return plan
+    return spec.part_of(plan, part) if part else plan
 
 
 def refuse_idle(trials: Iterable[Trial], *, exclusive: bool) -> None:
@@ -93,8 +97,11 @@ def begin(
     remarks: tuple[str, ...] = (),
     fit: bool = False,
     exclusive: bool = False,
+    shard: Shard | None = None,
 ) -> int:
     """Make a run folder of these trials, and run them; the exit code."""
+    from msgspec import UNSET
+
     from profiler import device_choice, sources, store
 
     folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in trials])
@@ -104,6 +111,7 @@ def begin(
         command=command,
         environment=device_choice.environment(trials[0].case.device, devices),
         sources=sources.digests(trial.case for trial in trials),
+        shard=shard or UNSET,
     )
     return go_on(engine, folder, data, devices, json, remarks, fit=fit, exclusive=exclusive)
 
@@ -166,6 +174,8 @@ def finish(run: Run, *, code: int, json: bool, fit: bool = False, data: str | No
         aside(f"note: {count_text(lost, 'trial')} crashed or timed out; {shlex.join(again)} measures such trials again")
     if progress.status(run.manifest.plan, run.records) == "partial":
         next_command(*again)
+    elif run.manifest.shard:
+        aside(part_words(run))
     elif all(record.readings.peak_bytes is None for record in run.records):
         next_command("gcprof", "show", str(folder))
     else:
@@ -185,6 +195,22 @@ def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
         what = f"{case.model}  {case.strategy}  batch {case.batch_size}  {case.optimizer}{axes}  {case.device}"
         print(f"round {trial.round}  {what}  {'+'.join(trial.passes)}")
     aside(f"{len(plan.trials)} trials")
+    return 0
+
+
+def part_words(run: Run) -> str:
+    """What a reader of one part of a sweep must know, and what to do next."""
+    told = f"part {run.manifest.shard} of a sweep: what is measured in other parts is not here"
+    return f"{told}; gcprof merge makes one run of all parts"
+
+
+def _nothing(plan: Plan, json: bool) -> int:
+    """There are fewer pairings than parts: no folder is made, and nothing is wrong."""
+    from profiler.views.json import document
+
+    aside(f"part {plan.shard} is empty: the sweep has fewer pairings of a baseline and a round than parts")
+    if json:
+        say_bytes(document(None, [], status="complete", exit_code=0))
     return 0
 
 

@@ -37,7 +37,15 @@ def resume_words(run: Run, data: str | None = None) -> list[str]:
     """The command that goes on with a run, with what the user must say again."""
     cases = [trial.case for trial in run.manifest.plan]
     models = ["--model", ",".join(dict.fromkeys(case.model for case in cases))] if _code(cases) else []
-    return ["gcprof", "run", "--resume", str(run.folder), *models, *(["--data", data] if data else [])]
+    return ["gcprof", "run", "--resume", str(run.folder), *models, *(["--data", data] if data else []), *_engine()]
+
+
+def _engine() -> list[str]:
+    """Where the trials of the command at work run, where it says so."""
+    words = COMMAND.get()
+    given = [word for before, word in zip(["", *words], words, strict=False) if before == "--engine"]
+    joined = [word.partition("=")[2] for word in words if word.startswith("--engine=")]
+    return ["--engine", (given + joined)[-1]] if given + joined else []
 
 
 def _refusal(model: Choice, *, hint: str) -> UserError:

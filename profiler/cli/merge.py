@@ -34,6 +34,9 @@ def merge(
         aside(f"warning: {warning}")
     for one in found.conflicts:
         aside(f"note: {one.case.strategy}, round {one.round}: the results differ; kept the later one, of '{one.kept}'")
+    if found.num_needless:
+        told = count_text(found.num_needless, "record")
+        aside(f"note: left out {told} of later rounds, of cases whose first round is not ok: one run measures none")
     same = f", {count_text(found.num_same, 'record')} in more than one" if found.num_same else ""
     aside(f"wrote {count_text(len(found.records), 'record')} of {count_text(len(runs), 'run')} to {folder}{same}")
     next_command("gcprof", "show", str(folder))

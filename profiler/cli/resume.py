@@ -51,12 +51,13 @@ def resume(
         refuse_unnamed([trial.case for trial in before.manifest.plan], _named(before, (request or words).model))
     with engines.connect(where.engine, stage_seconds=limit) as engine:
         devices = where.survey(engine, () if anew and request else before.manifest.plan)
-        asked = planned(request, devices) if request else None
+        asked = planned(request, devices, part=before.manifest.shard or None) if request else None
         if anew:
             plan = asked or _same(before, data, devices)
             return begin(
                 engine, plan.trials, output=output, command=command_line() if asked else before.manifest.command,
                 data=data, devices=devices, json=json, remarks=(*before.warnings, *plan.remarks), exclusive=exclusive,
+                shard=plan.shard,
             )  # fmt: skip
         _refuse_changes(before, asked, devices)
         if not _owed(before):
@@ -116,17 +117,24 @@ def _same(before: Run, data: str | None, devices: dict[str, Environment]) -> Pla
     if gone:
         message = f"this run is of files that are not here: {', '.join(gone)}"
         raise UserError(message, hint="put them back, or go to the folder where the run was begun")
-    return Plan(trials=trials, data_directory=data)
+    return Plan(trials=trials, data_directory=data, shard=before.manifest.shard or None)
 
 
 def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environment]) -> None:
     """A run is of one plan, one set of files and versions, and one device."""
+    import msgspec
+
     from profiler import changes, device_choice, sources
+    from profiler.record import HARDWARE
 
     plan = before.manifest.plan
+    then = _where(before)
+    now = device_choice.environment(plan[0].case.device, devices)
+    if now.device_name is None:  # of a job of a cluster nothing is known before it runs: it looks itself
+        now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
     found = changes.changes(
-        before.manifest,
-        environment=device_choice.environment(plan[0].case.device, devices),
+        msgspec.structs.replace(before.manifest, environment=then),
+        environment=now,
         sources=sources.digests(trial.case for trial in plan),
         plan=asked.trials if asked else None,
     )
@@ -134,6 +142,16 @@ def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environm
         message = f"this run began otherwise, and would be mixed: {'; '.join(found)}"
         anew = shlex.join(["gcprof", *COMMAND.get(), "--new-run"])
         raise UserError(message, hint=f"{anew} measures it anew, in a folder of its own")
+
+
+def _where(before: Run) -> Environment:
+    """What the run began on: as its manifest says, or as the first record where nobody could know it then."""
+    device, known = before.manifest.plan[0].case.device, before.manifest.environment
+    if known.device_name is not None:
+        return known
+    records = (record for record in before.records if record.case.device == device)
+    found = (record.environment for record in records if record.environment and record.environment.device_name)
+    return next(found, known)
 
 
 def _owed(before: Run) -> bool:

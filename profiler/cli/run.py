@@ -95,12 +95,17 @@ def run(
     allow_parallel: Annotated[
         bool, typer.Option("--allow-parallel", help="With --devices: a GPU that is named twice runs two at once.")
     ] = False,
+    shard: Annotated[
+        str | None, typer.Option(help="Only this part of the sweep: 2/8. `gcprof merge` makes one run of the parts.")
+    ] = None,
     stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
     exclusive: Annotated[
         str, typer.Option(help="Where others use the device: warn, or error (end with 3; --resume goes on).")
     ] = "warn",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases, and run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the trials and what they cost, and run nothing.")
+    ] = False,
 ) -> None:
     """Measure memory and time of a model's training step under checkpointing strategies.
 
@@ -124,12 +129,12 @@ def run(
         raise UserError("--exclusive has no effect with --dry-run", hint="it measures nothing; leave one of them out")
     if dry_run and json:
         raise UserError("--json has no effect with --dry-run", hint="it measures nothing; leave one of them out")
-    if resume and ((output and not new_run) or dry_run):
-        flag = "--output" if output else "--dry-run"
+    if resume and ((output and not new_run) or dry_run or shard):
+        flag = "--dry-run" if dry_run else "--shard" if shard else "--output"
         raise UserError(f"{flag} has no effect with --resume", hint="a run goes on in its own folder, by its own plan")
     if new_run and not resume:
         raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
-    where = Where(engine=engine, devices=devices, allow_parallel=allow_parallel)
+    where = Where(engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard)
     where.check(device=device)
     try:
         with heeded():

@@ -33,6 +33,7 @@ def show(
     """
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
+    from profiler.cli.carry import part_words
     from profiler.store import load
 
     one_of(form, ("table", "md"), flag="--format")
@@ -56,6 +57,8 @@ def show(
         say(_view(samples, over)(table, width=width(columns), encoding=encoding()))
     if owed:
         aside(f"partial: {owed} of {len(found.manifest.plan)} trials are not there yet")
+    if found.manifest.shard:
+        aside(part_words(found))
     if over:
         next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):

@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     from profiler.engines import Engine
     from profiler.record import Environment
 
+ON_THIS_MACHINE = ("local", "trainer")
+
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--engine`, `--devices` and `--allow-parallel` say."""
+    """What `--engine`, `--devices`, `--allow-parallel` and `--shard` say."""
 
     engine: str = "local"
     devices: str | None = None
     allow_parallel: bool = False
+    shard: str | None = None
 
     def check(self, *, device: str | None) -> None:
         """Raises UserError for words that cannot go together."""
         if self.devices is not None and device is not None:
             raise UserError("--devices has no effect with --device", hint="leave one of them out")
+        if self.devices is not None and self.engine.partition(":")[0] not in ON_THIS_MACHINE:
+            hint = "it has devices of its own; leave one of them out"
+            raise UserError(f"--devices has no effect with --engine {self.engine}", hint=hint)
         if self.allow_parallel and self.devices is None:
             raise UserError("--allow-parallel has no effect without --devices", hint="--devices 0,0 names one twice")
 

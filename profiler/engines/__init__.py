@@ -15,7 +15,11 @@ from profiler import catalogue
 from profiler.case import Choice, Trial
 from profiler.record import Environment, Record
 
-TABLE = {"local": "profiler.engines.local:connect", "trainer": "profiler.engines.trainer:connect"}
+TABLE = {
+    "local": "profiler.engines.local:connect",
+    "slurm": "profiler.engines.slurm:connect",
+    "trainer": "profiler.engines.trainer:connect",
+}
 
 
 def connect(text: str = "local", *, stage_seconds: float = 600.0, logs: Path | None = None) -> Engine:

@@ -31,18 +31,23 @@ def in_waves(
     """
     found = {(record.case, record.round): record for record in done}
     for (_, is_predicted, _), wave in groupby(sorted(plan, key=_wave) if widely else plan, key=_wave):
-        known = calibrations(found.values()) if is_predicted else {}
-        ready = [
-            msgspec.structs.replace(
-                trial,
-                digests=trial.digests or _digests(trial.case, found),
-                calibration=trial.calibration or known.get(trial.case.baseline.twin),
-            )
-            for trial in progress.owed(wave, found.values())
-        ]
+        ready = informed(progress.owed(wave, found.values()), found, is_predicted=is_predicted)
         for record in run(ready):
             found[record.case, record.round] = record
             yield record
+
+
+def informed(trials: Iterable[Trial], found: Known, *, is_predicted: bool = True) -> list[Trial]:
+    """The trials with what is known of their baselines: what they are verified against, and predicted with."""
+    known = calibrations(found.values()) if is_predicted else {}
+    return [
+        msgspec.structs.replace(
+            trial,
+            digests=trial.digests or _digests(trial.case, found),
+            calibration=trial.calibration or known.get(trial.case.baseline.twin),
+        )
+        for trial in trials
+    ]
 
 
 def _wave(trial: Trial) -> tuple[bool, bool, bool]:

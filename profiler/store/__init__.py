@@ -12,11 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
 from profiler.files import locking, making, regular
 from profiler.record import SCHEMA, Environment, Record
+from profiler.shards import Shard
 from profiler.store import reading
 
 APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -36,6 +38,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan: tuple[Trial, ...]
     environment: Environment
     sources: dict[str, str] = {}  # digests of the user's own files that the plan names
+    shard: Shard | UnsetType = UNSET  # which part of a sweep the plan is, where it is not the whole
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,13 +105,16 @@ def create(
     command: str,
     environment: Environment,
     sources: Mapping[str, str],
+    shard: Shard | UnsetType = UNSET,
 ) -> None:
     """Make a new run folder with its manifest, at once or not at all.
 
     Raises UserError where there is one already, or (exit code 74) where it cannot be made.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    manifest = Manifest(created=now, command=command, plan=plan, environment=environment, sources=dict(sources))
+    manifest = Manifest(
+        created=now, command=command, plan=plan, environment=environment, sources=dict(sources), shard=shard
+    )
     save(folder, manifest=encode(manifest), trials=b"")
 
 

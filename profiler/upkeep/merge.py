@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
-from profiler import store
+from profiler import shards, store
+from profiler.analysis import progress
 from profiler.analysis.rows import latest
 from profiler.case import Case, Trial, encode
 from profiler.errors import UserError
@@ -45,22 +47,25 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     logs: tuple[Path, ...]  # of the records that were kept
     conflicts: tuple[Conflict, ...]
     num_same: int  # records that more than one run holds
+    num_needless: int = 0  # of later rounds, which one run would not have measured
     warnings: tuple[str, ...] = ()  # what could not be read
 
 
 def merge(folders: Sequence[Path]) -> Merged:
     """The trials of all plans and the records of all runs, each once.
 
-    Where two runs hold different records of a trial, the one that began later is kept; of two that began in the same
-    second, the one whose text is the greater. Raises UserError (exit code 4) for runs of an old schema, or of which the
-    numbers cannot stand beside each other.
+    Where the runs are parts of one sweep, its order is that of the sweep. A later round whose first is not ok is left
+    out, as one run would never have measured it. Where two runs hold different records of a trial, the one that began
+    later is kept; of two that began in the same second, the one whose text is the greater. Raises UserError (exit code
+    4) for runs of an old schema, or of which the numbers cannot stand beside each other.
     """
     _refuse_few(folders)
     found = sorted((store.load(folder) for folder in folders), key=lambda run: (run.manifest.created, _text(run)))
     _refuse_incomparable(found)
     plan = _plan(found)
     offers = _offers(found)
-    kept = {key: max(of_key, key=_later) for key, of_key in offers.items()}
+    latest_of = {key: max(of_key, key=_later) for key, of_key in offers.items()}
+    kept = {key: offer for key, offer in latest_of.items() if not _is_needless(key, latest_of)}
     order = {key: number for number, key in enumerate(plan)}
     keys = sorted(kept, key=lambda key: (order.get(key, len(order)), kept[key].text))
     manifest = _manifest(found, tuple(plan.values()))
@@ -76,6 +81,7 @@ def merge(folders: Sequence[Path]) -> Merged:
         ),
         warnings=tuple(f"{run.folder.name}: {warning}" for run in found for warning in run.warnings),
         num_same=sum(len(offers[key]) - _num_different(offers[key]) for key in keys),
+        num_needless=len(latest_of) - len(kept),
     )
 
 
@@ -125,12 +131,21 @@ def _named(environment: Environment, names: Sequence[str], *, where: str = "") -
 
 
 def _plan(found: Sequence[Run]) -> dict[Key, Trial]:
-    """Every trial once, in the order of the runs and of their plans."""
+    """Every trial once, in the order of the sweep that the runs are parts of, else of the runs and of their plans."""
+    parts = [(run.manifest.shard, run.manifest.plan) for run in found if run.manifest.shard]
+    trials = (
+        shards.joined(parts) if len(parts) == len(found) else [trial for run in found for trial in run.manifest.plan]
+    )
     plan: dict[Key, Trial] = {}
-    for run in found:
-        for trial in run.manifest.plan:
-            plan.setdefault((trial.case, trial.round), trial)
+    for trial in trials:
+        plan.setdefault((trial.case, trial.round), trial)
     return plan
+
+
+def _is_needless(key: Key, found: Mapping[Key, Offer]) -> bool:
+    """Whether one run would not have measured it. What was ended from outside may be ok when it is measured again."""
+    first = found.get((key[0], 1))
+    return key[1] > 1 and first is not None and first.record.outcome not in ("ok", *progress.LOST)
 
 
 def _offers(found: Sequence[Run]) -> dict[Key, list[Offer]]:
@@ -158,12 +173,13 @@ def _manifest(found: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
     names = " ".join(sorted(run.folder.name for run in found))
     first = found[0].manifest
     sources = {name: digest for run in found for name, digest in run.manifest.sources.items()}
-    return msgspec.structs.replace(first, command=f"gcprof merge {names}", plan=plan, sources=sources)
+    return msgspec.structs.replace(first, command=f"gcprof merge {names}", plan=plan, sources=sources, shard=UNSET)
 
 
 def _completed(manifest: Manifest, first: Run) -> bytes:
     """The manifest's text, with what a later version wrote into that of the first run."""
     before = msgspec.json.decode((first.folder / "manifest.json").read_bytes())
+    before.pop("shard", None)  # what it was a part of, this is more of
     return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
 
 

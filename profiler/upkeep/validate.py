@@ -14,7 +14,7 @@ from profiler.errors import UserError
 from profiler.record import SCHEMA, Record
 from profiler.units import count_text
 
-KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", ".writer")
+KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", "shards", "jobs", ".writer")
 Key = tuple[Case, int]
 
 

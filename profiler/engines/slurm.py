@@ -1,0 +1,221 @@
+"""A job array of Slurm, by submitit: each job runs one part of the plan on its node. Never imports torch.
+
+The driver makes the parts and submits them; every job is the one writer of its own folder below the run folder, which
+all machines see. What the jobs write is yielded as it appears, so that at the end the run folder is whole; where the
+driver was killed, `gcprof merge RUN/shards/*` or --resume make it so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from profiler import extras
+from profiler.analysis import progress
+from profiler.case import Trial
+from profiler.catalogue import Count
+from profiler.engines.array import Array, write_agreed
+from profiler.engines.gathering import Gathered
+from profiler.engines.local import Local
+from profiler.errors import UserError
+from profiler.record import Environment, Record
+from profiler.secrecy import hide
+
+CARRY_OUT = "profiler.node:carry_out"
+GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, beside those of `connect`
+OURS = ("slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node")  # a job is one process on one node
+POLL_SECONDS = {"slurm": 2.0, "local": 0.1}
+GRACE_SECONDS = {"slurm": 0.0, "local": 5.0}  # for jobs to end when they are told to
+
+
+def connect(
+    stage_seconds: float = 600.0,
+    logs: Path | None = None,
+    *,
+    executor: Literal["slurm", "local"] = "slurm",
+    jobs: Count = 4,
+    minutes: Count = 60,
+    gpus_per_node: int = 1,
+    partition: str = "",
+    constraint: str = "",
+    account: str = "",
+    qos: str = "",
+    array_parallelism: Count = 256,
+    max_num_timeout: int = 3,
+    folder: str = "",
+    **more: Any,
+) -> Slurm:
+    """A job array of Slurm, one part of the sweep a job; executor=local tries it on this machine."""
+    unknown = [key for key in more if key not in GENERAL and (not key.startswith("slurm_") or key in OURS)]
+    if unknown:
+        hint = (
+            f"{', '.join(GENERAL)}, and slurm_NAME for what else submitit's SlurmExecutor takes; a job is one process"
+        )
+        raise UserError(f"engine 'slurm' has no option '{unknown[0]}'", hint=hint)
+    if executor == "local" and gpus_per_node and jobs > 1:
+        raise UserError(
+            "jobs on this machine would share its GPU", hint="jobs=1, or gpus_per_node=0 for the CPU, or --devices all"
+        )
+    named = {"partition": partition, "constraint": constraint, "account": account, "qos": qos}
+    settings = {
+        "timeout_min": minutes,
+        "gpus_per_node": gpus_per_node,
+        "name": "gcprof",
+        "slurm_array_parallelism": array_parallelism,
+        **{f"slurm_{key}": value for key, value in named.items() if value},
+        **more,
+    }
+    return Slurm(
+        executor, settings, jobs=jobs, requeues=max_num_timeout, jobs_folder=Path(folder) if folder else None,
+        stage_seconds=stage_seconds, logs=logs,
+    )  # fmt: skip
+
+
+class Slurm:
+    """Submits when it runs; what is not done when the iterator is closed is cancelled, and what is done is kept."""
+
+    def __init__(
+        self,
+        executor: str,
+        settings: dict[str, Any],
+        *,
+        jobs: int,
+        requeues: int = 3,
+        jobs_folder: Path | None = None,
+        stage_seconds: float = 600.0,
+        logs: Path | None = None,
+    ) -> None:
+        self.logs = logs
+        self._submitit: Any = extras.load("submitit")
+        self._executor = executor
+        self._settings = settings
+        self._num_jobs = jobs
+        self._requeues = requeues
+        self._jobs_folder = jobs_folder
+        self._stage_seconds = stage_seconds
+
+    def __enter__(self) -> Slurm:
+        if self._executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+            hint = "go to a machine that submits to Slurm; or executor=local to try it here, or --shard i/n anywhere"
+            raise UserError("there is no sbatch here", hint=hint, exit_code=3)
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def survey(self) -> dict[str, Environment]:
+        """The devices of a job, of which nothing is known before it runs; on this machine those that are here."""
+        with Local(stage_seconds=self._stage_seconds) as here:
+            found = here.survey()
+        names = ["cpu", *(f"cuda:{number}" for number in range(self._settings["gpus_per_node"]))]
+        if self._executor == "local":
+            return {name: found[name] for name in names if name in found}
+        unknown = msgspec.structs.replace(
+            found["cpu"], device_name=None, device_bytes=None, device_uuid=None, driver=None, num_threads=None
+        )
+        return dict.fromkeys(names, unknown)
+
+    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+        """What is asked of a model needs no device: this machine answers."""
+        with Local(stage_seconds=self._stage_seconds) as here:
+            return here.ask(entry, text, failing=failing)
+
+    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        """What earlier jobs left first, then what those of this call write.
+
+        Raises UserError where nothing can be submitted, or a job of an earlier call still writes.
+        """
+        assert self.logs, "the parts go into the run folder"
+        trials, settled = tuple(plan), tuple(done)
+        self._refuse_few_gpus(trials)
+        gathered = Gathered(trials, settled)
+        array = Array(self.logs.parent, gathered)
+        executor = self._made(array.jobs_folder)
+        write_agreed(array.jobs_folder, settled)
+        try:
+            yield from array.left_before(lambda job_id: self._active(array.jobs_folder, job_id))
+            at_work = array.at_work()
+            owed = [
+                trial
+                for trial in progress.owed(trials, gathered.found.values())
+                if (trial.case, trial.round) not in at_work
+            ]
+            if owed:
+                directory = owed[0].data_directory
+                send = partial(self._sent, executor, agreed=array.jobs_folder, data_directory=directory)
+                array.submit(owed, self._num_jobs, send)
+            yield from array.follow(POLL_SECONDS[self._executor])
+        finally:
+            array.cancel(grace=GRACE_SECONDS[self._executor])
+
+    def _refuse_few_gpus(self, trials: Sequence[Trial]) -> None:
+        gpus = self._settings["gpus_per_node"]
+        most = max((trial.case.num_ranks for trial in trials if trial.case.device.startswith("cuda")), default=0)
+        if most > gpus:
+            raise UserError(f"{most} ranks take as many GPUs, and a job has {gpus}", hint=f"slurm:gpus_per_node={most}")
+
+    def _made(self, folder: Path) -> Any:
+        """submitit's executor with our settings. Raises UserError for one that it does not know."""
+        requeues = {f"{self._executor}_max_num_timeout": self._requeues}
+        try:
+            # a new folder for each call: what submitit finds there it unpickles, and a run folder may be anyone's
+            below = (self._jobs_folder or folder) / secrets.token_hex(3)
+            made = self._submitit.AutoExecutor(below, cluster=self._executor, **requeues)
+            made.update_parameters(**self._settings)
+        except (NameError, ValueError, TypeError, AssertionError) as error:
+            raise UserError(f"submitit: {str(error).splitlines()[0]}", hint="its names, as slurm_NAME=value") from error
+        return made
+
+    def _sent(self, executor: Any, parts: list[Path], *, agreed: Path, data_directory: str | None) -> list[Any]:
+        """One job a part, all of them one array. Raises UserError (exit code 3) where they are not taken."""
+        directory = None if data_directory is None else str(Path(data_directory).absolute())
+        work = [
+            Work(part.absolute(), agreed=agreed.absolute(), stage_seconds=self._stage_seconds, data_directory=directory)
+            for part in parts
+        ]
+        try:
+            jobs: list[Any] = executor.submit_array(work)
+        except (RuntimeError, OSError) as error:
+            last = (hide(str(error)).strip().splitlines() or ["it does not say why"])[-1]
+            raise UserError(f"nothing was submitted: {last}", hint="--resume submits again", exit_code=3) from error
+        return jobs
+
+    def _active(self, folder: Path, job_id: str) -> Any:
+        """A job of an earlier call that is queued or at work; None where it has ended, or nobody knows of it."""
+        if self._executor != "slurm":
+            return None
+        job = self._submitit.SlurmJob(folder=folder, job_id=job_id)
+        is_over = job.done(force_check=True) or job.state.upper() == "UNKNOWN"
+        return None if is_over else job
+
+
+class Work:
+    """What a job does; a job that is queued again, after its time was up, goes on with the same folder."""
+
+    def __init__(
+        self,
+        part: Path,
+        *,
+        agreed: Path,
+        stage_seconds: float,
+        data_directory: str | None = None,
+        entry: str = CARRY_OUT,
+    ) -> None:
+        self.entry = entry
+        self.part = part
+        self.words = {"agreed": agreed, "stage_seconds": stage_seconds, "data_directory": data_directory}
+
+    def __call__(self) -> int:
+        module, _, name = self.entry.partition(":")
+        number: int = getattr(importlib.import_module(module), name)(self.part, **self.words)
+        return number
+
+    def checkpoint(self) -> Any:
+        """submitit's own name for what is submitted when the time of a job is up."""
+        return extras.load("submitit").helpers.DelayedSubmission(self)

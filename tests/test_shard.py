@@ -1,0 +1,270 @@
+"""A sweep in parts that know nothing of each other, and one run of them again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler import runner, shards, store, trials
+from profiler.analysis import progress
+from profiler.analysis.rows import rows
+from profiler.case import Choice, Trial
+from profiler.cli import answer
+from profiler.engines.order import in_waves
+from profiler.errors import UserError
+from profiler.record import Environment, Record
+from profiler.shards import Shard
+from profiler.store import Run
+from profiler.upkeep.merge import merge, write
+from tests import make
+
+HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
+STRATEGIES = ("none", "all", "segments:k=2", "segments:k=64")
+QUICK = ("--device", "cpu", "--samples", "1", "--warmup", "0")
+
+
+def sweep(*, models: int = 3, rounds: int = 3, predict: bool = False) -> tuple[Trial, ...]:
+    cases = [
+        make.case(strategy, model=Choice(f"mlp:depth={number}"))
+        for number in range(models)
+        for strategy in STRATEGIES
+    ]  # fmt: skip
+    return trials.measured(cases, rounds, predict=predict)
+
+
+class Fake:
+    """An engine whose records are told by case and round alone; of `segments:k=64` each trial has `outcome`."""
+
+    def __init__(self, outcome: str = "skipped") -> None:
+        self.logs: Path | None = None
+        self._outcome = outcome
+        self.asked: list[Trial] = []
+
+    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        return in_waves(self._wave, plan, done)
+
+    def _wave(self, ready: list[Trial]) -> Iterator[Record]:
+        for trial in ready:
+            self.asked.append(trial)
+            yield fake(trial, self._outcome)
+
+
+def fake(trial: Trial, outcome: str) -> Record:
+    case, number = trial.case, int(trial.case.id, 16) % 97 + trial.round
+    told: dict[str, Any] = {"case": case, "round": trial.round, "environment": HERE}
+    if case.strategy == "segments:k=64" and (outcome != "invalid" or trial.round == 1):
+        return make.failed(case.strategy, outcome, "too many", **told)
+    record = make.record(case.strategy, seconds=(number / 100, number / 99), **told)
+    if trial.round == 1:
+        return record
+    readings = msgspec.structs.replace(record.readings, **dict.fromkeys(("peak_bytes", "phases", "static_bytes")))
+    return msgspec.structs.replace(record, readings=readings, equality=None)
+
+
+def carried_out(folder: Path, plan: Sequence[Trial], engine: Fake, shard: Shard | None = None) -> Run:
+    store.create(
+        folder, plan=tuple(plan), command="gcprof run", environment=HERE, sources={},
+        **({"shard": shard} if shard else {}),
+    )  # fmt: skip
+    list(runner.carry_out(engine, folder))
+    return store.load(folder)
+
+
+def in_parts(folder: Path, plan: Sequence[Trial], count: int, outcome: str = "skipped") -> list[Path]:
+    """The run folders of all parts that are not empty."""
+    found = []
+    for index in range(1, count + 1):
+        part, shard = shards.cut(plan, Shard(index=index, count=count))
+        if part:
+            carried_out(folder / f"part-{index}", part, Fake(outcome), shard)
+            found.append(folder / f"part-{index}")
+    return found
+
+
+# Which trials
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 12), models=st.integers(1, 4), rounds=st.integers(1, 4), predict=st.booleans()
+)  # fmt: skip
+def test_every_trial_is_in_exactly_one_part_and_no_pairing_is_cut(count, models, rounds, predict):
+    plan = sweep(models=models, rounds=rounds, predict=predict)
+
+    parts = shards.deal(plan, count)
+
+    assert sorted(place for part in parts for place in part) == list(range(len(plan)))
+    where = {(shards.pairing(plan[place]), number) for number, part in enumerate(parts) for place in part}
+    assert len(where) == len({pairing for pairing, _ in where}) == shards.num_pairings(plan)
+    largest = max(Counter(map(shards.pairing, plan)).values())
+    assert max(map(len, parts)) - min(map(len, parts)) <= largest
+
+
+def test_a_pairing_is_a_baseline_in_a_round_with_what_is_predicted_of_it():
+    plan = sweep(models=1, rounds=2, predict=True)
+
+    assert Counter(shards.pairing(trial)[1] for trial in plan) == {1: 2 * len(STRATEGIES), 2: len(STRATEGIES)}
+    assert shards.num_pairings(plan) == 2
+
+
+def test_a_part_keeps_the_order_of_the_plan():
+    plan = sweep()
+
+    for index in (1, 2):
+        part, shard = shards.cut(plan, Shard(index=index, count=2))
+        assert list(shard.places) == sorted(shard.places)
+        assert list(part) == [plan[place] for place in shard.places]
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1/0", "1", "a/b", "1/2/3", "-1/2", "1/1000000", "", "\u0661/2"])
+def test_a_part_that_is_none_is_refused(text):
+    with pytest.raises(UserError, match="--shard cannot be"):
+        shards.parse(text)
+
+
+# One run of them again
+
+
+@pytest.mark.parametrize("outcome", ["skipped", "out_of_memory", "invalid"])
+@pytest.mark.parametrize("count", [2, 3, 20])
+def test_merging_all_parts_gives_what_one_run_would_have_given(count, outcome, tmp_path):
+    plan = sweep(predict=True)
+    whole = carried_out(tmp_path / "whole", plan, Fake(outcome))
+
+    write(merge(in_parts(tmp_path, plan, count, outcome)), tmp_path / "merged")
+
+    merged = store.load(tmp_path / "merged")
+    assert merged.manifest.plan == whole.manifest.plan
+    assert not merged.manifest.shard
+    assert rows(merged.records) == rows(whole.records)
+    assert len(merged.records) == len(whole.records)
+    assert progress.status(merged.manifest.plan, merged.records) == "complete"
+
+
+def test_a_part_measured_what_one_run_would_not_have(tmp_path):
+    """The twin: without leaving it out, the merged run would hold more."""
+    plan = sweep()
+    whole = carried_out(tmp_path / "whole", plan, Fake())
+
+    parts = in_parts(tmp_path, plan, 3)
+
+    assert sum(len(store.load(part).records) for part in parts) > len(whole.records)
+    assert merge(parts).num_needless > 0
+
+
+def test_a_later_round_stays_where_the_first_was_ended_from_outside(tmp_path):
+    plan = sweep(models=1, rounds=2)
+    parts = in_parts(tmp_path, plan, 2, "crashed")
+
+    merged = merge(parts)
+
+    assert (merged.num_needless, len(merged.records)) == (0, len(plan))
+
+
+def test_parts_without_one_of_them_are_in_order_and_owe_it(tmp_path):
+    plan = sweep()
+
+    merged = merge(in_parts(tmp_path, plan, 3)[::2])
+
+    places = [plan.index(trial) for trial in merged.manifest.plan]
+    assert places == sorted(places)
+    assert len(places) < len(plan)
+
+
+def test_a_part_goes_on_with_what_it_owes(tmp_path):
+    part, shard = shards.cut(sweep(), Shard(index=2, count=2))
+    store.create(tmp_path / "part", plan=part, command="", environment=HERE, sources={}, shard=shard)
+    begun = runner.carry_out(Fake(), tmp_path / "part")
+    next(begun)
+    begun.close()
+
+    engine = Fake()
+    list(runner.carry_out(engine, tmp_path / "part"))
+
+    records = store.load(tmp_path / "part").records
+    assert len({(record.case, record.round) for record in records}) == len(records)
+    assert len(engine.asked) == len(records) - 1
+    assert progress.status(part, records) == "complete"
+
+
+# The command
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
+    words = ["run", "--model", "mlp", "--segments", "2,8", "--batch-size", "8,16", *QUICK]
+    words += ["--rounds", "2", "--predict"]
+    assert answer([*words, "-o", "whole"]) == 0
+    for index in (1, 2, 3):
+        assert answer([*words, "--shard", f"{index}/3", "-o", f"part-{index}"]) == 0
+        assert "gcprof merge makes one run of all parts" in capsys.readouterr().err
+
+    assert answer(["merge", "part-1", "part-2", "part-3", "-o", "merged"]) == 0
+
+    whole, merged = store.load(Path("whole")), store.load(Path("merged"))
+    assert merged.manifest.plan == whole.manifest.plan
+    assert [read(record) for record in by_plan(merged)] == [read(record) for record in by_plan(whole)]
+    assert answer(["validate", "merged"]) == 0
+
+
+def by_plan(run: Run) -> list[Record]:
+    found = {(record.case, record.round): record for record in run.records}
+    assert len(found) == len(run.records)
+    return [found[key] for trial in run.manifest.plan if (key := (trial.case, trial.round)) in found]
+
+
+def read(record: Record) -> tuple[Any, ...]:
+    """All of a record that is exact: bytes, and what the comparison of gradients gave."""
+    readings, equality = record.readings, record.equality
+    exact = (readings.static_bytes, readings.saved_bytes, readings.peak_bytes, readings.phases, readings.hidden_bytes)
+    return record.case, record.round, record.outcome, record.detail, exact, equality and equality.digests
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_part_of_a_later_round_alone_can_be_read_and_gone_on_with(here, capsys):
+    words = ["run", "--model", "mlp", "--strategies", "all", *QUICK, "--rounds", "2", "--shard", "2/2"]
+
+    assert answer([*words, "-o", "part"]) == 0
+
+    (none, _) = rows(store.load(Path("part")).records)
+    assert (none.readings.peak_bytes, none.peak_ratio, none.gradients) == (None, None, "not checked")
+    assert none.step_seconds is not None
+    for command in (["show"], ["export", "--to", "csv", "-o", "t.csv"], ["report", "-o", "r.html"], ["validate"]):
+        assert answer([command[0], "part", *command[1:]]) == 0
+    assert "part 2/2 of a sweep" in capsys.readouterr().err
+    assert answer(["run", "--resume", "part"]) == 0
+    assert answer([*words[:-2], "--resume", "part"]) == 0  # by the words of the whole sweep
+
+
+@pytest.mark.usefixtures("shared")
+def test_measuring_a_part_anew_is_that_part_again(here, capsys):
+    words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, "--rounds", "3"]
+    assert answer([*words, "--shard", "2/3", "-o", "part"]) == 0
+
+    assert answer(["run", "--resume", "part", "--new-run", "-o", "again"]) == 0
+
+    first, second = (store.load(Path(name)).manifest for name in ("part", "again"))
+    assert second.shard == first.shard
+    assert second.plan == first.plan
+
+
+@pytest.mark.usefixtures("shared")
+def test_an_empty_part_says_so_and_leaves_nothing_behind(here, capsys):
+    words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, "--rounds", "2"]
+
+    assert answer([*words, "--shard", "3/3"]) == 0
+
+    assert "part 3/3 is empty" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_a_part_and_a_run_to_go_on_with_are_refused_together(here, no_server, capsys):
+    assert answer(["run", "--resume", "last", "--shard", "1/2"]) == 2
+    assert "--shard has no effect with --resume" in capsys.readouterr().err

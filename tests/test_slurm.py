@@ -1,0 +1,519 @@
+"""Jobs of a cluster, each of which writes a part of a run: by submitit, on this machine for real."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from profiler import __version__, engines, node, runner, sources, store, trials
+from profiler.analysis import progress
+from profiler.analysis.rows import rows
+from profiler.case import Choice, Trial, encode
+from profiler.cli import answer
+from profiler.engines.array import Array, write_agreed
+from profiler.engines.gathering import Gathered, Part
+from profiler.errors import UserError
+from profiler.record import Environment, Record
+from profiler.upkeep.merge import merge
+from tests import make
+from tests.program import PATIENCE_SECONDS, ROOT
+from tests.test_shard import by_plan, read
+
+HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a GPU")
+LOGIN = Environment(gcprof=__version__, python=sys.version.split()[0], system="Linux")  # knows of no device
+SECRET = "hunter2-3fa9c1"
+SWEEP = ("--model", "mlp", "--strategies", "all", "--device", "cpu", "--rounds", "2", "--samples", "1", "--warmup", "0")
+LOCAL = "slurm:executor=local,gpus_per_node=0"
+HANGING = """
+import os, time
+import torch
+
+def first(batch_size=2):
+    return made("first", batch_size)
+
+def second(batch_size=2):
+    return made("second", batch_size)
+
+def made(name, batch_size):
+    if os.path.exists(name):
+        os.remove(name)
+        open("begun", "w").write("!")
+        time.sleep(3600)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    return model, (torch.randn(batch_size, 4), torch.zeros(batch_size, 4)), torch.nn.functional.mse_loss
+"""
+
+
+def two_rounds(*strategies: str, rounds: int = 2, **fields: Any) -> tuple[Trial, ...]:
+    return trials.measured([make.case(strategy, **fields) for strategy in strategies], rounds)
+
+
+def told(trial: Trial, **fields: Any) -> Record:
+    return make.record(trial.case.strategy, case=trial.case, round=trial.round, environment=HERE, **fields)
+
+
+def keys(records: Sequence[Record]) -> list[tuple[str, int, str]]:
+    return [(str(one.case.strategy), one.round, one.outcome) for one in records]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder that owes `none` and `all` in two rounds."""
+    store.create(tmp_path / "run", plan=two_rounds("none", "all"), command="", environment=HERE, sources={})
+    return tmp_path / "run"
+
+
+class Job:
+    """A job of a cluster that is as far as the test says; it ends without a result."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.job_id, self.state, self.folder = str(number), "RUNNING", folder
+        self.paths = self
+        self.result_pickle = folder / "none"
+
+    def done(self) -> bool:
+        return self.state not in ("RUNNING", "PENDING")
+
+    def cancel(self, check: bool = True) -> None:
+        self.state = "CANCELLED"
+
+    def write(self, *records: Record, torn: bytes = b"") -> None:
+        with (self.folder / "trials.jsonl").open("ab") as file:
+            file.write(b"".join(encode(record) + b"\n" for record in records) + torn)
+
+    @property
+    def plan(self) -> tuple[Trial, ...]:
+        return store.read_manifest(self.folder).plan
+
+
+class Cluster:
+    """An array whose jobs the test carries out."""
+
+    def __init__(self, run: Path, done: Sequence[Record] = ()) -> None:
+        self.plan = store.read_manifest(run).plan
+        self.jobs: list[Job] = []
+        self.array = Array(run, Gathered(self.plan, done))
+        self.done = done
+
+    def start(self, count: int) -> Iterator[Record]:
+        self.array.submit(progress.owed(self.plan, self.done), count, self._send)
+        return self.array.follow(0.0)
+
+    def _send(self, folders: list[Path]) -> list[Job]:
+        self.jobs = [Job(number, folder) for number, folder in enumerate(folders, start=7)]
+        return self.jobs
+
+
+# What the driver makes of what jobs write
+
+
+def test_a_later_round_waits_for_the_first_of_another_job(run):
+    cluster = Cluster(run)
+    records = cluster.start(2)
+    first, second = cluster.jobs
+    second.write(*(told(trial) for trial in second.plan))
+    second.state = "COMPLETED"
+    first.write(told(first.plan[0]))
+
+    assert keys([next(records), next(records)]) == [("none", 1, "ok"), ("none", 2, "ok")]
+
+    first.write(told(first.plan[1]))
+    first.state = "COMPLETED"
+    assert keys(list(records)) == [("all", 1, "ok"), ("all", 2, "ok")]
+
+
+@pytest.mark.parametrize("outcome", ["skipped", "invalid", "crashed"])
+def test_a_case_whose_first_round_is_not_ok_has_no_later_one(run, outcome):
+    cluster = Cluster(run)
+    records = cluster.start(2)
+    first, second = cluster.jobs
+    second.write(*(told(trial) for trial in second.plan))
+    first.write(told(first.plan[0]), told(first.plan[1], outcome=outcome, detail="why"))
+    first.state = second.state = "COMPLETED"
+
+    assert sorted(keys(list(records))) == [("all", 1, outcome), ("none", 1, "ok"), ("none", 2, "ok")]
+
+
+def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
+    cluster = Cluster(run)
+    records = cluster.start(1)
+    (job,) = cluster.jobs
+    job.write(told(job.plan[0]), torn=b'{"schema":1,"ca')
+    job.state = "TIMEOUT"
+
+    found = list(records)
+
+    assert keys(found) == [("none", 1, "ok"), ("all", 1, "crashed"), ("none", 2, "crashed")]
+    assert found[1].detail == "not done when its job ended: job 7 TIMEOUT"
+
+
+def test_a_record_that_a_queued_job_will_make_again_is_not_taken_before_it_has_ended(run):
+    cluster = Cluster(run)
+    records = cluster.start(1)
+    (job,) = cluster.jobs
+    none, every, *later = job.plan
+    job.write(told(none, outcome="crashed", detail="the node went"), told(every), told(none))
+    job.write(*(told(trial) for trial in (every, *later)))
+    job.state = "COMPLETED"
+
+    assert keys(list(records)) == [("none", 1, "ok"), ("all", 1, "ok"), ("all", 2, "ok"), ("none", 2, "ok")]
+
+
+def test_the_parts_are_merged_to_what_the_driver_gathered(run):
+    cluster = Cluster(run)
+    records = cluster.start(2)
+    for job in cluster.jobs:
+        job.write(*(told(trial) for trial in job.plan))
+        job.state = "COMPLETED"
+    writer = store.Writer(run)
+    for record in records:
+        writer.append(record)
+    writer.close()
+
+    merged = merge([job.folder for job in cluster.jobs])
+
+    assert merged.manifest.plan == cluster.plan
+    assert rows(merged.records) == rows(store.load(run).records)
+
+
+def test_what_earlier_jobs_have_is_picked_up_and_only_the_rest_is_owed(run):
+    before = Cluster(run)
+    before.start(1)
+    before.jobs[0].write(*(told(trial) for trial in before.plan[:2]), torn=b'{"schema"')
+
+    array = Array(run, Gathered(before.plan, ()))
+    found = list(array.left_before(lambda job_id: None))
+
+    assert keys(found) == [("none", 1, "ok"), ("all", 1, "ok")]
+    sent: list[Path] = []
+    owed = progress.owed(before.plan, found)
+    array.submit(owed, 4, lambda folders: sent.extend(folders) or [Job(9, folder) for folder in folders])
+    assert [folder.name for folder in sent] == ["2"]
+    assert store.read_manifest(sent[0]).plan == owed
+
+
+def test_a_trial_whose_baseline_is_done_is_compared_with_it_in_another_job(run):
+    plan = store.read_manifest(run).plan
+    equality = make.record().equality
+    assert equality is not None
+    done = [told(plan[0], equality=msgspec.structs.replace(equality, digests={"loss": "1"}))]
+    cluster = Cluster(run, done)
+
+    cluster.start(2)
+
+    (every,) = (trial for job in cluster.jobs for trial in job.plan if trial.round == 1)
+    assert (every.case.strategy, every.digests) == ("all", {"loss": "1"})
+
+
+def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_is_sent_twice(run):
+    before = Cluster(run)
+    before.start(1)
+    (job,) = before.jobs
+
+    array = Array(run, Gathered(before.plan, ()))
+    assert list(array.left_before({"7": job}.get)) == []
+
+    assert array.at_work() == {(trial.case, trial.round) for trial in before.plan}
+    job.write(*(told(trial) for trial in job.plan))
+    job.state = "COMPLETED"
+    assert len(list(array.follow(0.0))) == len(before.plan)
+
+
+def test_a_part_that_somebody_writes_is_not_given_to_another_job(run, monkeypatch):
+    monkeypatch.setattr("profiler.files.locking.sleep", lambda seconds: None)
+    before = Cluster(run)
+    before.start(1)
+    writer = store.Writer(before.jobs[0].folder)
+
+    with pytest.raises(UserError, match="another gcprof is writing"):
+        list(Array(run, Gathered(before.plan, ())).left_before(lambda job_id: None))
+
+    writer.close()
+
+
+def test_jobs_that_are_not_over_are_cancelled(run):
+    cluster = Cluster(run)
+    records = cluster.start(2)
+    cluster.jobs[0].write(*(told(trial) for trial in cluster.jobs[0].plan))
+    cluster.jobs[0].state = "COMPLETED"
+    next(records)
+    next(records)
+    cluster.array.cancel(grace=0.0)
+    assert [job.state for job in cluster.jobs] == ["COMPLETED", "CANCELLED"]
+
+
+def test_an_id_that_is_none_is_not_asked_for(run):
+    Cluster(run).start(1)
+    (run / "jobs" / "ids.json").write_text('{"1": "--help"}')
+    asked: list[str] = []
+
+    list(Array(run, Gathered((), ())).left_before(lambda job_id: asked.append(job_id)))
+
+    assert asked == []
+
+
+def test_what_cannot_be_sent_leaves_no_part_behind(run):
+    def refuse(folders: list[Path]) -> list[Any]:
+        raise UserError("nothing was submitted: no such partition")
+
+    cluster = Cluster(run)
+
+    with pytest.raises(UserError, match="no such partition"):
+        cluster.array.submit(cluster.plan, 2, refuse)
+
+    assert list((run / "shards").iterdir()) == []
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_node_with_another_device_than_the_first_is_refused(tmp_path):
+    plan = two_rounds("none", model=Choice("mlp"), samples=1, warmup=0)
+    store.create(tmp_path / "1", plan=plan, command="", environment=HERE, sources={})
+    write_agreed(tmp_path, [make.record(environment=HERE, case=plan[0].case)])
+
+    with pytest.raises(UserError, match=r"not as the first of the run: .*device_name a GPU -> "):
+        node.carry_out(tmp_path / "1", agreed=tmp_path)
+
+    assert store.load(tmp_path / "1").records == ()
+    (tmp_path / "cpu.json").unlink()
+    assert node.carry_out(tmp_path / "1", agreed=tmp_path) == 2  # the twin: this one is the first
+
+
+def test_a_part_is_read_as_it_grows(run):
+    plan = store.read_manifest(run).plan
+    part = Part(run)
+    part.look()
+    assert part.final() == []
+    line = encode(told(plan[0])) + b"\n"
+    for piece in (line[:100], line[100:]):
+        before = part.final()
+        with (run / "trials.jsonl").open("ab") as file:
+            file.write(piece)
+        part.look()
+
+    assert (before, keys(part.final())) == ([], [("none", 1, "ok")])
+
+
+# What is sent
+
+
+FAKE_SLURM = {
+    "srun": "",
+    "sbatch": 'cp "$1" "$HOME/sent.sh"; echo Submitted batch job 41\n',
+    "sacct": 'echo "JobID|State|NodeList"; echo "41_0|$STATE|n"\n',
+    "scancel": 'echo "$@" >> "$HOME/cancelled"\n',
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which the programs of Slurm are, though nothing comes of what they take."""
+    (tmp_path / "bin").mkdir()
+    for name, text in FAKE_SLURM.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("STATE", "PENDING")
+    monkeypatch.setenv("API_TOKEN", SECRET)
+    return tmp_path
+
+
+EXPECTED = """#!/bin/bash
+
+# Parameters
+#SBATCH --account=me
+#SBATCH --array=0-1%1
+#SBATCH --constraint=h100
+#SBATCH --cpus-per-task=4
+#SBATCH --error=JOBS/%A_%a_0_log.err
+#SBATCH --gpus-per-node=2
+#SBATCH --job-name=gcprof
+#SBATCH --nice=10
+#SBATCH --nodes=1
+#SBATCH --open-mode=append
+#SBATCH --output=JOBS/%A_%a_0_log.out
+#SBATCH --partition=gpu
+#SBATCH --signal=USR2@120
+#SBATCH --time=90
+#SBATCH --wckey=submitit
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output JOBS/%A_%a_%t_log.out --error JOBS/%A_%a_%t_log.err PYTHON -u -m submitit.core._submit JOBS
+"""
+
+
+def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch):
+    monkeypatch.setattr("profiler.engines.slurm.POLL_SECONDS", {"slurm": 0.0})
+    asked = (
+        "slurm:jobs=8,partition=gpu,minutes=90,gpus_per_node=2,constraint=h100,account=me,array_parallelism=1,"
+        "cpus_per_task=4,slurm_signal_delay_s=120"
+    )
+    with engines.connect(asked, stage_seconds=60.0) as engine:
+        engine._settings["slurm_additional_parameters"] = {"nice": 10}
+        records = runner.carry_out(engine, run)
+        monkeypatch.setattr("profiler.engines.array.time.sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(records)
+
+    (jobs,) = (path for path in (run / "jobs").iterdir() if path.is_dir())
+    sent = (cluster / "sent.sh").read_text().replace(str(jobs), "JOBS").replace(sys.executable, "PYTHON")
+    assert sent.strip() == EXPECTED.strip()
+    assert (cluster / "cancelled").read_text().split() == ["41_0", "41_1"]
+    written = [path.read_bytes() for path in (*run.rglob("*"), cluster / "sent.sh") if path.is_file()]
+    assert not any(SECRET.encode() in text for text in written)
+    assert any(b"profiler.node:carry_out" in text for text in written)  # the twin: what is pickled would be seen
+
+
+def interrupt(seconds: float) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("state", "follows"), [("PENDING", True), ("RUNNING", True), ("TIMEOUT", False), ("", False)])
+def test_a_job_that_is_queued_or_at_work_is_followed_after_the_driver_was_killed(cluster, state, follows, monkeypatch):
+    monkeypatch.setenv("STATE", state)
+    with engines.connect("slurm:partition=gpu") as engine:
+        engine._submitit.SlurmJob.watcher.clear()
+
+        assert (engine._active(cluster, "41_0") is not None) == follows
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("slurm:jobs=0", "jobs=0 is not"),
+        ("slurm:nodes=2", "no option 'nodes'"),
+        ("slurm:slurm_nodes=2", "no option 'slurm_nodes'"),
+        ("slurm:executor=local", "would share its GPU"),
+        ("slurm:executor=cloud", "executor=cloud is not"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(words, complaint):
+    with pytest.raises(UserError, match=complaint):
+        engines.connect(words)
+
+
+def test_an_option_that_submitit_does_not_know_is_refused_before_anything_is_sent(run, cluster):
+    with engines.connect("slurm:slurm_colour=red") as engine, pytest.raises(UserError, match="colour"):
+        list(runner.carry_out(engine, run))
+
+    assert list((run / "shards").iterdir()) == []
+
+
+def test_more_ranks_than_a_job_has_gpus_are_refused(tmp_path, cluster):
+    plan = two_rounds("none", device="cuda:0", ranks=4, parallel=Choice("ddp"))
+    store.create(tmp_path / "run", plan=plan, command="", environment=HERE, sources={})
+
+    with engines.connect("slurm:gpus_per_node=2") as engine, pytest.raises(UserError, match="4 ranks take as many"):
+        list(runner.carry_out(engine, tmp_path / "run"))
+
+
+def test_without_slurm_the_machine_says_so_before_there_is_a_folder(here, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(here))
+
+    assert answer(["run", *SWEEP, "--engine", "slurm:partition=gpu", "-o", "run"]) == 3
+
+    assert "there is no sbatch here" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_without_submitit_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+
+    with pytest.raises(UserError, match="needs submitit") as refused:
+        engines.connect("slurm:partition=gpu")
+
+    assert refused.value.hint == "pip install 'gcprof[slurm]'"
+
+
+# Real jobs
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What processes of jobs take from this one."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("API_TOKEN", SECRET)
+
+
+def test_two_real_jobs_give_what_one_run_gives(here, shared, jobs, capsys):
+    assert answer(["run", *SWEEP, "--engine", f"{LOCAL},jobs=2", "-o", "run"]) == 0
+    assert answer(["run", *SWEEP, "-o", "alone"]) == 0
+
+    run, alone = store.load(here / "run"), store.load(here / "alone")
+    assert [read(record) for record in by_plan(run)] == [read(record) for record in by_plan(alone)]
+    parts = [here / "run" / "shards" / name for name in ("1", "2")]
+    assert [{trial.round for trial in store.load(part).manifest.plan} for part in parts] == [{1}, {2}]
+    assert answer(["merge", *map(str, parts), "-o", "merged"]) == 0
+    assert rows(store.load(here / "merged").records) == rows(by_plan(run))
+    assert answer(["validate", "run"]) == 0
+    assert not any(SECRET.encode() in path.read_bytes() for path in (here / "run").rglob("*") if path.is_file())
+
+
+class Hanging:
+    """A run of `mlp` and of two models of which each hangs the first time."""
+
+    def __init__(self, home: Path) -> None:
+        (home / "hanging.py").write_text(HANGING)
+        for name in ("first", "second"):
+            (home / name).touch()
+        os.mkfifo(home / "begun")
+        self._begun = os.open(home / "begun", os.O_RDWR)  # also where nobody writes at present
+        self.run = home / "run"
+        names = [("mlp", "none"), ("mlp", "all"), ("hanging.py:first", "none"), ("hanging.py:second", "none")]
+        quick = {"samples": 1, "warmup": 0, "batch_size": 4, "verify": "off"}
+        cases = [make.case(strategy, model=Choice(model), **quick) for model, strategy in names]
+        plan, digests = trials.measured(cases, 1), sources.digests(cases)
+        store.create(self.run, plan=plan, command="", environment=LOGIN, sources=digests)
+
+    def go_on(self) -> Iterator[Record]:
+        with engines.connect(f"{LOCAL},jobs=1", stage_seconds=60.0) as engine:
+            yield from (record for record, _ in runner.carry_out(engine, self.run))
+
+    def wait(self) -> psutil.Process:
+        """Until a model hangs; the process of the job."""
+        ready, _, _ = select.select([self._begun], [], [], PATIENCE_SECONDS)
+        assert ready, "it never began"
+        os.read(self._begun, 1)
+        (job,) = (one for one in psutil.Process().children(recursive=True) if "submitit.core._submit" in one.cmdline())
+        return job
+
+    def close(self) -> None:
+        os.close(self._begun)
+
+
+def test_a_job_goes_on_after_its_time_was_up_and_after_it_was_killed_the_run_does(here, jobs):
+    """Nothing is lost or doubled, in the parts or in the run."""
+    hanging = Hanging(here)
+    records = hanging.go_on()
+    before = [next(records), next(records)]
+
+    hanging.wait().send_signal(signal.SIGUSR2)  # as Slurm does before the time of a job is up
+    third = next(records)
+    hanging.wait().kill()
+    rest = list(records)
+
+    assert [(one.case.model, one.outcome) for one in (*before, third, *rest)] == [
+        ("mlp", "ok"), ("mlp", "ok"), ("hanging.py:first", "ok"), ("hanging.py:second", "crashed"),
+    ]  # fmt: skip
+    assert "not done when its job ended: job " in (rest[0].detail or "")
+    (log,) = (hanging.run / "jobs").rglob("*_log.out")
+    assert log.read_text().count("Loading pickle") == 2
+
+    assert [(one.case.model, one.outcome) for one in hanging.go_on()] == [("hanging.py:second", "ok")]
+
+    hanging.close()
+    parts = [hanging.run / "shards" / name for name in ("1", "2")]
+    written = [(one.case, one.outcome) for part in parts for one in store.load(part).records]
+    plan = store.load(hanging.run).manifest.plan
+    assert written == [(trial.case, "ok") for trial in plan]  # nothing is made up there, either
+    assert rows(merge(parts).records) == rows(store.load(hanging.run).records)
