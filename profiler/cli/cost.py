@@ -64,8 +64,9 @@ def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[
     from profiler.analysis.cost import Speed
     from profiler.case import FAKE, Trial
 
-    until, basis, speeds = time.monotonic() + PATIENCE_SECONDS, None, {}
+    basis, speeds = None, {}
     with engines.connect(stage_seconds=PATIENCE_SECONDS) as here:
+        until = time.monotonic() + PATIENCE_SECONDS
         for case in dict.fromkeys(trial.case.baseline for trial in trials):
             if time.monotonic() > until:
                 break
