@@ -11,7 +11,7 @@ from typing import Any
 
 import typer.main
 
-from profiler import case, devices, record, store
+from profiler import case, devices, record, shards, store
 from profiler.cli import COMMANDS, application
 from profiler.series import stopping
 
@@ -19,6 +19,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 FIELDS = "<!-- fields -->\n"
 STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("manifest.json", store, "Manifest"),
+    ("shard", shards, "Shard"),
     ("A trial of the plan", case, "Trial"),
     ("A case", case, "Case"),
     ("sampling", stopping, "Sampling"),

@@ -63,7 +63,7 @@ def start(
         if not plan.trials:
             return _nothing(plan, json)
         if dry_run:
-            return _print_plan(plan, devices)
+            return _print_plan(plan, devices, engine, where)
         return begin(
             engine, plan.trials, output=output, command=command_line(), data=plan.data_directory, devices=devices,
             json=json, remarks=plan.remarks, fit=fit, exclusive=exclusive, shard=plan.shard,
@@ -184,7 +184,8 @@ def finish(run: Run, *, code: int, json: bool, fit: bool = False, data: str | No
     return code
 
 
-def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
+def _print_plan(plan: Plan, devices: dict[str, Environment], engine: Engine, where: str) -> int:
+    from profiler.cli import cost
     from profiler.views.progress import varying
 
     say_first(plan.trials, devices, plan.remarks)
@@ -194,7 +195,8 @@ def _print_plan(plan: Plan, devices: dict[str, Environment]) -> int:
         axes = "".join(f"  {field.replace('_', ' ')} {getattr(case, field)}" for field in more)
         what = f"{case.model}  {case.strategy}  batch {case.batch_size}  {case.optimizer}{axes}  {case.device}"
         print(f"round {trial.round}  {what}  {'+'.join(trial.passes)}")
-    aside(f"{len(plan.trials)} trials")
+    for line in cost.told(plan, devices, engine, where):
+        aside(line)
     return 0
 
 

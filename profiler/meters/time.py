@@ -11,15 +11,13 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from profiler.devices import Conditions, Device
-from profiler.series.stopping import Sampling, is_look, reason
+from profiler.series.stopping import MOST_STEPS, SHORTEST, Sampling, is_look, reason
 from profiler.series.warmup import num_warmup
 
 Step = Callable[[Callable[[str], None]], Any]
 Spans = list[tuple[str, float]]
 
-SHORTEST = 1e-3  # seconds of a sample; of fewer, waiting for the device and reading its clock are too large a part
 TICKS = 1000  # of the device's clock, that a sample has at least
-MOST_STEPS = 1000  # in one sample
 MARGIN = 1.2  # times the slowest step: what the next one may take
 
 

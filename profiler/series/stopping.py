@@ -10,6 +10,9 @@ import msgspec
 from profiler.series.interval import LEVEL, uncertainty
 from profiler.series.warmup import num_warmup
 
+SHORTEST = 1e-3  # seconds of a sample; of fewer, waiting for the device and reading its clock are too large a part
+MOST_STEPS = 1000  # in one sample
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Until when a round samples the time, where no fixed number was asked for."""

@@ -1,0 +1,87 @@
+"""What a plan costs, told before anything is sent: predicted here, also where the trials run elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from profiler.analysis.cost import Speed
+    from profiler.case import Case, Trial
+    from profiler.engines import Engine
+    from profiler.record import Environment
+    from profiler.spec import Plan
+
+PATIENCE_SECONDS = 15.0  # for all predictions: those that are not there by then are told as not known
+START_SECONDS = 3.0  # of a trial on a GPU that is not here: its process, CUDA's context, the model; assumed
+OWN = ("local", "trainer")  # engines whose devices are here
+
+
+def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: str) -> list[str]:
+    """The lines of a dry run's end: trials, steps, and seconds of a GPU where one is measured on."""
+    from profiler.analysis import cost
+    from profiler.case import Choice
+    from profiler.views.cost import lines
+
+    measured = [trial for trial in plan.trials if not trial.case.is_predicted]
+    on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
+    if not on_gpu:
+        return lines(cost.cost(plan.trials, {}, start_seconds=0.0))
+    kind = _kind(on_gpu[0].case.device, devices, Choice(where))
+    speeds, basis = _speeds(on_gpu, kind, plan.data_directory) if kind else ({}, None)
+    is_here = Choice(where).name in OWN
+    seconds = _start_seconds(engine, on_gpu[0].case.device) if is_here else START_SECONDS
+    found = cost.cost(plan.trials, speeds, start_seconds=seconds)
+    why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
+    return lines(
+        found,
+        basis=basis,
+        start=f"{seconds:.2g} s {'as measured now' if is_here else 'assumed'} for the start of",
+        unknown=why if found.num_unknown else "",
+    )
+
+
+def _kind(device: str, devices: Mapping[str, Environment], where: object) -> str | None:
+    """The known GPU that a device is: by its driver's name, by its own, or by an option of the engine."""
+    from profiler import rates
+    from profiler.case import Choice
+
+    known = devices[device].device_name if device in devices else None
+    if known is not None:
+        return next((name for name in rates.names() if rates.find(name).name == known), None)
+    words = [device, *Choice(str(where)).options.values()]
+    names = (rates.ALIASES.get(word.lower(), word.lower()) for word in words)
+    return next((name for name in names if name in rates.names()), None)
+
+
+def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
+    """What the baselines' steps take, as far as there is time to predict it, and what that rests on."""
+    import msgspec
+    from msgspec import UNSET
+
+    from profiler import engines
+    from profiler.analysis.cost import Speed
+    from profiler.case import FAKE, Trial
+
+    basis, speeds = None, {}
+    with engines.connect(stage_seconds=PATIENCE_SECONDS) as here:
+        until = time.monotonic() + PATIENCE_SECONDS
+        for case in dict.fromkeys(trial.case.baseline for trial in trials):
+            if time.monotonic() > until:
+                break
+            # a rank computes what a process alone does; what they send each other is not in it
+            alone = msgspec.structs.replace(case, device=FAKE + kind, parallel=UNSET, ranks=UNSET, sampling=UNSET)
+            (record,) = here.run([Trial(case=alone, passes=("memory",), data_directory=data)])
+            step, forward = record.readings.step_seconds, record.readings.forward_seconds
+            if step and forward:
+                speeds[case.twin] = Speed(step_seconds=step[0], forward_seconds=forward[0])
+                basis = basis or next((note.text for note in record.notes if note.code == "GCP016"), None)
+    return speeds, basis
+
+
+def _start_seconds(engine: Engine, device: str) -> float:
+    """A new process that opens the device, once."""
+    began = time.monotonic()
+    engine.ask("profiler.worker:free_bytes", device, failing=f"{device} does not answer")
+    return time.monotonic() - began

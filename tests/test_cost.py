@@ -1,0 +1,194 @@
+"""What a sweep costs, told before it is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiler import trials
+from profiler.analysis.cost import Span, Speed, cost, num_steps, num_timed, step_seconds
+from profiler.case import OPERATORS, PASSES, Choice, Trial
+from profiler.cli import answer
+from profiler.cli import cost as telling
+from profiler.engines.local import Local
+from profiler.record import Environment
+from profiler.series.stopping import Sampling
+from profiler.spec import Plan
+from profiler.views.cost import lines
+from tests import make
+
+H100 = "NVIDIA H100 80GB HBM3"
+SLOW = Speed(step_seconds=0.5, forward_seconds=0.1)
+
+
+def trial(strategy: str = "none", *, passes: tuple[str, ...] = PASSES, round: int = 1, **fields: Any) -> Trial:
+    case = make.case(strategy, **{"device": "cuda:0", "samples": 3, **fields})
+    return Trial(case=case, round=round, passes=passes)
+
+
+def test_the_steps_of_a_baseline_are_those_of_its_passes():
+    # equality twice, flops once, memory twice, operators twice; one to settle, one to warm up, three samples
+    assert num_steps(trial(passes=(*PASSES, OPERATORS))) == Span(2 + 1 + 2 + 2 + 1 + 1 + 3, 2 + 1 + 2 + 2 + 1 + 1 + 3)
+
+
+def test_in_another_precision_a_baseline_is_compared_with_fp32_besides():
+    assert num_steps(trial(precision="bf16")).least - num_steps(trial()).least == 2
+
+
+def test_a_strategy_is_verified_by_digests_or_with_the_baseline_twice_more():
+    assert num_steps(trial("all")) == Span(1 + 1 + 2 + 2 + 3, 3 + 1 + 2 + 2 + 3)
+    assert num_steps(trial("all", verify="off")) == Span(1 + 2 + 2 + 3, 1 + 2 + 2 + 3)
+
+
+def test_a_later_round_only_takes_time():
+    assert num_steps(trial("all", passes=("time",), round=2)) == Span(1 + 1 + 3, 1 + 1 + 3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "most"),
+    [
+        (None, 5, 100),
+        (1.0, 5, 10),  # five take longer than there is; up to five more where those are warm-up
+        (0.4, 5, 10),
+        (0.2, 6, 10),
+        (0.1, 6, 20),  # 2 s of them
+        (0.01, 6, 100),
+        (0.0001, 60, 1000),  # ten in a sample
+    ],
+)
+def test_as_many_samples_as_there_is_time_for(seconds, least, most):
+    assert num_timed(trial(samples=5, sampling=Sampling()), seconds) == Span(least, most)
+
+
+def test_a_strategy_takes_up_to_one_more_forward():
+    assert step_seconds(trial("all"), SLOW) == Span(9 * 0.5, 11 * 0.6)
+    assert step_seconds(trial(), SLOW) == Span(10 * 0.5, 10 * 0.5)
+
+
+def test_every_rank_has_a_device_of_its_own():
+    alone, four = trial(), trial(ranks=4, parallel=Choice("ddp"))
+    known = {one.case.twin: SLOW for one in (alone, four)}
+
+    assert cost([alone], known, start_seconds=2.0).gpu_seconds == Span(7.0, 7.0)
+    assert cost([four], known, start_seconds=2.0).gpu_seconds == Span(28.0, 28.0)
+
+
+def test_predictions_cost_no_device_and_unknown_speeds_are_not_counted():
+    plan = trials.measured([trial("none").case, trial("all").case, trial(batch_size=8).case], 1, predict=True)
+    known = {plan[0].case.twin: SLOW}
+
+    found = cost(plan, known, start_seconds=0.0)
+
+    assert (found.num_trials, found.num_predicted, found.num_unknown) == (6, 3, 1)
+    assert found.gpu_seconds == step_seconds(plan[0], SLOW).plus(step_seconds(plan[1], SLOW))
+    assert cost(plan, {}, start_seconds=1.0).gpu_seconds is None
+
+
+@pytest.mark.parametrize("strategy", ["none", "all"])
+@pytest.mark.parametrize("sampling", [None, Sampling(max_seconds=0.05)])
+def test_a_real_trial_takes_the_steps_that_were_told(engine, strategy, sampling):
+    fields: dict[str, Any] = {"sampling": sampling} if sampling else {}
+    asked = trial(strategy, device="cpu", model=Choice("mlp"), batch_size=4, samples=5, **fields)
+    planned = [asked] if strategy == "none" else [msgspec.structs.replace(asked, case=asked.case.baseline), asked]
+
+    *_, record = engine.run(planned)
+
+    readings = record.readings
+    timed = len(readings.step_seconds) + len(readings.warmup_seconds) - 1 - asked.case.warmup
+    as_samples = record.num_steps - timed * (readings.steps_per_sample - 1)  # as if each sample was one step
+    told = num_steps(asked)
+    assert told.least <= as_samples <= told.most
+    if not sampling and strategy == "none":
+        assert told.least == as_samples == told.most
+
+
+# In words
+
+
+def test_what_a_cpu_costs_has_no_seconds():
+    plan = trials.measured([trial("none", device="cpu", samples=5, sampling=Sampling()).case], 2, predict=True)
+
+    first, steps = lines(cost(plan, {}, start_seconds=0.0))
+
+    assert first == "3 trials, 1 of them predictions, which need no device"
+    assert steps.startswith("steps: 21 to 211; a round is timed for up to 2 s, or 5 steps")
+
+
+def plan_of(*strategies: str, **fields: Any) -> Plan:
+    cases = [trial(strategy, model=Choice("mlp"), **fields).case for strategy in strategies]
+    return Plan(trials=trials.measured(cases, 2), data_directory=None)
+
+
+@pytest.fixture
+def lent(shared: None) -> Local:
+    """An engine whose look at a device is made up: a process is started all the same."""
+
+    class Looking(Local):
+        def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+            return super().ask(entry, "cpu", failing=failing)
+
+    return Looking()
+
+
+def test_the_seconds_of_a_known_gpu_are_predicted_with_their_stated_error(lent):
+    plan = plan_of("none", "all", samples=5, sampling=Sampling())
+    devices = {"cuda:0": Environment(gcprof="", python="", system="", device_name=H100)}
+    with lent:
+        found = telling.told(plan, devices, lent, "local")
+
+    assert found[0] == "4 trials"
+    least, most = re.fullmatch(r"GPU seconds: (\S+) to (\S+), predicted, not measured", found[2]).groups()
+    assert 0 < float(least) < float(most)
+    assert re.match(
+        r"  \S+ s as measured now for the start of a trial; times are estimated for ideal kernels", found[3]
+    )
+    assert H100 in found[3]
+
+
+def test_a_gpu_that_nobody_knows_has_steps_and_no_seconds(lent):
+    devices = {"cuda:0": Environment(gcprof="", python="", system="", device_name="ACME 1")}
+    with lent:
+        found = telling.told(plan_of("none"), devices, lent, "local")
+
+    assert found[-1] == "GPU seconds of 2 trials: not known: no GPU is named whose rates are known"
+    assert not any("predicted, not measured" in line for line in found)
+
+
+def test_what_cannot_be_predicted_in_time_is_told(lent, monkeypatch):
+    monkeypatch.setattr(telling.time, "monotonic", iter(range(0, 10_000, 100)).__next__)
+    devices = {"cuda:0": Environment(gcprof="", python="", system="", device_name=H100)}
+    with lent:
+        found = telling.told(plan_of("none"), devices, lent, "slurm:jobs=2")
+
+    assert found[-1] == "GPU seconds of 2 trials: not known: not predicted within 15 s"
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_dry_run_of_a_cluster_tells_the_cost_of_the_gpu_that_is_asked_for_and_sends_nothing(
+    here, monkeypatch, capsys
+):
+    for name in ("sbatch", "srun"):
+        (here / name).write_text(f"#!/bin/sh\ntouch {here}/sent\n")
+        (here / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:/usr/bin:/bin")
+
+    words = ["run", "--model", "mlp", "--strategies", "all", "--engine", "slurm:constraint=h100,jobs=8", "--dry-run"]
+    assert answer(words) == 0
+
+    told = capsys.readouterr().err
+    assert "GPU seconds: " in told
+    assert "3 s assumed for the start of a trial" in told
+    assert sorted(path.name for path in here.iterdir()) == ["sbatch", "srun"]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
+    words = ["run", "--model", "mlp", "--strategies", "all", "--device", "cpu", "--rounds", "1", "--samples", "2"]
+    assert answer([*words, "--dry-run"]) == 0
+
+    told = capsys.readouterr().err.splitlines()
+    assert told[-2:] == ["2 trials", "steps: 17 to 19; of steps of less than 1 ms several make a sample"]
