@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "bounds", "errors", "secrecy", "series", "units"},
-    {"references", "case", "counts", "workload", "devices", "blocks", "extras", "files", "switches"},
+    {"references", "case", "counts", "workload", "detour", "devices", "blocks", "extras", "files", "switches"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "sampling", "shortage", "sources", "trials"},
