@@ -21,10 +21,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     `loss` runs the forward of the module on the batch and returns a scalar. `optimizer` stands in for the case's: one
     that is made already, or a function of the parameters.
 
-    The last three are of a model that several ranks train together, and are set by what distributes it. `syncing` is
+    The last four are of a model that several ranks train together, and are set by what distributes it. `syncing` is
     the context of a micro-batch, told whether its gradients are averaged over the ranks. `held` tells by category the
     bytes that are there between steps for the other ranks' sake, `gathered` the most bytes of parameters gathered from
-    all ranks that were live since it was last asked.
+    all ranks that were live since it was last asked. After `settling` steps what stays is there.
     """
 
     module: nn.Module
@@ -36,6 +36,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     syncing: Callable[[bool], AbstractContextManager[Any]] = nullcontext
     held: Callable[[], dict[str, int]] = dict
     gathered: Callable[[], int] | None = None
+    settling: int = 1
 
 
 def train_step(

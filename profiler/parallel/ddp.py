@@ -15,6 +15,8 @@ from profiler.errors import Unsupported
 from profiler.parallel import BUCKETS
 from profiler.workload import Workload
 
+SETTLING = 3  # the buckets are made anew in the second step, and DDP tells of it in the third
+
 
 def distribute(
     workload: Workload, mesh: DeviceMesh, *, bucket_mib: float = 25.0, views: bool = False, unused: bool = False
@@ -44,13 +46,13 @@ def distribute(
     def held() -> dict[str, int]:
         return {BUCKETS: 0 if views else _bucket_bytes(module, stays=unused)}
 
-    return msgspec.structs.replace(workload, loss=loss, syncing=syncing, held=held)
+    return msgspec.structs.replace(workload, loss=loss, syncing=syncing, held=held, settling=SETTLING)
 
 
 def _bucket_bytes(module: DistributedDataParallel, *, stays: bool) -> int:
-    """Of the buckets that stay: DDP makes them anew in the second step, in the order in which gradients came.
+    """Of the buckets that stay: those of the order in which gradients came, and 0 before there are any.
 
-    0 before that, unless the first ones stay, as they do where it looks for unused parameters.
+    Where DDP looks for unused parameters, the first ones stay.
     """
     told = module._get_ddp_logging_data()
     sizes = str(told.get("bucket_sizes" if stays else "rebuilt_bucket_sizes", ""))

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from profiler.detour import Detour
 from profiler.errors import Unsupported
-from profiler.parallel import GATHERED
+from profiler.parallel import GATHERED, gloo
 from profiler.workload import Workload, storage_bytes
 
 
@@ -32,6 +33,10 @@ def distribute(workload: Workload, mesh: DeviceMesh, *, reshard: bool = True) ->
         _gather_inside(block)
     if workload.module not in blocks:
         fully_shard(workload.module, mesh=mesh)
+    if mesh.device_type == "cpu" and dist.get_backend(mesh.get_group()) == dist.Backend.GLOO:
+        for one in workload.module.modules():
+            if isinstance(one, FSDPModule):
+                gloo.let_go(one)
     root: Any = workload.module
 
     @contextmanager
