@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from profiler.devices import Conditions, Device
+from profiler.group import Group
 from profiler.series.stopping import Sampling, is_look, reason
 from profiler.series.warmup import num_warmup
 
@@ -19,6 +20,7 @@ Spans = list[tuple[str, float]]
 SHORTEST = 1e-3  # seconds of a sample; of fewer, waiting for the device and reading its clock are too large a part
 TICKS = 1000  # of the device's clock, that a sample has at least
 MOST_STEPS = 1000  # in one sample
+ALONE = Group()
 MARGIN = 1.2  # times the slowest step: what the next one may take
 
 
@@ -31,21 +33,30 @@ def read(
     sampling: Sampling | UnsetType = UNSET,
     until: float | None = None,
     clock: Callable[[], float] = time.monotonic,
+    group: Group = ALONE,
 ) -> dict[str, Any]:
     """The time fields of Readings: settle with one full step, warm up, then one sample a step. No sample is dropped.
 
     Takes exactly `samples`; where there is a `sampling` at least so many, until it says to stop, and marks those that
     it finds to be warm-up. A step too fast for the device's clock is run several times a sample. No step begins that
-    would not end before the clock says `until`, but for the first of the samples.
+    would not end before the clock says `until`, but for the first of the samples. The ranks of a group begin each
+    sample together, take that of the slowest, and end when the first of them says so.
     """
-    first = _warmed(device, step, warmup, lambda slowest: until is not None and clock() + 2 * MARGIN * slowest > until)
+
+    def is_late(seconds: float) -> bool:
+        return until is not None and group.agree(clock() + MARGIN * seconds > until)
+
+    def sample(times: int = 1) -> Spans:
+        return group.largest(_sample(device, step, group, times=times), lambda spans: _steps([spans])[0])
+
+    first = _warmed(sample, warmup, lambda slowest: is_late(2 * slowest))
     times = _steps_per_sample(first[-1], max(SHORTEST, TICKS * device.tick_seconds))
     timed, stopped, conditions = _until_stopped(
-        lambda: _sample(device, step, times=times),
+        lambda: sample(times),
         device,
         samples=samples,
         sampling=sampling,
-        is_late=lambda slowest: until is not None and clock() + MARGIN * times * slowest > until,
+        is_late=lambda slowest: is_late(times * slowest),
     )
     found = num_warmup(_steps(timed)) if sampling else 0
     steady = timed[found:]
@@ -61,11 +72,11 @@ def read(
     }
 
 
-def _warmed(device: Device, step: Step, warmup: int, is_late: Callable[[float], bool]) -> list[Spans]:
+def _warmed(sample: Callable[[], Spans], warmup: int, is_late: Callable[[float], bool]) -> list[Spans]:
     """The step that settles, and those of the warm-up for which there is time besides that of a sample."""
-    first = [_sample(device, step)]
+    first = [sample()]
     while len(first) <= warmup and not is_late(max(_steps(first))):
-        first.append(_sample(device, step))
+        first.append(sample())
     return first
 
 
@@ -104,10 +115,11 @@ def _steps(timed: list[Spans]) -> tuple[float, ...]:
     return tuple(sum(seconds for _, seconds in spans) for spans in timed)
 
 
-def _sample(device: Device, step: Step, *, times: int = 1) -> Spans:
+def _sample(device: Device, step: Step, group: Group, *, times: int) -> Spans:
     """The phases of one step, or the mean of several that run behind each other."""
     phases: list[str] = []
     device.synchronize()
+    group.wait()
     stopwatch = device.stopwatch()
 
     def mark(phase: str) -> None:
