@@ -69,6 +69,7 @@ def planned(request: Request, devices: dict[str, Environment]) -> Plan:
 
     plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
     device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
+    device_choice.refuse_crowded([trial.case for trial in plan.trials], devices)
     return plan
 
 
