@@ -7,10 +7,12 @@ import signal
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.numa.binding import AffinityMode, NumaOptions
 
 from profiler.group import Ranks
 
@@ -38,25 +40,33 @@ def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
     What it raises in a rank ends them all, and `failed` makes the last word of it. Raises Lost. This process must not
     have used CUDA.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415  0.1 s, for ranks alone
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  as above
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415  as above
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  0.1 s, for ranks
+    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415  as above
 
     mine, theirs = os.pipe()
     os.set_blocking(mine, False)
     parent = os.getpid()
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=0, run_id="gcprof",
-        rdzv_backend="c10d", rdzv_endpoint=f"{HERE}:0", local_addr=HERE,
-        start_method="fork", monitor_interval=POLL_SECONDS, shutdown_timeout=GRACE_SECONDS,
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-    )  # fmt: skip
     try:
-        results: dict[int, bytes] = elastic_launch(config, _rank)(device, work, failed, theirs, parent)
+        results: dict[int, bytes] = elastic_launch(_configuration(count), _rank)(device, work, failed, theirs, parent)
     except ChildFailedError as error:
         first = min(error.failures.values(), key=lambda one: one.timestamp)
         raise Lost(first.local_rank, first.exitcode, _word(mine)) from None
     return results[0]
+
+
+def _configuration(count: int) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415  0.1 s, for ranks alone
+    from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415  as above
+
+    made = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=0, run_id="gcprof",
+        rdzv_backend="c10d", rdzv_endpoint=f"{HERE}:0", local_addr=HERE,
+        start_method="fork", monitor_interval=POLL_SECONDS, shutdown_timeout=GRACE_SECONDS,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        numa_options=NumaOptions(affinity_mode=AffinityMode.NODE),  # without any it asks CUDA, which survives no fork
+    )  # fmt: skip
+    made.numa_options = None
+    return made
 
 
 def _word(pipe: int) -> bytes:
@@ -91,5 +101,6 @@ def _connected(device: str) -> Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here, and a host's name may lead nowhere
     if kind == "cuda":
         torch.cuda.set_device(int(first or 0) + rank)
+        torch.cuda.init()  # or the mesh would choose the device
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=PATIENCE)
     return Ranks(init_device_mesh(kind, (size,)))

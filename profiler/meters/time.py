@@ -7,6 +7,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.devices import Conditions, Device
@@ -51,9 +52,10 @@ def read(
 
     first = _warmed(sample, warmup, lambda slowest: is_late(2 * slowest))
     times = _steps_per_sample(first[-1], max(SHORTEST, TICKS * device.tick_seconds))
+    began = _spent_elsewhere(group)
     timed, stopped, conditions = _until_stopped(
         lambda: sample(times),
-        device,
+        lambda: _conditions(device, group, began),
         samples=samples,
         sampling=sampling,
         is_late=lambda slowest: is_late(times * slowest),
@@ -88,7 +90,7 @@ def _steps_per_sample(last: Spans, least: float) -> int:
 
 def _until_stopped(
     take: Callable[[], Spans],
-    device: Device,
+    look: Callable[[], Conditions],
     *,
     samples: int,
     sampling: Sampling | UnsetType,
@@ -96,7 +98,7 @@ def _until_stopped(
 ) -> tuple[list[Spans], str, tuple[Conditions, ...]]:
     """The samples, why there are no more, and the conditions at the start, at every look and at the end."""
     timed: list[Spans] = []
-    conditions = [device.conditions()]
+    conditions = [look()]
     stopped: str | None = None
     while stopped is None:
         timed.append(take())
@@ -107,8 +109,22 @@ def _until_stopped(
         if not stopped and is_late(max(_steps(timed))):
             stopped = "limit"
         if stopped or is_look(len(timed)):
-            conditions.append(device.conditions())
+            conditions.append(look())
     return timed, stopped, tuple(conditions)
+
+
+def _conditions(device: Device, group: Group, began: float) -> Conditions:
+    """Those of this rank's device; what the other ranks have done since is not what others did."""
+    found, spent = device.conditions(), _spent_elsewhere(group) - began
+    if not spent or found.others_seconds is None:
+        return found
+    return msgspec.structs.replace(found, others_seconds=max(0.0, found.others_seconds - spent))
+
+
+def _spent_elsewhere(group: Group) -> float:
+    """Seconds of the CPU that the other ranks have used."""
+    told = group.gather(time.process_time())
+    return sum(told) - told[group.rank]
 
 
 def _steps(timed: list[Spans]) -> tuple[float, ...]:
