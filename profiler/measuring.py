@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import gc
-import platform
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import torch
 
-from profiler import __version__, catalogue, devices
 from profiler.assemble import Assembled, Build, assemble
-from profiler.case import OPERATORS, Case, Choice, Trial
-from profiler.devices import Device
+from profiler.case import OPERATORS, Case, Trial
 from profiler.group import Group
+from profiler.here import environment, of_rank, open_device
 from profiler.meters import averaging, equality, flops, memory, operators
 from profiler.meters import time as timing
 from profiler.meters.equality import Step
-from profiler.record import Applied, Environment, Equality, Note, RankBytes, Readings, Record
+from profiler.record import Applied, Equality, Note, RankBytes, Readings, Record
 from profiler.strategies.batchnorm import is_repairable
 from profiler.switches import changed, switches
 from profiler.workload import Workload, tensors
@@ -74,38 +71,13 @@ def measure(
     )
 
 
-def environment(device: Device) -> Environment:
-    """Versions and the device, as this process sees them."""
-    facts = device.facts()
-    return Environment(
-        gcprof=__version__,
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        driver=facts.driver,
-        device_name=facts.name,
-        device_bytes=facts.total_bytes,
-        device_uuid=facts.uuid,
-        num_threads=torch.get_num_threads(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def open_device(name: str) -> Device:
-    """The device of that name: `cpu`, `cuda:0`."""
-    connect, _ = catalogue.load(Choice(name.partition(":")[0]), devices.TABLE)
-    device: Device = connect(name)
-    return device
-
-
 class _Bench:
     """One trial at work: assembles fresh models, counts steps, keeps the time of each stage."""
 
     def __init__(
         self, trial: Trial, on_stage: Callable[[str], None], build: Build | None, group: Group = ALONE
     ) -> None:
-        self.trial = msgspec.structs.replace(trial, case=_of_rank(trial.case, group.rank))
+        self.trial = msgspec.structs.replace(trial, case=of_rank(trial.case, group.rank))
         self._build = build
         self._group = group
         self.device = open_device(self.trial.case.device)
@@ -296,12 +268,6 @@ class _Bench:
     def _note(self, code: str, text: str) -> None:
         if code not in {note.code for note in self.notes}:
             self.notes.append(Note(code=code, text=text))
-
-
-def _of_rank(case: Case, rank: int) -> Case:
-    """The case on the rank's own device: they are numbered on from the case's."""
-    kind, _, first = case.device.partition(":")
-    return msgspec.structs.replace(case, device=f"{kind}:{int(first or 0) + rank}") if kind == "cuda" else case
 
 
 def _rank_bytes(own: dict[str, Any], gathered: int | None) -> RankBytes:

@@ -18,7 +18,8 @@ from profiler.case import Case, Trial, decode, encode
 from profiler.describe import describe
 from profiler.errors import Invalid, Unsupported, UserError
 from profiler.group import Ranks
-from profiler.measuring import environment, measure, open_device
+from profiler.here import environment, open_device
+from profiler.measuring import measure
 from profiler.predicting import follow_case, predict
 from profiler.ranks import Lost, launch
 from profiler.record import Environment, Outcome, Record, Shortage

@@ -15,7 +15,7 @@ LAYERS = (
     {"references", "case", "counts", "workload", "detour", "devices", "blocks", "extras", "files", "switches", "group"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "sampling", "shortage", "sources", "trials"},
+    | {"device_choice", "sampling", "shortage", "sources", "trials", "here"},
     {"spec", "assemble", "views", "trackers", "upkeep", "changes"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging", "ranks"},
@@ -31,6 +31,7 @@ HOMES = {
     "torch": {
         "workload",
         "group",
+        "here",
         "ranks",
         "devices",
         "models",
