@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from profiler import blocks, catalogue, models, optimizers, precision, strategies
-from profiler.case import Case
+from profiler import blocks, catalogue, models, optimizers, parallel, precision, strategies
+from profiler.case import Case, Choice
 from profiler.errors import Unsupported
 from profiler.record import Applied, Built, Note
 from profiler.strategies.batchnorm import repair_batchnorm
@@ -23,6 +24,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     workload: Workload
     applied: Applied
+    rank: int = 0  # of those that train it together
 
     def describe(self) -> Built:
         """What was really built."""
@@ -40,7 +42,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         return precision.unscaled(self.workload.module, scaler, self._from_the_seed)
 
     def _from_the_seed(self, scaler: torch.amp.GradScaler | None) -> torch.Tensor:
-        torch.manual_seed(self.case.seed)
+        torch.manual_seed(self.case.seed + self.rank)
         return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Callable[[str], None]], torch.Tensor]]:
@@ -69,14 +71,23 @@ Build = Callable[[], Workload]
 
 
 def assemble(
-    case: Case, *, data_directory: str | None = None, calls: list[int] | None = None, build: Build | None = None
+    case: Case,
+    *,
+    data_directory: str | None = None,
+    calls: list[int] | None = None,
+    build: Build | None = None,
+    mesh: DeviceMesh | None = None,
+    rank: int | None = None,
 ) -> Assembled:
     """Build the case's model with its seed, and apply its strategy; the random state is as after seeding.
 
     `build` stands in for the catalogue's model. `calls` is filled with one number for each block: how often its forward
-    will have run. Raises Unsupported where model, blocks or strategy cannot be had, and what the model's code raises.
+    will have run. With a `mesh`, its ranks train the model together as the case says, each with the batch and the
+    random numbers of the seed + its rank; `rank` alone takes those, and trains by itself. Raises Unsupported where
+    model, blocks or strategy cannot be had, and what the model's code raises.
     """
-    workload = _build(case, build or _from_catalogue(case, data_directory))
+    own = rank if rank is not None else mesh.get_local_rank() if mesh else 0
+    workload = _build(case, build or _from_catalogue(case, data_directory), own)
     if calls is not None:
         _count_calls(workload, calls)
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
@@ -86,22 +97,32 @@ def assemble(
     if workload.optimizer is not None:
         note = Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's")
         applied = msgspec.structs.replace(applied, notes=(*applied.notes, note))
+    if mesh:
+        distribute, options = catalogue.load(case.parallel or Choice("ddp"), parallel.TABLE)
+        workload = distribute(workload, mesh, **options)
     if calls is not None:
         calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
-    torch.manual_seed(case.seed)
-    return Assembled(case=case, workload=workload, applied=applied)
+    torch.manual_seed(case.seed + own)
+    return Assembled(case=case, workload=workload, applied=applied, rank=own)
 
 
-def _build(case: Case, build: Build) -> Workload:
-    torch.manual_seed(case.seed)
-    with torch.device(case.torch_device):
-        workload = build()
+def _build(case: Case, build: Build, rank: int) -> Workload:
+    other = _seeded(case, build, case.seed + rank).batch if rank else None  # its model is gone before the next is made
+    workload = _seeded(case, build, case.seed)
+    if rank:
+        workload = msgspec.structs.replace(workload, batch=other)
     batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
     workload = msgspec.structs.replace(workload, module=workload.module.to(case.torch_device).train(), batch=batch)
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
         workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
     return workload
+
+
+def _seeded(case: Case, build: Build, seed: int) -> Workload:
+    torch.manual_seed(seed)
+    with torch.device(case.torch_device):
+        return build()
 
 
 def _from_catalogue(case: Case, data_directory: str | None) -> Build:

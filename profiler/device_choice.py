@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from profiler import rates
-from profiler.case import FAKE
+from profiler.case import FAKE, Case
 from profiler.errors import UserError
 from profiler.record import Environment
 
@@ -112,6 +112,17 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
         driver=None,
         num_threads=None,
     )
+
+
+def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
+    """Raises UserError (exit code 3) where there are fewer CUDA devices, from the case's on, than its ranks."""
+    for case in cases:
+        kind, _, first = case.device.partition(":")
+        here = [name for name in devices if name.startswith("cuda:") and int(name[5:]) >= int(first or 0)]
+        if kind == "cuda" and case.num_ranks > len(here):
+            message = f"--ranks {case.num_ranks} from '{case.device}' on: each needs a device, and {len(here)} are here"
+            hint = f"--device cpu measures them here; gcprof predict --device {FAKE}cuda needs no device"
+            raise UserError(message, hint=hint, exit_code=3)
 
 
 def refuse_absent(names: Iterable[str], devices: Mapping[str, Environment]) -> None:

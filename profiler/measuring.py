@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import gc
-import platform
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import torch
 
-from profiler import __version__, catalogue, devices
 from profiler.assemble import Assembled, Build, assemble
-from profiler.case import OPERATORS, Case, Choice, Trial
-from profiler.devices import Device
-from profiler.meters import equality, flops, memory, operators
+from profiler.case import OPERATORS, Case, Trial
+from profiler.group import Group
+from profiler.here import environment, of_rank, open_device
+from profiler.meters import averaging, equality, flops, memory, operators
 from profiler.meters import time as timing
 from profiler.meters.equality import Step
-from profiler.record import Applied, Environment, Equality, Note, Readings, Record
+from profiler.record import Applied, Equality, Note, RankBytes, Readings, Record
 from profiler.strategies.batchnorm import is_repairable
 from profiler.switches import changed, switches
-from profiler.workload import Workload
+from profiler.workload import Workload, tensors
+
+ALONE = Group()
 
 
 def measure(
-    trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: None, build: Build | None = None
+    trial: Trial,
+    *,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    build: Build | None = None,
+    group: Group = ALONE,
 ) -> Record:
     """Run the passes of a trial, each on a fresh model with the same seed.
 
-    `on_stage` is told what begins: build, equality, memory, time. Raises Unsupported where model or strategy cannot
-    be had, and whatever the model raises.
+    `on_stage` is told what begins: build, equality, memory, time. All ranks of a group measure together, and the
+    record of each says the same of what is not its own. Raises Unsupported where model or strategy cannot be had, and
+    whatever the model raises.
     """
-    bench = _Bench(trial, on_stage, build)
+    bench = _Bench(trial, on_stage, build, group)
     before = switches()
     bench.begin("build")
     assembled = bench.build()
@@ -60,44 +65,22 @@ def measure(
         readings=Readings(**readings),
         equality=verified,
         environment=environment(bench.device),
-        notes=(*notes, *bench.notes),
+        notes=(*notes, *bench.all_notes()),
         stage_seconds=bench.end(),
         num_steps=bench.num_steps,
     )
 
 
-def environment(device: Device) -> Environment:
-    """Versions and the device, as this process sees them."""
-    facts = device.facts()
-    return Environment(
-        gcprof=__version__,
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        driver=facts.driver,
-        device_name=facts.name,
-        device_bytes=facts.total_bytes,
-        device_uuid=facts.uuid,
-        num_threads=torch.get_num_threads(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def open_device(name: str) -> Device:
-    """The device of that name: `cpu`, `cuda:0`."""
-    connect, _ = catalogue.load(Choice(name.partition(":")[0]), devices.TABLE)
-    device: Device = connect(name)
-    return device
-
-
 class _Bench:
     """One trial at work: assembles fresh models, counts steps, keeps the time of each stage."""
 
-    def __init__(self, trial: Trial, on_stage: Callable[[str], None], build: Build | None) -> None:
-        self.trial = trial
+    def __init__(
+        self, trial: Trial, on_stage: Callable[[str], None], build: Build | None, group: Group = ALONE
+    ) -> None:
+        self.trial = msgspec.structs.replace(trial, case=of_rank(trial.case, group.rank))
         self._build = build
-        self.device = open_device(trial.case.device)
+        self._group = group
+        self.device = open_device(self.trial.case.device)
         self.num_steps = 0
         self._is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
         self._tells = False  # whether the steps that were compared had a gradient to compare
@@ -117,7 +100,8 @@ class _Bench:
 
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
         directory = self.trial.data_directory
-        return assemble(case or self.trial.case, data_directory=directory, calls=calls, build=self._build)
+        chosen = case or self.trial.case
+        return assemble(chosen, data_directory=directory, calls=calls, build=self._build, mesh=self._group.mesh)
 
     def equality(self) -> tuple[Equality | None, str | None]:
         """Against the digests that the baseline's trial gave, and why the trial is invalid, if it is.
@@ -151,9 +135,15 @@ class _Bench:
         self.begin("memory")
         built = self.build()
         optimizer, step = built.trainer()
-        return memory.read(
+        own = memory.read(
             built.workload, optimizer, self.device, lambda mark: self._check_loss(self._counted(step, mark))
         )
+        if self._group.mesh is None:
+            return own
+        gathered = built.workload.gathered() if built.workload.gathered else None
+        told = self._group.gather((own, _rank_bytes(own, gathered)))
+        highest = max((readings for readings, _ in told), key=lambda readings: int(readings["peak_bytes"]))
+        return {**highest, "ranks": tuple(held for _, held in told)}
 
     def operators(self) -> dict[str, Any]:
         self.begin(OPERATORS)
@@ -171,6 +161,7 @@ class _Bench:
             samples=case.samples,
             sampling=case.sampling,
             until=self._limit(),
+            group=self._group,
         )
 
     def _limit(self) -> float | None:
@@ -186,13 +177,37 @@ class _Bench:
 
     def _baseline(self, case: Case) -> Equality:
         """Against itself; in another precision than fp32 also against that."""
-        found = equality.noise_floor(lambda: self._gradients(case))
+        found = equality.noise_floor(lambda: self._gradients(case), self._group)
+        if self._group.mesh is not None:
+            found = self._across(case, found)
         if case.precision == "fp32":
             return found
         exact = msgspec.structs.replace(case, precision="fp32")
-        apart = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case))
+        apart = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case), self._group)
         self._note("GCP013", f"in {case.precision} the gradients differ by {apart:.1e} from those in fp32")
         return msgspec.structs.replace(found, precision_difference=apart)
+
+    def _across(self, case: Case, found: Equality) -> Equality:
+        """Also against one process that has all ranks' batches, one after the other."""
+        batch = equality.digest(tensors(self.build().workload.batch))
+        if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
+            self._note(
+                "GCP035", "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
+            )
+        return averaging.verify(
+            found,
+            lambda: self._gradients(case),
+            lambda rank: lambda: self._alone(case, rank),
+            lambda rank: lambda: self._alone(case, rank, nudge=True),
+            self._group,
+        )
+
+    def _alone(self, case: Case, rank: int, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
+        """The step of one process with the batch of a rank."""
+        built = assemble(case, data_directory=self.trial.data_directory, build=self._build, rank=rank)
+        if nudge:
+            equality.nudge(built.workload)
+        return self._run(built)
 
     def _verify(self, case: Case, digests: dict[str, str] | None) -> Equality | None:
         if digests is None:
@@ -214,7 +229,7 @@ class _Bench:
 
     def _against(self, baseline: Case, step: Step, digests: dict[str, str], applied: Applied) -> Equality:
         nudged = (lambda: self._gradients(baseline, nudge=True)) if applied.changes_kernels else None
-        return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged)
+        return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged, group=self._group)
 
     def _gradients(self, case: Case, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
         built = self.build(case)
@@ -244,9 +259,20 @@ class _Bench:
         if not bool(torch.isfinite(loss)):
             self._note("GCP007", f"the loss is {float(loss)}: the gradients mean nothing, memory and time still do")
 
+    def all_notes(self) -> list[Note]:
+        """Also what only other ranks have to say."""
+        for note in (note for notes in self._group.gather(self.notes) for note in notes):
+            self._note(note.code, note.text)
+        return self.notes
+
     def _note(self, code: str, text: str) -> None:
         if code not in {note.code for note in self.notes}:
             self.notes.append(Note(code=code, text=text))
+
+
+def _rank_bytes(own: dict[str, Any], gathered: int | None) -> RankBytes:
+    names = ("static_bytes", "saved_bytes", "peak_bytes")
+    return RankBytes(**{name: own[name] for name in names}, gathered_bytes=gathered)
 
 
 def _buffers(found: Equality, is_repairable: bool) -> str:

@@ -45,8 +45,20 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     modules: dict[str, Whole] = {}  # traced: what the largest blocks or modules held at the peak
 
 
+class RankBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one of several ranks holds."""
+
+    static_bytes: dict[str, Whole]  # the buckets and gathered parameters that stay between steps are among them
+    saved_bytes: Whole
+    peak_bytes: Whole
+    gathered_bytes: Whole | None = None  # the most bytes of parameters gathered from all ranks that were live at once
+
+
 class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the meters read; None where a number was not measured. Bytes and seconds."""
+    """What the meters read; None where a number was not measured. Bytes and seconds.
+
+    Of several ranks, bytes are those of the rank with the highest peak, and each sample is the slowest rank's.
+    """
 
     static_bytes: dict[str, Whole] | None = None  # parameters, buffers, gradients, optimizer, inputs
     start_bytes: Whole | None = None  # live when the forward begins
@@ -70,6 +82,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
     host_share: Real | None = None  # of a step, until the host had asked for it; where a device works meanwhile
     stopped: Stopped | None = None  # why there are no more samples
+    ranks: tuple[RankBytes, ...] | None = None  # in order, where several train together
     conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
 
 
@@ -91,6 +104,7 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rounding_floor: Real | None = None  # the same where the last bit of the weights differs
     precision_difference: Real | None = None  # the same to a run without checkpointing in fp32
     noise_floor: Real | None = None  # the same difference between two runs without checkpointing
+    ranks_difference: Real | None = None  # the same to the mean of one process's gradients of all ranks' batches
     against: str = "none"  # the strategy that it was compared with
     digests: dict[str, str] = {}
 

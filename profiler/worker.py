@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,20 +17,28 @@ from profiler import __version__, blame
 from profiler.case import Case, Trial, decode, encode
 from profiler.describe import describe
 from profiler.errors import Invalid, Unsupported, UserError
-from profiler.measuring import environment, measure, open_device
+from profiler.group import Ranks
+from profiler.here import environment, open_device
+from profiler.measuring import measure
 from profiler.predicting import follow_case, predict
+from profiler.ranks import Lost, launch
 from profiler.record import Environment, Outcome, Record, Shortage
 from profiler.secrecy import hide
 from profiler.shortage import shortage
 from profiler.staging.stages import stages
+
+LONGEST_DETAIL = 1000  # characters of a rank's last word
 
 
 def run_trial(request: str, channel: int) -> None:
     """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
     tell(channel, {"stage": "start", "at": time.monotonic()})
     trial: Trial = decode(request, Trial)
-    by = predict if trial.case.is_predicted else measure
-    record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}), by=by)
+    if trial.case.ranks and not trial.case.is_predicted:
+        record = _by_ranks(trial, channel)
+    else:
+        by = predict if trial.case.is_predicted else measure
+        record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}), by=by)
     tell(channel, {"record": record})
 
 
@@ -87,14 +96,51 @@ def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., 
     """The trial's record, whatever happens in the model: what it raises is the outcome of this trial only."""
     try:
         return by(trial, on_stage=on_stage)
-    except (Unsupported, UserError) as error:
-        return _without_readings(trial, "skipped", hide(str(error)))
-    except Invalid as error:
-        return _without_readings(trial, "invalid", hide(str(error)))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
-        print(blame.told(error), file=sys.stderr, end="")
-        found = shortage(error)
-        return _out_of_memory(trial, error, found) if found else _without_readings(trial, "failed", _detail(error))
+        return _outcome(trial, error)
+
+
+def _outcome(trial: Trial, error: Exception) -> Record:
+    if isinstance(error, (Unsupported, UserError)):
+        return _without_readings(trial, "skipped", hide(str(error)))
+    if isinstance(error, Invalid):
+        return _without_readings(trial, "invalid", hide(str(error)))
+    print(blame.told(error), file=sys.stderr, end="")
+    found = shortage(error)
+    return _out_of_memory(trial, error, found) if found else _without_readings(trial, "failed", _detail(error))
+
+
+def _by_ranks(trial: Trial, channel: int) -> Record:
+    """The trial's record by as many processes as its case has ranks; the first that fails is its outcome."""
+
+    def work(group: Ranks) -> bytes:
+        first = group.rank == 0
+        record = measure(trial, on_stage=lambda stage: tell(channel, {"stage": stage}) if first else None, group=group)
+        return encode(record) if first else b""
+
+    def failed(error: Exception, rank: int) -> bytes:
+        record = _outcome(trial, error)
+        named = record.detail if record.outcome == "skipped" else f"rank {rank}: {record.detail}"
+        return encode(msgspec.structs.replace(record, detail=str(named)[:LONGEST_DETAIL]))
+
+    try:
+        text = launch(trial.case.num_ranks, trial.case.device, work, failed=failed)
+    except Lost as lost:
+        if not lost.word or lost.status < 0:
+            return _died(trial, lost)
+        text = lost.word
+    record: Record = decode(text, Record)
+    return record
+
+
+def _died(trial: Trial, lost: Lost) -> Record:
+    """A rank that was killed, or that ended itself, says nothing."""
+    if lost.status >= 0:
+        return _without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
+    known = {one.value: one.name for one in signal.Signals}
+    name = known.get(-lost.status, f"signal {-lost.status}")
+    likely = ": possibly out of host memory" if name == "SIGKILL" else ""
+    return _without_readings(trial, "crashed", f"rank {lost.rank} was killed by {name}{likely}")
 
 
 def tell(channel: int, message: object) -> None:

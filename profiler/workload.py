@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -19,6 +20,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     `blocks` are names of submodules in the order in which the forward runs them; without any, they are looked for.
     `loss` runs the forward of the module on the batch and returns a scalar. `optimizer` stands in for the case's: one
     that is made already, or a function of the parameters.
+
+    The last four are of a model that several ranks train together, and are set by what distributes it. `syncing` is
+    the context of a micro-batch, told whether its gradients are averaged over the ranks. `held` tells by category the
+    bytes that are there between steps for the other ranks' sake, `gathered` the most bytes of parameters gathered from
+    all ranks that were live since it was last asked. After `settling` steps what stays is there.
     """
 
     module: nn.Module
@@ -27,6 +33,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     loss: Callable[[nn.Module, Any], torch.Tensor]
     optimizer: torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     data: str = "synthetic"
+    syncing: Callable[[bool], AbstractContextManager[Any]] = nullcontext
+    held: Callable[[], dict[str, int]] = dict
+    gathered: Callable[[], int] | None = None
+    settling: int = 1
 
 
 def train_step(
@@ -49,12 +59,13 @@ def train_step(
             parameter.grad.zero_()
         else:
             parameter.grad = None
-    for _ in range(accumulate):
-        mark("forward")
-        loss = loss_of(workload)
-        mark("backward")
-        part = loss / accumulate if accumulate > 1 else loss
-        (scaler.scale(part) if scaler else part).backward()
+    for number in range(1, accumulate + 1):
+        with workload.syncing(number == accumulate):
+            mark("forward")
+            loss = loss_of(workload)
+            mark("backward")
+            part = loss / accumulate if accumulate > 1 else loss
+            (scaler.scale(part) if scaler else part).backward()
     mark("optimizer")
     if optimizer is not None and scaler is not None:
         scaler.step(optimizer)
@@ -83,6 +94,12 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def storage_bytes(found: list[torch.Tensor]) -> int:
-    """The bytes of all storages behind these tensors, each counted once."""
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in found}
-    return sum(storages.values())
+    """The bytes of all storages behind these tensors, each counted once; of a sharded one, this rank's part."""
+    storages = [local(tensor).untyped_storage() for tensor in found]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part

@@ -28,6 +28,7 @@ STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("built", record, "Built"),
     ("readings", record, "Readings"),
     ("readings.phases", record, "PhaseBytes"),
+    ("readings.ranks", record, "RankBytes"),
     ("readings.conditions", devices, "Conditions"),
     ("equality", record, "Equality"),
     ("environment", record, "Environment"),

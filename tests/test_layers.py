@@ -12,14 +12,14 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "bounds", "errors", "secrecy", "series", "units"},
-    {"references", "case", "counts", "workload", "devices", "blocks", "extras", "files", "switches"},
+    {"references", "case", "counts", "workload", "detour", "devices", "blocks", "extras", "files", "switches", "group"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "shards", "signature"}
     | {"timeline"},
     {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "sampling", "shortage", "sources", "trials"},
+    | {"device_choice", "sampling", "shortage", "sources", "trials", "here"},
     {"spec", "assemble", "views", "trackers", "upkeep", "changes"},
     {"describe", "measuring", "predicting", "sweep"},
-    {"staging"},
+    {"staging", "ranks"},
     {"worker", "engines", "published"},
     {"runner", "callbacks", "api"},
     {"proving", "node"},
@@ -31,6 +31,9 @@ ROOM_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms
 HOMES = {
     "torch": {
         "workload",
+        "group",
+        "here",
+        "ranks",
         "devices",
         "models",
         "optimizers",

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from profiler.analysis.rows import Row
 from profiler.case import Case
@@ -129,6 +130,8 @@ def _settings(case: Case, defaults: Mapping[str, Mapping[str, str]], *, several:
 
 def _value(value: object) -> Value:
     """A field as it is; a switch is a word and no number."""
+    if value is UNSET:
+        return None
     return value if _is_number(value) or value is None else str(value)  # type: ignore[return-value]
 
 

@@ -7,8 +7,18 @@ import msgspec
 from profiler.analysis.composition import compose
 from profiler.record import Readings
 
-CATEGORIES = ("parameters", "buffers", "optimizer", "inputs", "gradients", "static", "saved", "rest")
-LASTING = ("parameters", "buffers", "optimizer", "inputs")  # all of it is there when the step begins
+CATEGORIES = (
+    "parameters", "buffers", "optimizer", "inputs", "communication buckets", "gathered parameters", "gradients",
+    "static", "saved", "rest",
+)  # fmt: skip
+LASTING = (
+    "parameters",
+    "buffers",
+    "optimizer",
+    "inputs",
+    "communication buckets",
+    "gathered parameters",
+)  # all of it is there when the step begins
 
 
 class Category(msgspec.Struct, frozen=True, kw_only=True):

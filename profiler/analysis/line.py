@@ -27,6 +27,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     batch_size: int | None
     precision: str
     accumulate: int
+    parallel: str | None
+    ranks: int | None
     keep_gradients: bool
     data: str
     seed: int
@@ -37,6 +39,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     static_gradients_bytes: int | None
     static_optimizer_bytes: int | None
     static_inputs_bytes: int | None
+    static_communication_buckets_bytes: int | None
+    static_gathered_parameters_bytes: int | None
     static_bytes: int | None
     start_bytes: int | None
     saved_bytes: int | None
@@ -79,7 +83,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     started: str | None
 
 
-STATIC = {f"static_{name}_bytes": name for name in ("parameters", "buffers", "gradients", "optimizer", "inputs")}
+CATEGORIES = (
+    "parameters", "buffers", "gradients", "optimizer", "inputs", "communication buckets", "gathered parameters"
+)  # fmt: skip
+STATIC = {f"static_{name.replace(' ', '_')}_bytes": name for name in CATEGORIES}
 PEAKS = {f"{phase}_peak_bytes": phase for phase in PHASES}
 TIMES = ("forward", "backward", "optimizer", "step")
 COLUMNS: dict[str, type] = {  # name -> str, int, float, bool, or tuple for samples
@@ -107,6 +114,8 @@ def _what(row: Row) -> dict[str, Any]:
         "batch_size": case.batch_size,
         "precision": case.precision,
         "accumulate": case.accumulate,
+        "parallel": str(case.parallel) if case.parallel else None,
+        "ranks": case.ranks or None,
         "keep_gradients": case.keep_gradients,
         "data": built.data if built else case.data,
         "seed": case.seed,

@@ -22,6 +22,7 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
         for name, value in _out_of_range(msgspec.to_builtins(part), of):
             yield f"{name} is {value}"
     yield from _peak(readings)
+    yield from _ranks(record)
     if readings.step_seconds and not all(readings.step_seconds):
         yield "a step of 0 seconds is among the samples"
     is_timed = passes is not None and "time" in passes and not record.case.is_predicted
@@ -35,6 +36,22 @@ def _peak(readings: Readings) -> Iterator[str]:
     for name, floor in floors.items():
         if peak is not None and floor is not None and peak < floor:
             yield f"the peak of {bytes_text(peak)} is below the {name} {bytes_text(floor)}"
+
+
+def _ranks(record: Record) -> Iterator[str]:
+    """The bytes of a record are those of the rank with the highest peak."""
+    ranks = record.readings.ranks
+    if ranks is None:
+        return
+    if len(ranks) != record.case.num_ranks:
+        yield f"it has {len(ranks)} of {record.case.num_ranks} ranks"
+    highest = max((rank.peak_bytes for rank in ranks), default=0)
+    if highest != record.readings.peak_bytes:
+        yield f"the peak is not the highest of its ranks, {bytes_text(highest)}"
+    for number, rank in enumerate(ranks):
+        for name, floor in {"static": sum(rank.static_bytes.values()), "saved": rank.saved_bytes}.items():
+            if rank.peak_bytes < floor:
+                yield f"rank {number}'s peak of {bytes_text(rank.peak_bytes)} is below the {name} {bytes_text(floor)}"
 
 
 def _out_of_range(value: Any, name: str = "") -> Iterator[tuple[str, float]]:

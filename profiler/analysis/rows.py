@@ -150,10 +150,10 @@ def verdict(record: Record) -> str:
         return "missing"
     if any(note.code == "GCP014" for note in record.notes):
         return "not verifiable"
-    if equality.gradients_equal and equality.loss_equal:
-        return "bit-equal"
     if record.outcome == "invalid":
         return "differ"
+    if equality.gradients_equal and equality.loss_equal:
+        return "bit-equal"
     return "not verifiable" if (equality.noise_floor or 0.0) > UNSURE else "within noise"
 
 

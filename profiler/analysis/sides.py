@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from profiler.analysis.points import Point
 from profiler.analysis.rows import Row, latest, rows
@@ -17,7 +18,10 @@ from profiler.errors import UserError
 from profiler.record import Record
 
 ALIGN = ("model", "strategy", "batch_size", "precision")
-MEANING = (*ALIGN, "optimizer", "accumulate", "keep_gradients", "repair_batchnorm", "blocks", "data", "seed")
+MEANING = (
+    *ALIGN, "optimizer", "accumulate", "keep_gradients", "repair_batchnorm", "blocks", "data", "seed", "parallel",
+    "ranks",
+)  # fmt: skip
 BUILT = "num_parameters"  # what a model of the same name really is
 TORCH = "torch"
 ALLOWED = (*MEANING, BUILT, TORCH)  # what --allow-different takes
@@ -73,7 +77,9 @@ def value(row: Row, name: str) -> str:
         return str(row.built.num_parameters) if row.built else ""
     if name == "data" and row.built:
         return row.built.data
-    found = getattr(row.case, name)
+    found = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
+    if found is UNSET:
+        return "none"
     return "own" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
 
 

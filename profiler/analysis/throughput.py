@@ -9,9 +9,11 @@ from profiler.analysis.rows import Row
 
 
 def samples_per_second(row: Row) -> float | None:
-    """Of the median step with all its micro-batches; None where there is no time, or no size of the batch."""
-    size = row.case.batch_size
-    return size * row.case.accumulate / row.step_seconds if size is not None and row.step_seconds else None
+    """Of the median step, all micro-batches and ranks; None where there is no time, or no size of the batch."""
+    case = row.case
+    if case.batch_size is None or not row.step_seconds:
+        return None
+    return case.batch_size * case.accumulate * case.num_ranks / row.step_seconds
 
 
 def holds(row: Row) -> bool | None:

@@ -11,7 +11,7 @@ from profiler import sources, store
 from profiler.case import Case, Trial
 from profiler.devices import Device, Span, Stopwatch, Watch
 from profiler.errors import UserError
-from profiler.measuring import environment, open_device
+from profiler.here import environment, open_device
 from profiler.record import Built, Note, Readings, Record
 
 ADVICE = "from a real training run: gradients were not compared, and saved bytes were not measured"

@@ -49,6 +49,8 @@ def measure(trial: Trial, *, on_stage: Callable[[str], None]) -> Record:
 def _refuse(case: Case) -> None:
     if case.strategy.name not in ("none", "hf"):
         raise Unsupported("a Trainer checkpoints nothing or, with gradient_checkpointing=True, every layer (hf)")
+    if case.ranks:
+        raise Unsupported("a Trainer is measured in one process: leave --ranks out")
     if case.precision not in ("fp32", "amp-bf16", "amp-fp16"):
         raise Unsupported(f"a Trainer has no precision {case.precision}")
     if case.optimizer != "adamw":

@@ -76,6 +76,7 @@ def planned(request: Request, devices: dict[str, Environment], *, part: Shard | 
 
     plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
     device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
+    device_choice.refuse_crowded([trial.case for trial in plan.trials], devices)
     return spec.part_of(plan, part) if part else plan
 
 

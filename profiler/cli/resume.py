@@ -36,7 +36,7 @@ def resume(
     Words and a sweep file must say what the run began with. Raises UserError that lists every difference where they do
     not, or where files, versions or the device are others than they were.
     """
-    from profiler import engines, store
+    from profiler import device_choice, engines, store
 
     before = store.load(run_folder(name))
     request = _request(before, words, config)
@@ -62,6 +62,7 @@ def resume(
         _refuse_changes(before, asked, devices)
         if not _owed(before):
             return _nothing_left(before, json)
+        device_choice.refuse_crowded([trial.case for trial in before.manifest.plan], devices)
         remarks = (*before.warnings, *_again(before))
         return go_on(engine, before.folder, data, devices, json, remarks, exclusive=exclusive)
 

@@ -12,6 +12,7 @@ from profiler.cli import completion
 from profiler.cli.words import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
 
 if TYPE_CHECKING:
+    from profiler.analysis.rows import Row
     from profiler.views.terminal import Printed
 
 
@@ -55,6 +56,7 @@ def show(
     table = rows(found.records)
     if table:
         say(_view(samples, over)(table, width=width(columns), encoding=encoding()))
+        _say_ranks(table, columns)
     if owed:
         aside(f"partial: {owed} of {len(found.manifest.plan)} trials are not there yet")
     if found.manifest.shard:
@@ -63,6 +65,17 @@ def show(
         next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
         next_command("gcprof", "plot", run, "--kind", "memory", "-o", "memory.png")
+
+
+def _say_ranks(table: list[Row], columns: int | None) -> None:
+    """What each rank holds, where several train together, with those that may be compared."""
+    from profiler.views import cells, ranks
+
+    for group in cells.groups(table):
+        found = ranks.table(group, width=width(columns), encoding=encoding())
+        if found:
+            print()
+            say(found)
 
 
 def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | None, columns: int | None) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
 
+from profiler.group import Group
 from profiler.record import Equality
-from profiler.workload import Workload
+from profiler.workload import Workload, local
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
 Step = Callable[[], tuple[Workload, torch.Tensor]]
+ALONE = Group()
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,16 +37,18 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def noise_floor(step: Step) -> Equality:
+def noise_floor(step: Step, group: Group = ALONE) -> Equality:
     """The step without checkpointing against itself. `step` builds a fresh workload and runs it to the gradients."""
     first = collect(step)
     again = collect(step)
-    found = compare(first, again)
+    found = compared(first, again, group)
     floor = found.largest_difference if found.largest_difference is not None else 0.0
-    return msgspec.structs.replace(found, noise_floor=floor, digests=first.digests())
+    return msgspec.structs.replace(found, noise_floor=floor, digests=_digests(first, group))
 
 
-def verify(step: Step, baseline: Step, digests: Mapping[str, str], *, nudged: Step | None = None) -> Equality:
+def verify(
+    step: Step, baseline: Step, digests: Mapping[str, str], *, nudged: Step | None = None, group: Group = ALONE
+) -> Equality:
     """A strategy's step against the baseline's, cheap where all is well: by digests alone.
 
     Only where they differ is the baseline run again, twice, for the noise floor and the differences. `nudged` is the
@@ -52,26 +56,26 @@ def verify(step: Step, baseline: Step, digests: Mapping[str, str], *, nudged: St
     strategies that do the same work by other kernels.
     """
     mine = collect(step)
-    if mine.digests() == dict(digests):
-        return Equality(
-            loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=mine.digests()
-        )
+    own = _digests(mine, group)
+    if own == dict(digests):
+        return Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=own)
     first, second = collect(baseline), collect(baseline)
-    found = min((compare(first, mine), compare(second, mine)), key=lambda one: one.largest_difference or 0.0)
-    floor = compare(first, second).largest_difference or 0.0
-    rounding = compare(first, collect(nudged)).largest_difference or 0.0 if nudged else None
-    return msgspec.structs.replace(found, noise_floor=floor, rounding_floor=rounding, digests=mine.digests())
+    both = compared(first, mine, group), compared(second, mine, group)
+    found = min(both, key=lambda one: one.largest_difference or 0.0)
+    floor = compared(first, second, group).largest_difference or 0.0
+    rounding = compared(first, collect(nudged), group).largest_difference or 0.0 if nudged else None
+    return msgspec.structs.replace(found, noise_floor=floor, rounding_floor=rounding, digests=own)
 
 
-def apart(step: Step, other: Step) -> float:
+def apart(step: Step, other: Step, group: Group = ALONE) -> float:
     """The largest relative difference of two steps' gradients."""
-    return compare(collect(step), collect(other)).largest_difference or 0.0
+    return compared(collect(step), collect(other), group).largest_difference or 0.0
 
 
 def nudge(workload: Workload) -> None:
     """Move every weight to the next number that its type has, away from 0 or towards it by turns."""
     with torch.no_grad():
-        for index, parameter in enumerate(workload.module.parameters()):
+        for index, parameter in enumerate(map(local, workload.module.parameters())):
             if parameter.is_floating_point():
                 towards = torch.full_like(parameter, 0.0 if index % 2 else float("inf"))
                 parameter.copy_(torch.nextafter(parameter, towards))
@@ -79,7 +83,7 @@ def nudge(workload: Workload) -> None:
 
 def tells(workload: Workload) -> bool:
     """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
-    gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
+    gradients = [local(one.grad) for one in workload.module.parameters() if one.grad is not None]
     return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(_dense, gradients))
 
 
@@ -95,6 +99,19 @@ def collect(step: Step) -> Results:
         },
         buffers={name: _copy(one) for name, one in module.named_buffers() if not name.endswith("num_batches_tracked")},
         random_state=_random_state(loss.device),
+    )
+
+
+def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:
+    """As `compare`, over all ranks: equal is what is so on each, differences are those of the rank with the most."""
+    told = group.gather(compare(reference, other))
+    worst = max(told, key=lambda one: one.largest_difference or 0.0)
+    names = ("loss_equal", "gradients_equal", "buffers_equal", "random_state_equal")
+    return msgspec.structs.replace(
+        worst,
+        **{name: all(getattr(one, name) for one in told) for name in names},
+        buffers_difference=max(one.buffers_difference or 0.0 for one in told) or None,
+        missing=next((one.missing for one in told if one.missing), ()),
     )
 
 
@@ -128,10 +145,14 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
     if equality.missing:
         names = ", ".join(equality.missing[:3]) + (", ..." if len(equality.missing) > 3 else "")
         return f"{len(equality.missing)} of {equality.num_gradients} parameters have no gradient: {names}"
-    if equality.gradients_equal and equality.loss_equal:
-        return None
     found, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0
     allowed = NOISE_MARGIN * max(floor, equality.rounding_floor or 0.0)
+    across = equality.ranks_difference or 0.0
+    if across > (0.0 if strict else allowed):
+        where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
+        return f"gradients differ by {across:.1e}{where} from the mean of those of one process with all ranks' batches"
+    if equality.gradients_equal and equality.loss_equal:
+        return None
     if not strict and allowed and found <= allowed:
         return None
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
@@ -160,7 +181,9 @@ def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[st
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return _dense(tensor.detach()).to("cpu", copy=True).contiguous()
+    """On the host, and whole where it is sharded over the ranks."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return _dense(whole.detach()).to("cpu", copy=True).contiguous()
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -169,6 +192,22 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def _random_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def digest(found: Sequence[torch.Tensor]) -> str:
+    """Of what tensors hold, in order."""
+    return _digest({str(number): _copy(tensor) for number, tensor in enumerate(found)})
+
+
+def _digests(found: Results, group: Group) -> dict[str, str]:
+    """Of all ranks, in order; of one, its own."""
+    told = group.gather(found.digests())
+    if len(told) == 1:
+        return told[0]
+    return {
+        name: hashlib.blake2b(" ".join(one[name] for one in told).encode(), digest_size=16).hexdigest()
+        for name in told[0]
+    }
 
 
 def _digest(found: Mapping[str, torch.Tensor | None]) -> str:

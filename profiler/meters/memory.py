@@ -10,13 +10,13 @@ import torch
 from profiler.devices import Device, Span
 from profiler.meters.timeline import timeline
 from profiler.record import PHASES, PhaseBytes, Timeline
-from profiler.workload import Workload, storage_bytes, tensors
+from profiler.workload import Workload, local, storage_bytes, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
 
 
 def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step) -> dict[str, Any]:
-    """The memory fields of Readings, from the second of two steps: the first creates gradients and optimizer state.
+    """The memory fields of Readings, from a step after one that creates gradients and optimizer state, or more.
 
     `step` runs one training step and tells the phases to the function that it is given. All numbers are exact. Peaks
     are the allocator's own; static bytes are those of the storages, before the allocator rounds them up. Bytes.
@@ -24,7 +24,8 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
     marks = _Marks(workload)
     with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:
         marks.follow(lambda: None)
-        step(lambda phase: None)
+        for _ in range(workload.settling):
+            step(lambda phase: None)
         resting = static_bytes(workload, optimizer)
         marks.follow(watch.mark)
         step(marks.phase)
@@ -58,10 +59,11 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
         "inputs": tensors(workload.batch),
     }
     devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
-    return {
+    counted = {
         category: storage_bytes([tensor for tensor in held if tensor.device.type in devices])
         for category, held in found.items()
     }
+    return counted | workload.held()
 
 
 class _Marks:
@@ -93,7 +95,8 @@ class _Marks:
     def _arrived(self, parameter: torch.Tensor) -> None:
         if not self.labels or parameter.grad is None or id(parameter) in self._persistent:
             return
-        self._gradients[id(parameter)] = parameter.grad.untyped_storage().nbytes()
+        storage = local(parameter.grad).untyped_storage()  # which several may share
+        self._gradients[storage._cdata] = storage.nbytes()
         self._label("backward")
 
     def _label(self, phase: str) -> None:

@@ -8,9 +8,11 @@ from math import ceil
 from statistics import median
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.devices import Conditions, Device
+from profiler.group import Group
 from profiler.series.stopping import MOST_STEPS, SHORTEST, Sampling, is_look, reason
 from profiler.series.warmup import num_warmup
 
@@ -18,6 +20,7 @@ Step = Callable[[Callable[[str], None]], Any]
 Spans = list[tuple[str, float]]
 
 TICKS = 1000  # of the device's clock, that a sample has at least
+ALONE = Group()
 MARGIN = 1.2  # times the slowest step: what the next one may take
 
 
@@ -30,22 +33,33 @@ def read(
     sampling: Sampling | UnsetType = UNSET,
     until: float | None = None,
     clock: Callable[[], float] = time.monotonic,
+    group: Group = ALONE,
 ) -> dict[str, Any]:
     """The time fields of Readings: settle with one full step, warm up, then one sample a step. No sample is dropped.
 
     Takes exactly `samples`; where there is a `sampling` at least so many, until it says to stop, and marks those that
     it finds to be warm-up. A step too fast for the device's clock is run several times a sample. No step begins that
-    would not end before the clock says `until`, but for the first of the samples.
+    would not end before the clock says `until`, but for the first of the samples. The ranks of a group begin each
+    sample together, take that of the slowest, and end when the first of them says so.
     """
-    first = _warmed(device, step, warmup, lambda slowest: until is not None and clock() + 2 * MARGIN * slowest > until)
+
+    def is_late(seconds: float) -> bool:
+        return until is not None and group.agree(clock() + MARGIN * seconds > until)
+
+    def sample(times: int = 1, asked: list[float] | None = None) -> Spans:
+        mine = _sample(device, step, group, times=times, asked=[] if asked is None else asked, clock=clock)
+        return group.largest(mine, lambda spans: _steps([spans])[0])
+
+    first = _warmed(sample, warmup, lambda slowest: is_late(2 * slowest))
     times = _steps_per_sample(first[-1], max(SHORTEST, TICKS * device.tick_seconds))
     asked: list[float] = []
+    began = _spent_elsewhere(group)
     timed, stopped, conditions = _until_stopped(
-        lambda: _sample(device, step, times=times, asked=asked, clock=clock),
-        device,
+        lambda: sample(times, asked),
+        lambda: _conditions(device, group, began),
         samples=samples,
         sampling=sampling,
-        is_late=lambda slowest: until is not None and clock() + MARGIN * times * slowest > until,
+        is_late=lambda slowest: is_late(times * slowest),
     )
     found = num_warmup(_steps(timed)) if sampling else 0
     steady = timed[found:]
@@ -62,11 +76,11 @@ def read(
     }
 
 
-def _warmed(device: Device, step: Step, warmup: int, is_late: Callable[[float], bool]) -> list[Spans]:
+def _warmed(sample: Callable[[], Spans], warmup: int, is_late: Callable[[float], bool]) -> list[Spans]:
     """The step that settles, and those of the warm-up for which there is time besides that of a sample."""
-    first = [_sample(device, step)]
+    first = [sample()]
     while len(first) <= warmup and not is_late(max(_steps(first))):
-        first.append(_sample(device, step))
+        first.append(sample())
     return first
 
 
@@ -78,7 +92,7 @@ def _steps_per_sample(last: Spans, least: float) -> int:
 
 def _until_stopped(
     take: Callable[[], Spans],
-    device: Device,
+    look: Callable[[], Conditions],
     *,
     samples: int,
     sampling: Sampling | UnsetType,
@@ -86,7 +100,7 @@ def _until_stopped(
 ) -> tuple[list[Spans], str, tuple[Conditions, ...]]:
     """The samples, why there are no more, and the conditions at the start, at every look and at the end."""
     timed: list[Spans] = []
-    conditions = [device.conditions()]
+    conditions = [look()]
     stopped: str | None = None
     while stopped is None:
         timed.append(take())
@@ -97,8 +111,22 @@ def _until_stopped(
         if not stopped and is_late(max(_steps(timed))):
             stopped = "limit"
         if stopped or is_look(len(timed)):
-            conditions.append(device.conditions())
+            conditions.append(look())
     return timed, stopped, tuple(conditions)
+
+
+def _conditions(device: Device, group: Group, began: float) -> Conditions:
+    """Those of this rank's device; what the other ranks have done since is not what others did."""
+    found, spent = device.conditions(), _spent_elsewhere(group) - began
+    if not spent or found.others_seconds is None:
+        return found
+    return msgspec.structs.replace(found, others_seconds=max(0.0, found.others_seconds - spent))
+
+
+def _spent_elsewhere(group: Group) -> float:
+    """Seconds of the CPU that the other ranks have used."""
+    told = group.gather(time.process_time())
+    return sum(told) - told[group.rank]
 
 
 def _steps(timed: list[Spans]) -> tuple[float, ...]:
@@ -112,12 +140,7 @@ def _host_share(asked: list[float], steps: tuple[float, ...], times: int) -> flo
 
 
 def _sample(
-    device: Device,
-    step: Step,
-    *,
-    times: int = 1,
-    asked: list[float] | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    device: Device, step: Step, group: Group, *, times: int, asked: list[float], clock: Callable[[], float]
 ) -> Spans:
     """The phases of one step, or the mean of several that run behind each other.
 
@@ -125,6 +148,7 @@ def _sample(
     """
     phases: list[str] = []
     device.synchronize()
+    group.wait()
     stopwatch = device.stopwatch()
 
     def mark(phase: str) -> None:
@@ -134,8 +158,7 @@ def _sample(
     began = clock()
     for _ in range(times):
         step(mark)
-    if asked is not None:
-        asked.append(clock() - began)
+    asked.append(clock() - began)
     spans = zip(phases, stopwatch.seconds(), strict=False)  # the last mark, "end", begins no span
     return [(phase, seconds / times) for phase, seconds in spans if phase != "end"]
 

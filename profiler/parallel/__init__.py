@@ -1,11 +1,16 @@
 """The table of ways in which several ranks train one model. A way is one file with one function, and one line here.
 
 The function takes the Workload of one rank, its strategy applied, and the mesh of all ranks (`torch.distributed`'s
-DeviceMesh of one dimension); it returns the Workload to train, whose blocks have the names that they have now. Its
-keyword-only parameters are the options. It raises Unsupported where it cannot be applied. Knows nothing of torch.
+DeviceMesh of one dimension); it returns the Workload to train, whose module, blocks and parameters have the names that
+they have now. Its keyword-only parameters are the options. It raises Unsupported where it cannot be applied. Knows
+nothing of torch.
 """
+
+BUCKETS = "communication buckets"  # what gradients are averaged in, where that is not the gradients themselves
+GATHERED = "gathered parameters"  # of other ranks, and whole on this one
 
 TABLE = {
     "ddp": "profiler.parallel.ddp:distribute",
     "fsdp2": "profiler.parallel.fsdp2:distribute",
+    "_planted": "profiler.parallel.planted:distribute",
 }

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from profiler.assemble import assemble
 from profiler.case import Case, Choice
 from profiler.devices import Device
-from profiler.measuring import open_device
+from profiler.here import open_device
 from profiler.meters import time as step_timing
 from profiler.staging.seconds import NOTHING, Seconds
 from profiler.strategies.chain import checkpoint_without_reentry

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from profiler.blocks import refuse_none
+from profiler.detour import Detour
 from profiler.errors import Unsupported
 from profiler.strategies.observe import observe
 from profiler.workload import Workload
@@ -96,7 +97,10 @@ class _Run:
             self._wrap(self._blocks[index], _pass_on_in_a_tuple if index in tuples else _pass_on)
 
     def _wrap(self, block: nn.Module, outside: Callable[..., Any]) -> None:
-        block.forward = _Forward(self, block.forward, outside)
+        block.forward = Detour(block.forward, outside, is_inside=self._is_inside, is_alone=len(self._blocks) == 1)
+
+    def _is_inside(self) -> bool:
+        return self.inside
 
     def _enter(self, *arguments: Any, **keywords: Any) -> Any:
         return self._under(self._run)(*arguments, **keywords)
@@ -123,16 +127,6 @@ class _Run:
         return compute
 
 
-class _Forward:
-    """A block's forward in a run: no closure, so that a deep copy of the module runs the copied blocks."""
-
-    def __init__(self, run: _Run, inside: Callable[..., Any], outside: Callable[..., Any]) -> None:
-        self._run, self._inside, self._outside = run, inside, outside
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return (self._inside if self._run.inside else self._outside)(*arguments, **keywords)
-
-
 def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
     """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it."""
     first = blocks[flat(run)[0]]
@@ -146,7 +140,7 @@ def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
 def _refuse_twice(workload: Workload, runs: Iterable[Run]) -> None:
     """Raises Unsupported: a checkpoint round a checkpoint is asked for by one strategy, not by two."""
     for name in (workload.blocks[index] for run in runs for index in flat(run)):
-        if isinstance(workload.module.get_submodule(name).forward, _Forward):
+        if isinstance(workload.module.get_submodule(name).forward, Detour):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
 
 

@@ -217,6 +217,8 @@ def setting(rows: Sequence[Row]) -> list[str]:
         "precision": case.precision if case.precision != "fp32" else "",
         "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",
         "keep_gradients": "gradients kept" if case.keep_gradients else "",
+        "ranks": count_text(case.num_ranks, "rank") if case.ranks else "",
+        "parallel": str(case.parallel or ""),
     }
     return [word for field, word in words.items() if word and len({getattr(row.case, field) for row in rows}) == 1]
 

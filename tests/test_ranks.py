@@ -1,0 +1,338 @@
+"""Several ranks that train one model: what each holds, how long a step takes, and whether their gradients are right."""
+
+from __future__ import annotations
+
+import os
+from math import ceil
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import torch
+from torch.distributed.launcher.api import LaunchConfig
+
+from benchmarks import killed
+from profiler import device_choice
+from profiler import ranks as launcher
+from profiler.analysis.line import line
+from profiler.analysis.possible import impossible
+from profiler.analysis.rows import rows
+from profiler.analysis.throughput import samples_per_second
+from profiler.assemble import assemble
+from profiler.case import Choice, Trial
+from profiler.devices import Conditions
+from profiler.engines.local import Local
+from profiler.errors import Unsupported, UserError
+from profiler.group import Group
+from profiler.meters import equality, time
+from profiler.models.transformer import build as transformer
+from profiler.parallel.fsdp2 import distribute
+from profiler.record import Equality, RankBytes, Readings
+from profiler.units import MIB
+from profiler.views import cells, ranks
+from tests import make
+from tests.plans import written
+from tests.program import PATIENCE_SECONDS, Started
+
+MODELS = {
+    "transformer": ("transformer:layers=4,width=32,sequence=16,vocabulary=64", 2),
+    "resnet": ("torchvision:resnet18:size=32,classes=10", 2),
+}
+WAYS = ("ddp", "fsdp2")
+STRATEGIES = ("none", "all", "plan")
+FAULTY = Path(__file__).parent / "user_models" / "one_rank.py"
+
+
+def case(strategy="none", model="transformer", way="ddp", **fields):
+    name, size = MODELS.get(model, (model, None))
+    given = {"model": Choice(name), "batch_size": size, "optimizer": Choice("adam"), "samples": 2, "warmup": 0}
+    return make.case(strategy, **{**given, "parallel": Choice(way), "ranks": 2, **fields})
+
+
+@pytest.fixture(scope="module")
+def records(engine, tmp_path_factory):
+    """Each model, trained each way by two ranks, under each strategy; one of them is timed."""
+    folders = {model: tmp_path_factory.mktemp(model) for model in MODELS}
+    texts = {(model, one): written(one, MODELS[model][0], folders[model]) for model in MODELS for one in STRATEGIES}
+    cases = {
+        (model, way, one): case(texts[model, one], model, way) for one in STRATEGIES for model in MODELS for way in WAYS
+    }
+    timed = ("transformer", "fsdp2", "none")
+    plan = [
+        Trial(case=one, passes=("equality", "memory", "time") if key == timed else ("equality", "memory"))
+        for key, one in cases.items()
+    ]
+    found = {record.case: record for record in engine.run(plan)}
+    return {key: found[one] for key, one in cases.items()}
+
+
+EVERY = [(model, way, one) for model in MODELS for way in WAYS for one in STRATEGIES]
+
+
+@pytest.mark.parametrize("key", EVERY, ids="-".join)
+def test_every_strategy_trains_with_ranks_and_has_the_gradients_of_none(records, key):
+    record = records[key]
+
+    assert record.outcome == "ok", record.detail
+    assert record.equality.gradients_equal
+    assert record.equality.loss_equal
+    assert record.equality.random_state_equal
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_of_two_ranks_are_to_the_bit_those_of_one_process_with_both_batches(records, model, way):
+    assert records[model, way, "none"].equality.ranks_difference == 0.0  # halves are exact
+
+
+@pytest.mark.parametrize("key", EVERY, ids="-".join)
+def test_the_bytes_of_a_record_are_those_of_the_rank_with_the_highest_peak(records, key):
+    readings = records[key].readings
+
+    assert len(readings.ranks) == 2
+    assert readings.peak_bytes == max(rank.peak_bytes for rank in readings.ranks)
+    assert list(impossible(records[key], None)) == []
+
+
+def parameters(model):
+    return list(assemble(make.case(model=Choice(MODELS[model][0]), batch_size=2)).workload.module.parameters())
+
+
+@pytest.mark.parametrize("one", STRATEGIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_with_ddp_each_rank_holds_the_whole_model_and_as_much_in_buckets_as_in_gradients(records, model, one):
+    whole = 4 * sum(parameter.numel() for parameter in parameters(model))
+
+    for rank in records[model, "ddp", one].readings.ranks:
+        held = rank.static_bytes
+        assert held["parameters"] == held["gradients"] == held["communication buckets"] == whole
+        assert rank.gathered_bytes is None
+
+
+@pytest.mark.parametrize("one", STRATEGIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_with_fsdp2_each_rank_holds_its_part_of_every_parameter_and_nothing_gathered_between_steps(records, model, one):
+    part = 4 * sum(ceil(p.shape[0] / 2) * p[0].numel() for p in parameters(model))
+    whole = 4 * sum(parameter.numel() for parameter in parameters(model))
+
+    for rank in records[model, "fsdp2", one].readings.ranks:
+        assert rank.static_bytes["parameters"] == rank.static_bytes["gradients"] == part
+        assert 2 * part <= rank.static_bytes["optimizer"] < 2 * part + 8 * len(parameters(model))  # Adam counts steps
+        assert rank.static_bytes["gathered parameters"] == 0
+        assert part < rank.gathered_bytes + part <= whole + part
+
+
+def test_fsdp2_gathers_the_root_and_one_block_at_a_time_and_a_run_of_blocks_no_more(records):
+    block = 4 * (12 * 32**2 + 13 * 32)
+    root = 4 * (2 * 64 * 32 + 16 * 32 + 2 * 32)
+
+    gathered = {one: records["transformer", "fsdp2", one].readings.ranks[0].gathered_bytes for one in STRATEGIES}
+
+    assert gathered["none"] == gathered["all"] == root + block
+    assert gathered["plan"] <= root + 2 * block
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", MODELS)
+def test_checkpointing_saves_memory_with_ranks_too(records, model, way):
+    assert records[model, way, "all"].readings.saved_bytes < records[model, way, "none"].readings.saved_bytes
+
+
+def test_a_record_with_ranks_says_how_it_was_made(records):
+    record = records["transformer", "fsdp2", "none"]
+    (row,) = rows([record])
+
+    assert record.environment.num_threads == int(os.environ["OMP_NUM_THREADS"])
+    assert record.built.num_parameters == sum(parameter.numel() for parameter in parameters("transformer"))
+    assert len(record.readings.step_seconds) == 2
+    assert "2 ranks, fsdp2" in ", ".join(cells.setting([row]))
+    assert (line(row).parallel, line(row).ranks) == ("fsdp2", 2)
+    assert line(row).static_gathered_parameters_bytes == 0
+    assert samples_per_second(row) == pytest.approx(2 * 2 / row.step_seconds)
+
+
+def test_show_has_a_line_for_ranks_that_hold_the_same_and_one_for_each_that_does_not():
+    alike = RankBytes(static_bytes={"parameters": 20 * MIB}, saved_bytes=30 * MIB, peak_bytes=80 * MIB)
+    more = msgspec.structs.replace(alike, peak_bytes=90 * MIB, gathered_bytes=10 * MIB)
+    record = make.record(case=case(ranks=3), peak=90 * MIB)
+    held = msgspec.structs.replace(record.readings, ranks=(alike, alike, more))
+
+    shown = ranks.table(rows([msgspec.structs.replace(record, readings=held)]))
+
+    assert [line.split() for line in shown.plain.splitlines()[-2:]] == [
+        ["none", "0-1", "80.0", "30.0", "20.0", "20.0", "-"],
+        ["none", "2", "90.0", "30.0", "20.0", "20.0", "10.0"],
+    ]
+    assert ranks.table(rows([make.record()])) is None
+
+
+def test_a_record_whose_ranks_do_not_fit_together_is_no_result():
+    rank = RankBytes(static_bytes={"parameters": MIB}, saved_bytes=MIB, peak_bytes=2 * MIB)
+    low = msgspec.structs.replace(rank, saved_bytes=3 * MIB)
+
+    def wrong(*held, peak=2 * MIB):
+        readings = Readings(peak_bytes=peak, ranks=held)
+        return list(impossible(make.record(case=case(), readings=readings), None))
+
+    assert wrong(rank, rank) == []
+    assert wrong(rank) == ["it has 1 of 2 ranks"]
+    assert wrong(rank, rank, peak=4 * MIB) == ["the peak is not the highest of its ranks, 2.00 MiB"]
+    assert wrong(rank, low) == ["rank 1's peak of 2.00 MiB is below the saved 3.00 MiB"]
+
+
+@pytest.mark.parametrize("fault", ["no-reduce", "sum"])
+def test_gradients_that_are_not_averaged_over_the_ranks_are_found(engine, fault):
+    (record,) = engine.run([Trial(case=case(way=f"_planted:fault={fault}"), passes=("equality",))])
+
+    assert record.outcome == "invalid"
+    assert "from the mean of those of one process with all ranks' batches" in record.detail
+    assert record.equality.ranks_difference > 0.1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_micro_batches_are_averaged_over_the_ranks_once(engine, way):
+    (record,) = engine.run([Trial(case=case(way=way, accumulate=3, keep_gradients=True), passes=("equality",))])
+
+    assert record.outcome == "ok", record.detail
+    assert record.equality.ranks_difference <= 4 * (record.equality.rounding_floor or 0.0)
+
+
+def test_a_rounding_that_the_last_bit_of_the_weights_explains_is_no_fault():
+    found = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
+
+    def judged(**fields):
+        return equality.judge(msgspec.structs.replace(found, **fields), strict=False)
+
+    assert judged(ranks_difference=3e-7, rounding_floor=1e-7) is None
+    assert "gradients differ by 5.0e-07" in judged(ranks_difference=5e-7, rounding_floor=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "detail"),
+    [
+        ("raise", "failed", "rank 1: ValueError: the second rank has no luck (one_rank.py:"),
+        ("oom", "out_of_memory", "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("kill", "crashed", "rank 1 was killed by SIGKILL"),
+        ("exit", "failed", "rank 1 ended without a result (exit code 3)"),
+    ],
+)
+def test_what_becomes_of_one_rank_is_the_outcome_of_the_trial(engine, fault, outcome, detail):
+    (record,) = engine.run([Trial(case=faulty(fault))])
+
+    assert record.outcome == outcome
+    assert record.detail.startswith(detail)
+
+
+def faulty(fault):
+    return case(model=f"{FAULTY}:make:fault={fault}", optimizer=Choice("sgd"))
+
+
+def test_a_rank_that_never_comes_is_ended_with_the_others_when_the_stage_is_over():
+    with Local(stage_seconds=8.0) as engine:
+        (record,) = engine.run([Trial(case=faulty("hang"))])
+        server = psutil.Process(engine._server._process.pid)
+
+        assert record.outcome == "timed_out"
+        assert server.children(recursive=True) == []
+
+
+def test_the_same_batch_on_all_ranks_is_noted(engine):
+    (record,) = engine.run([Trial(case=faulty("none"), passes=("equality",))])
+
+    assert record.outcome == "ok", record.detail
+    assert [note.code for note in record.notes] == ["GCP035"]
+
+
+def test_no_rank_outlives_a_run_that_is_killed(here, tag):
+    words = ("--model", f"{FAULTY}:make:fault=hang", "--ranks", "2", "--strategies", "none", "--device", "cpu")
+    with Started("run", *words, "-o", "run", cwd=here, tag=tag) as run:
+        ranks_of(tag)
+        run.send(9)
+        run.end()
+
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+
+
+def ranks_of(tag):
+    """Until they are there, beside the command, its server and the child that started them."""
+    while len(killed.tagged(tag)) < 5:
+        continue
+
+
+def test_more_ranks_than_devices_are_refused_before_anything_runs():
+    two = [case(device="cuda:0", ranks=2)]
+
+    device_choice.refuse_crowded(two, ["cpu", "cuda:0", "cuda:1"])
+    device_choice.refuse_crowded([case(ranks=64)], ["cpu"])
+    with pytest.raises(UserError) as refused:
+        device_choice.refuse_crowded(two, ["cpu", "cuda:0"])
+
+    assert refused.value.exit_code == 3
+    assert "each needs a device, and 1 are here" in refused.value.message
+
+
+def test_a_parameter_that_two_blocks_share_cannot_be_sharded_twice():
+    workload = transformer(2, layers=2, width=8, sequence=4, vocabulary=8)
+    workload.module.blocks[1].out.weight = workload.module.blocks[0].out.weight
+
+    with pytest.raises(Unsupported, match=r"FSDP2 shards 'blocks.1.out.weight' once, and 'blocks.0' and 'blocks.1'"):
+        distribute(workload, None)
+
+
+def test_the_process_that_starts_the_ranks_asks_nothing_of_cuda(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: asked.append(1))
+
+    made = launcher._configuration(2)
+
+    assert made.numa_options is None
+    assert asked == []
+    LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+    assert asked  # as it would by itself
+
+
+class Slower(Group):
+    """With another rank that takes twice as long, or says otherwise."""
+
+    size = 2
+    waited = 0
+
+    def wait(self):
+        self.waited += 1
+
+    def gather(self, found):
+        return [found, [(phase, 2 * seconds) for phase, seconds in found]] if isinstance(found, list) else [found] * 2
+
+
+def test_each_sample_is_the_slowest_ranks_and_all_begin_it_together():
+    group = Slower()
+    device = Ticking()
+
+    read = time.read(device, lambda mark: [mark(name) for name in ("forward", "backward", "end")], warmup=0, samples=3,
+                     group=group)  # fmt: skip
+
+    assert read["step_seconds"] == (4.0, 4.0, 4.0)  # two phases of a second, twice
+    assert read["forward_seconds"] == (2.0, 2.0, 2.0)
+    assert group.waited == 4
+
+
+class Ticking:
+    """A device whose every mark is a second after the one before."""
+
+    tick_seconds = 1e-9
+
+    def stopwatch(self):
+        return self
+
+    def mark(self):
+        self.count = getattr(self, "count", 0) + 1
+
+    def seconds(self):
+        count, self.count = self.count, 0
+        return [1.0] * (count - 1)
+
+    def synchronize(self): ...
+
+    def conditions(self):
+        return Conditions(at_seconds=0.0)
