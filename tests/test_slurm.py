@@ -18,7 +18,9 @@ from profiler import __version__, engines, node, runner, sources, store, trials
 from profiler.analysis import progress
 from profiler.analysis.rows import rows
 from profiler.case import Choice, Trial, encode
-from profiler.cli import answer
+from profiler.cli import answer, resume
+from profiler.cli.consent import resume_words
+from profiler.cli.words import COMMAND
 from profiler.engines.array import Array, write_agreed
 from profiler.engines.gathering import Gathered, Part
 from profiler.errors import UserError
@@ -517,3 +519,50 @@ def test_a_job_goes_on_after_its_time_was_up_and_after_it_was_killed_the_run_doe
     plan = store.load(hanging.run).manifest.plan
     assert written == [(trial.case, "ok") for trial in plan]  # nothing is made up there, either
     assert rows(merge(parts).records) == rows(store.load(hanging.run).records)
+
+
+# Going on
+
+
+def begun(folder: Path, device_name: str | None) -> store.Run:
+    """A run of a GPU of which nothing was known when it began; its first record knows."""
+    plan = two_rounds("none", device="cuda:0")
+    store.create(folder, plan=plan, command="", environment=LOGIN, sources={})
+    writer = store.Writer(folder)
+    known = msgspec.structs.replace(LOGIN, device_name=device_name)
+    writer.append(make.record(case=plan[0].case, environment=known))
+    writer.close()
+    return store.load(folder)
+
+
+def test_a_run_of_jobs_goes_on_by_jobs_and_on_the_device_that_they_had(tmp_path):
+    before = begun(tmp_path / "run", "a GPU")
+
+    for name in (None, "a GPU"):
+        resume._refuse_changes(before, None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name=name)})
+    with pytest.raises(UserError, match="device_name a GPU -> another"):
+        resume._refuse_changes(before, None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name="another")})
+
+
+@pytest.mark.parametrize("words", [["--engine", "slurm:jobs=2"], ["--engine=slurm:jobs=2"]])
+def test_the_command_that_goes_on_names_the_engine(tmp_path, words):
+    before = begun(tmp_path / "run", "a GPU")
+
+    told = []
+    for typed in (("run", *words, "-o", "run"), ("run", "-o", "run")):
+        typed_before = COMMAND.set(typed)
+        told.append(resume_words(before))
+        COMMAND.reset(typed_before)
+
+    again = ["gcprof", "run", "--resume", str(tmp_path / "run")]
+    assert told == [[*again, "--engine", "slurm:jobs=2"], again]
+
+
+@pytest.mark.usefixtures("shared")
+def test_of_the_devices_of_jobs_nothing_is_known(cluster):
+    with engines.connect("slurm:gpus_per_node=2") as engine:
+        found = engine.survey()
+
+    assert list(found) == ["cpu", "cuda:0", "cuda:1"]
+    assert {(one.device_name, one.device_bytes, one.num_threads) for one in found.values()} == {(None, None, None)}
+    assert found["cpu"].torch is not None
