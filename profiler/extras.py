@@ -7,7 +7,7 @@ from types import ModuleType
 
 from profiler.errors import UserError
 
-EXTRAS = {"pyarrow": "parquet", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+EXTRAS = {"pyarrow": "parquet", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "ray": "ray"}
 BROKEN = (ImportError, OSError, AttributeError, TypeError, ValueError, RuntimeError, SyntaxError)  # by a damaged one
 
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
-    {"blame", "bounds", "errors", "secrecy", "series", "units"},
+    {"blame", "bounds", "errors", "kinds", "secrecy", "series", "units"},
     {"references", "case", "counts", "workload", "devices", "blocks", "extras", "files", "switches"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "signature", "timeline"},
     {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
@@ -62,6 +62,7 @@ HOMES = {
     "tensorboard": {"trackers"},
     "wandb": {"trackers"},
     "mlflow": {"trackers"},
+    "ray": {"engines"},
     "rich": {"views"},
     "typer": {"cli"},
     "psutil": {"devices"},

@@ -52,7 +52,7 @@ def start(
     asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
     refuse_idle(asked.trials, exclusive=exclusive)
     store.refuse_existing(output or RESULTS / "new")
-    with engines.connect(where, stage_seconds=limit) as engine:
+    with engines.connect(where, stage_seconds=limit, plan=asked.trials) as engine:
         devices = engine.survey()
         plan = planned(request, devices)
         if dry_run:

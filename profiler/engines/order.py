@@ -40,6 +40,11 @@ def in_waves(
             yield record
 
 
+def in_few_waves(plan: Iterable[Trial]) -> list[Trial]:
+    """The plan by waves, each in its own order: for engines that run many trials at once."""
+    return sorted(plan, key=lambda trial: (trial.round > 1, trial.case.is_predicted, trial.case != trial.case.baseline))
+
+
 def _wave(trial: Trial) -> tuple[bool, bool, bool]:
     """The later rounds need nothing but the first one."""
     return trial.round == 1, trial.round == 1 and trial.case == trial.case.baseline, trial.case.is_predicted
