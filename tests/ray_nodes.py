@@ -17,6 +17,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 LOOPBACK = "127.0.0.2"  # of 127.0.0.1 Ray makes the address that others see
 STORE_BYTES = 80 << 20
+NICENESS = "RAY_worker_niceness"  # 15 where nobody says otherwise: tests would wait for whoever works here besides
 PATIENCE_SECONDS = 60.0  # for what surely comes
 
 # A module that begins with a file, named by its node and its process, and goes on once there is the file `go`.
@@ -43,8 +44,8 @@ class Nodes:
     """The cluster with its nodes: the head claims an H100, the other a T4, each with one core."""
 
     def __init__(self, **environment: str) -> None:
-        self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", *environment)}
-        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT), **environment}
+        self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, *environment)}
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT), NICENESS: "0", **environment}
         from ray.cluster_utils import Cluster
 
         self.folder = Path(tempfile.mkdtemp(prefix="gcr-"))  # a short name: there are sockets in it

@@ -131,7 +131,7 @@ def test_a_kind_that_the_cluster_does_not_have_or_cannot_use_is_refused(nodes):
         for answer_, why in ((only_cpu, "torch sees no CUDA device there"), (of_another, "Ray gives a .* for it")):
             with pytest.raises(UserError, match=f"--gpus: 't4' cannot be had: {why}"):
                 cluster._surveyed("cuda:t4", answered(answer_))
-            assert cluster._surveyed("cuda:h100", answered(answer_)) is None  # which nobody asked for
+            assert cluster._surveyed("cuda:h100", answered(answer_)) == {}  # which nobody asked for
 
     assert (str(absent.value), absent.value.exit_code) == ("--gpus: the cluster has no 'a100'", 3)
     assert absent.value.hint == "it has h100, t4"

@@ -98,10 +98,11 @@ class RayCluster:
                 hint = f"it has {', '.join(map(str, map(kinds.of, there))) or 'no GPU of a kind that it knows'}"
                 raise UserError(f"--gpus: the cluster has no '{kinds.of(name)}'", hint=hint, exit_code=3)
         entry, failing = f"{WORKER}:survey", "torch does not work on a node"
-        names = ("cpu", *(self._kinds or there))
-        asked = {name: self._asked(name, entry, "", failing) for name in names}
-        found = {name: self._surveyed(name, future) for name, future in asked.items()}
-        return {name: environment for name, environment in found.items() if environment}
+        asked = {name: self._asked(name, entry, "", failing) for name in self._kinds or ("cpu", *there)}
+        found: dict[str, Environment] = {}
+        for name, future in asked.items():
+            found |= self._surveyed(name, future)
+        return found
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """What `entry` ("module:function") tells of `text`, on some node. Raises UserError as Local does."""
@@ -185,8 +186,8 @@ class RayCluster:
         told: dict[str, Any] = answer["told"]
         return told
 
-    def _surveyed(self, name: str, future: Future[Any]) -> Environment | None:
-        """The device that a task of this name was given; None for one that nobody asked for, and that cannot be had."""
+    def _surveyed(self, name: str, future: Future[Any]) -> dict[str, Environment]:
+        """The CPU of the node that took a task for this device, and the device; nothing where nobody asked for it."""
         try:
             told = self._told(future, self._wait)
         except TimeoutError:
@@ -199,12 +200,12 @@ class RayCluster:
             return self._without(name, "torch sees no CUDA device there", "these nodes need torch with CUDA")
         if kind and not kinds.is_of(kind, found.device_name or ""):
             return self._without(name, f"Ray gives a {found.device_name} for it", "name the accelerators as they are")
-        return found
+        return {"cpu": devices["cpu"], name: found}
 
-    def _without(self, name: str, why: str, hint: str) -> Environment | None:
+    def _without(self, name: str, why: str, hint: str) -> dict[str, Environment]:
         """No device. Raises UserError (exit code 3) where one was asked for."""
         if name != "cpu" and name not in self._kinds:
-            return None
+            return {}
         what = f"--gpus: '{kinds.of(name)}' cannot be had" if kinds.of(name) else "no node takes a task"
         raise UserError(f"{what}: {why}", hint=hint, exit_code=3)
 
