@@ -94,6 +94,10 @@ fuzz *words:
 bench-load *words:
     {{python}} -m benchmarks.load {{words}}
 
+# a Ray cluster of two nodes here: one killed at work, and what the driver costs
+bench-ray *words:
+    {{python}} -m benchmarks.ray_cases {{words}}
+
 # known vulnerabilities of what CI installs; says so where the advisory service cannot be reached
 audit:
     {{python}} -m tests.audit

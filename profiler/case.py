@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler import kinds
 from profiler.bounds import Real, Whole
 from profiler.errors import UserError
 from profiler.series.stopping import Sampling
@@ -100,13 +101,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     @property
     def torch_device(self) -> str:
         """Where torch puts the tensors: a prediction needs no device."""
-        return "cpu" if self.is_predicted else self.device
+        return "cpu" if self.is_predicted else kinds.visible(self.device)
 
     @property
     def twin(self) -> Case:
         """The point that a measurement and its prediction share: the same on the kind of device."""
-        kind = self.device.removeprefix(FAKE).partition(":")[0]
-        return msgspec.structs.replace(self, device="cpu" if kind == "cpu" else "cuda")
+        device = self.device.removeprefix(FAKE)
+        kind = device if device == "cpu" or kinds.of(device) else "cuda"
+        return msgspec.structs.replace(self, device=kind)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from profiler import rates
+from profiler import kinds, rates
 from profiler.case import FAKE, Case
 from profiler.errors import UserError
 from profiler.record import Environment
@@ -24,9 +24,22 @@ def any_device(word: str) -> str:
     """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
     if word.startswith(FAKE):
         return _fake(word)
+    if kinds.of(word):
+        return word
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
         raise UserError(f"--device: '{word}' is not a device", hint=BY_NUMBER)
     return "cuda:0"
+
+
+def kinds_of(text: str) -> list[str]:
+    """`a100,h100` -> the names of one device of each kind. Raises UserError for what can be none."""
+    found = [word.strip().lower() for word in text.split(",")]
+    for kind in found:
+        if not kinds.KIND.fullmatch(kind):
+            raise UserError(
+                f"--gpus: '{kind}' is no kind of GPU", hint="write kinds as the cluster has them: a100,h100"
+            )
+    return [kinds.named(kind) for kind in found]
 
 
 def choose_device(word: str, devices: list[str]) -> str:
@@ -37,9 +50,14 @@ def choose_device(word: str, devices: list[str]) -> str:
     if word.startswith(FAKE):
         return _fake(word)
     cuda = [name for name in devices if name.startswith("cuda")]
+    if word in ("auto", "cuda") and len(of := [kind for name in cuda if (kind := kinds.of(name))]) > 1:
+        raise UserError(f"here are several kinds of GPU: {', '.join(of)}", hint=f"say which: --gpus {of[0]},{of[1]}")
     name = {"auto": cuda[0] if cuda else "cpu", "cuda": cuda[0] if cuda else "cuda"}.get(word, word)
     if name in devices:
         return name
+    if kind := kinds.of(name):
+        here = ", ".join(one for device in cuda if (one := kinds.of(device)))
+        raise UserError(f"--gpus: there is no '{kind}' here", hint=f"choose from {here or 'none'}", exit_code=3)
     if name.startswith("cuda") and not cuda:
         message = f"--device: there is no '{word}': torch sees no CUDA device here"
         raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)

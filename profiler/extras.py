@@ -7,7 +7,14 @@ from types import ModuleType
 
 from profiler.errors import UserError
 
-EXTRAS = {"pyarrow": "parquet", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "submitit": "slurm"}
+EXTRAS = {
+    "pyarrow": "parquet",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "submitit": "slurm",
+    "ray": "ray",
+}
 BROKEN = (ImportError, OSError, AttributeError, TypeError, ValueError, RuntimeError, SyntaxError)  # by a damaged one
 
 

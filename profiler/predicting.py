@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from profiler import __version__, rates
+from profiler import __version__, kinds, rates
 from profiler.analysis import holdings
 from profiler.assemble import Assembled, assemble
 from profiler.case import FAKE, Calibration, Case, Trial
@@ -156,7 +156,7 @@ def _environment(known: Rates | None) -> Environment:
 def known_rates(device: str, calibration: Calibration | None = None) -> Rates | None:
     """What is known of the device; where only its kind is given, of the one that was measured."""
     word = device.removeprefix(FAKE)
-    if word not in ("cpu", "cuda"):
+    if word not in ("cpu", "cuda") and not kinds.of(word):
         return rates.find(word)
     return rates.of_device(calibration.device_name) if calibration and calibration.device_name else None
 
@@ -228,7 +228,7 @@ def _hidden(calibration: Calibration | None) -> Hidden | None:
 
 def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
     """The strategy's own, but for those that are about the CPU that a prediction for CUDA was traced on."""
-    on_cuda = case.twin.device == "cuda"
+    on_cuda = _kind(case) == "cuda"
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
     if not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
         return notes

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler import catalogue, counts, models, optimizers, parallel, secrecy, shards, strategies, trials
+from profiler import catalogue, counts, device_choice, models, optimizers, parallel, secrecy, shards, strategies, trials
 from profiler.case import FAKE, Case, Choice, Trial, split_choices
 from profiler.counts import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.errors import UserError
@@ -39,6 +39,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     blocks: str | None = None
     repair_batchnorm: bool | None = None
     device: str | None = None
+    gpus: str | None = None
     predict: bool | None = None
     calibrate: bool | None = None
     data: str | None = None
@@ -96,7 +97,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     _check_data(request.data, wanted)
-    devices = _devices(request.device, choose_device, remarks)
+    devices = _devices(request, choose_device, remarks)
     until = _sampling(request, devices[0])
     if devices == ["cpu"]:
         wanted = list(dict.fromkeys(_smaller(model, remarks) for model in asked))
@@ -231,8 +232,15 @@ def _precisions(text: str | None, remarks: list[str]) -> list[str]:
     return list(_without_duplicates(known, "--precision", remarks))
 
 
-def _devices(text: str | None, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
-    """One device to measure on, or those to predict for."""
+def _devices(request: Request, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
+    """One device to measure on, or one of each kind of GPU, or those to predict for."""
+    text = request.device
+    if request.gpus is not None and text is not None:
+        raise UserError("--gpus has no effect with --device", hint="leave one of them out")
+    if request.gpus is not None:
+        return _without_duplicates(
+            [choose_device(one) for one in device_choice.kinds_of(request.gpus)], "--gpus", remarks
+        )
     words = ["auto"] if text is None else [word.strip() for word in text.split(",")]
     if len(words) > 1 and not all(word.startswith(FAKE) for word in words):
         hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"

@@ -33,7 +33,7 @@ def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial,
 
 def _measurable(case: Case) -> Case:
     kind = case.twin.device
-    return msgspec.structs.replace(case, device=kind if kind == "cpu" else f"{kind}:0")
+    return msgspec.structs.replace(case, device=f"{kind}:0" if kind == "cuda" else kind)
 
 
 def _with_operators(trial: Trial) -> Trial:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
-    {"blame", "bounds", "errors", "secrecy", "series", "units"},
+    {"blame", "bounds", "errors", "kinds", "secrecy", "series", "units"},
     {"references", "case", "counts", "workload", "detour", "devices", "blocks", "extras", "files", "switches", "group"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "shards", "signature"}
     | {"timeline"},
@@ -66,6 +66,7 @@ HOMES = {
     "tensorboard": {"trackers"},
     "wandb": {"trackers"},
     "mlflow": {"trackers"},
+    "ray": {"engines"},
     "rich": {"views"},
     "typer": {"cli"},
     "submitit": {"engines"},

@@ -37,6 +37,7 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Seque
         "GCP032": _spilled(timed),
         "GCP033": _in_a_row(timed),
         "GCP034": _cut_short(timed),
+        "GCP036": _elsewhere(timed, baseline),
     }
     return tuple(Note(code=code, text=text) for code, text in texts.items() if text)
 
@@ -124,6 +125,24 @@ def _cut_short(rounds: Sequence[Record]) -> str | None:
         f"a round ended after {count_text(min(map(len, seconds)), 'sample')}, before {unmet} was met: "
         f"a step takes {seconds_text(median(_joined(seconds)))}; a larger --stage-limit leaves time for more"
     )
+
+
+def _elsewhere(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
+    """In how many rounds the baseline ran on another device of the same name, as on a cluster."""
+    of_round = {record.round: _identity(record) for record in baseline}
+    pairs = [(_identity(record), of_round.get(record.round)) for record in rounds]
+    known = [(mine, other) for mine, other in pairs if mine and other]
+    apart = sum(mine != other for mine, other in known)
+    if not apart:
+        return None
+    return (
+        f"in {apart} of {count_text(len(known), 'round')} it ran on another GPU than the row that it is compared with: "
+        "the ratio holds what the two differ by besides; more --rounds mix them"
+    )
+
+
+def _identity(record: Record) -> str | None:
+    return record.environment.device_uuid if record.environment else None
 
 
 def _unsure(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:

@@ -57,13 +57,13 @@ def start(
     refuse_idle(asked.trials, exclusive=exclusive)
     store.refuse_existing(output or RESULTS / "new")
     part = shards.parse(where.shard) if where.shard else None
-    with engines.connect(where.engine, stage_seconds=limit) as engine:
+    with engines.connect(where.engine, stage_seconds=limit, plan=asked.trials) as engine:
         devices = where.survey(engine)
         plan = planned(request, devices, part=part)
         if not plan.trials:
             return _nothing(plan, json)
         if dry_run:
-            return _print_plan(plan, devices, engine, where)
+            return _print_plan(plan, devices, engine, where.engine)
         return begin(
             engine, plan.trials, output=output, command=command_line(), data=plan.data_directory, devices=devices,
             json=json, remarks=plan.remarks, fit=fit, exclusive=exclusive, shard=plan.shard,

@@ -42,14 +42,15 @@ def resume(
     request = _request(before, words, config)
     data = (request or words).data
     _refuse_other_data(before, data)
-    refuse_idle(_first_look(before, request if anew else None), exclusive=exclusive)
+    meant = _first_look(before, request if anew else None)
+    refuse_idle(meant, exclusive=exclusive)
     if anew:
         store.refuse_existing(output or RESULTS / "new")
     elif request is None and not _owed(before):
         return _nothing_left(before, json)
     if not (anew and request):
         refuse_unnamed([trial.case for trial in before.manifest.plan], _named(before, (request or words).model))
-    with engines.connect(where.engine, stage_seconds=limit) as engine:
+    with engines.connect(where.engine, stage_seconds=limit, plan=meant) as engine:
         devices = where.survey(engine, () if anew and request else before.manifest.plan)
         asked = planned(request, devices, part=before.manifest.shard or None) if request else None
         if anew:

@@ -49,6 +49,9 @@ def run(
         bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="Kinds of GPU, each a device: a100,h100. For engines that have them: ray.")
+    ] = None,
     predict: Annotated[
         bool | None, typer.Option("--predict", help="Predict every case besides, and show the error.")
     ] = None,
@@ -117,7 +120,7 @@ def run(
 
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
-        device=device, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
+        device=device, gpus=gpus, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
         warmup=warmup, seed=seed, precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks,
         blocks=blocks, repair_batchnorm=repair_batchnorm, predict=predict, precision_target=precision_target,
         max_samples=max_samples, max_seconds=max_seconds,

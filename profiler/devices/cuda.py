@@ -7,12 +7,17 @@ from pathlib import Path
 
 import torch
 
+from profiler import kinds
 from profiler.devices import Conditions, Facts, Span, nvml
+from profiler.errors import Unsupported
 
 
 def connect(device: str) -> Cuda:
-    """One CUDA device, `cuda:0` and so on."""
-    return Cuda(device)
+    """One CUDA device, `cuda:0` and so on; `cuda:a100` is the first, and Unsupported is raised where it is none."""
+    found, kind = Cuda(device), kinds.of(device)
+    if kind and not kinds.is_of(kind, found.facts().name):
+        raise Unsupported(f"the GPU that was given for {kind} is another one: {found.facts().name}")
+    return found
 
 
 class CudaWatch:
@@ -71,14 +76,14 @@ class CudaStopwatch:
 
 
 class Cuda:
-    """One CUDA device, `cuda:0` and so on."""
+    """One CUDA device."""
 
     is_asynchronous = True
     tick_seconds = 5e-7  # of an event. Source: cudaEventElapsedTime
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._device = torch.device(name if ":" in name else f"{name}:0")  # of several the one that it may see
+        self._device = torch.device(kinds.visible(name))
         torch.cuda.set_device(self._device)
         self._opened = time.monotonic()
         self._board: nvml.Board | str | None = None  # or why there is none; None before it is looked up

@@ -7,25 +7,52 @@ text, and `run(plan, done)`, which yields one record for each trial that is owed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from profiler import catalogue
+from profiler import catalogue, kinds
 from profiler.case import Choice, Trial
+from profiler.errors import UserError
 from profiler.record import Environment, Record
 
 TABLE = {
     "local": "profiler.engines.local:connect",
-    "slurm": "profiler.engines.slurm:connect",
     "trainer": "profiler.engines.trainer:connect",
+    "slurm": "profiler.engines.slurm:connect",
+    "ray": "profiler.engines.ray_cluster:connect",
 }
+FAR = ("ray",)  # they run trials on other machines: they are told what will be asked, and have kinds of GPU
 
 
-def connect(text: str = "local", *, stage_seconds: float = 600.0, logs: Path | None = None) -> Engine:
-    """The engine of that name, with its options; to be entered. Raises UserError where there is none."""
-    make, options = catalogue.load(catalogue.resolve(Choice(text), TABLE, what="engine"), TABLE)
-    engine: Engine = make(stage_seconds=stage_seconds, logs=logs, **options)
+class Words(Choice):
+    """An engine with its options: no name has a colon, and an option may have several, as an address does.
+
+    `ray://host:10001` is an address that begins with the engine's name.
+    """
+
+    __slots__ = ()
+
+    def _halves(self) -> tuple[str, str]:
+        name, _, rest = self.partition(":")
+        return name, f"address={self}" if rest.startswith("//") else rest
+
+
+def connect(
+    text: str = "local", *, stage_seconds: float = 600.0, logs: Path | None = None, plan: Sequence[Trial] = ()
+) -> Engine:
+    """The engine of that name, with its options; to be entered.
+
+    `plan` is what will be asked of it, as far as that is known. Raises UserError where there is no such engine, or it
+    has no kinds of GPU.
+    """
+    make, options = catalogue.load(Words(catalogue.resolve(Words(text), TABLE, what="engine")), TABLE)
+    name = Words(text).name
+    if name not in FAR and any(kinds.of(trial.case.device) for trial in plan):
+        hint = f"--engine {' or '.join(FAR)} sends trials to kinds of GPU; here --device takes cuda:N"
+        raise UserError(f"--gpus has no effect with --engine {name}", hint=hint)
+    more = {"plan": tuple(plan)} if name in FAR else {}
+    engine: Engine = make(stage_seconds=stage_seconds, logs=logs, **more, **options)
     return engine
 
 

@@ -16,12 +16,13 @@ from typing import IO, Any
 
 import msgspec
 
-from profiler import __version__, store
+from profiler import store
 from profiler.analysis.possible import impossible
 from profiler.case import Trial, decode, encode
 from profiler.device_choice import SEVERAL, visible
 from profiler.engines import lanes
 from profiler.engines.child import Child, Ended
+from profiler.engines.lost import lost
 from profiler.engines.order import in_waves
 from profiler.engines.returned import WAIT_SECONDS, still_held
 from profiler.errors import UserError
@@ -230,12 +231,12 @@ def _record(trial: Trial, child: Child, ended: Ended, asked: float) -> Record:
     """The worker's own record where it gave one that can be, else what its end says."""
     told = [message["record"] for message in child.messages if "record" in message]
     if not told:
-        return _lost(trial, *_outcome(ended, child))
+        return lost(trial, *_outcome(ended, child))
     try:
         return _believed(trial, told, child, asked)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         child.keep(b"".join(map(encode, told)))
-        return _lost(trial, "failed", f"bad result: {error}")
+        return lost(trial, "failed", f"bad result: {error}")
 
 
 def _believed(trial: Trial, told: list[Any], child: Child, asked: float) -> Record:
@@ -263,12 +264,6 @@ def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
     if child.damage:
         return "failed", f"bad result: {child.damage}"
     return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
-
-
-def _lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
-    system = f"{os.uname().sysname} {os.uname().machine}"
-    environment = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
-    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=environment)
 
 
 def _start_seconds(child: Child, asked: float) -> float:

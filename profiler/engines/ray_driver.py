@@ -1,0 +1,281 @@
+"""Trials as tasks of a Ray cluster, each with one GPU of a kind or with cores. Knows nothing of what a trial does.
+
+A task brings back its record and its log; only this process writes. Tasks that are lost with their node are sent again
+from here, not by Ray, which would without end send again one that needs more memory than its node has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+from ray import exceptions
+
+from profiler import __version__, kinds, store
+from profiler.case import Trial, decode, encode
+from profiler.engines import luggage, ray_task
+from profiler.engines.flight import Landed, fly
+from profiler.engines.lost import lost
+from profiler.engines.order import in_waves
+from profiler.errors import UserError
+from profiler.files import regular
+from profiler.record import Environment, Record
+from profiler.secrecy import hide, hide_bytes
+
+WORKER = "profiler.worker"  # where the functions are that a trial and a survey call
+ACCELERATOR = "accelerator_type:"  # what Ray calls the resource of a node with such GPUs
+MARKED = 1e-3  # of that resource, for each task that asks for the accelerator
+REACH_SECONDS = 5.0
+# what ends a task without its doing
+LOST = (
+    exceptions.NodeDiedError, exceptions.WorkerCrashedError, exceptions.ObjectLostError, exceptions.OutOfMemoryError,
+    exceptions.LocalRayletDiedError,
+)  # fmt: skip
+STARTING = "`ray start --head` starts one; --engine ray:address=local is this machine alone"
+
+
+class RayCluster:
+    """Joins the cluster when entered, and leaves it when left: Ray then ends all of this run's workers.
+
+    `plan` is what will be asked, as far as it is known: the code that it names travels, and its kinds of GPU are looked
+    at in a survey, all kinds where it names none. `cpus` are the cores of a task, `wait` the seconds that a task may
+    wait for a place that the cluster does not have, or a survey for a free GPU.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage_seconds: float = 600.0,
+        logs: Path | None = None,
+        plan: tuple[Trial, ...] = (),
+        address: str = "auto",
+        cpus: int = 1,
+        wait: float = 300,
+    ) -> None:
+        self.logs = logs
+        self._kinds = tuple(name for name in dict.fromkeys(trial.case.device for trial in plan) if kinds.of(name))
+        self._files = luggage.code(trial.case for trial in plan)
+        self._address = address
+        self._cpus = cpus
+        self._wait = wait
+        self._accelerators: dict[str, str] = {}  # what Ray calls the kinds, also of those that are lost
+        self._on_node: dict[str, Any] = {
+            "trial": f"{WORKER}:run_trial", "stage_seconds": stage_seconds, "version": __version__
+        }  # fmt: skip
+        self._ask = ray.remote(max_retries=3, max_calls=0)(ray_task.ask)
+        self._run = ray.remote(max_retries=0, max_calls=0)(ray_task.run_trial)  # 0: as often as it is asked
+
+    def __enter__(self) -> RayCluster:
+        self._luggage = tempfile.TemporaryDirectory(prefix="gcprof-")
+        try:
+            _refuse_silent(self._address)
+            self._join()
+        except BaseException:
+            self._luggage.cleanup()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        ray.shutdown()
+        self._luggage.cleanup()
+
+    def survey(self) -> dict[str, Environment]:
+        """The CPU of a node, and a GPU of each kind. Raises UserError (exit code 3) for a kind that cannot be had."""
+        there = _kinds_there()
+        for name in self._kinds:
+            if name not in there:
+                hint = f"it has {', '.join(map(str, map(kinds.of, there))) or 'no GPU of a kind that it knows'}"
+                raise UserError(f"--gpus: the cluster has no '{kinds.of(name)}'", hint=hint, exit_code=3)
+        entry, failing = f"{WORKER}:survey", "torch does not work on a node"
+        asked = {name: self._asked(name, entry, "", failing) for name in self._kinds or ("cpu", *there)}
+        found: dict[str, Environment] = {}
+        for name, future in asked.items():
+            found |= self._surveyed(name, future)
+        return found
+
+    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+        """What `entry` ("module:function") tells of `text`, on some node. Raises UserError as Local does."""
+        return self._told(self._asked("cpu", entry, text, failing), self._wait + self._on_node["stage_seconds"])
+
+    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        """One record for each trial that is owed. Closing the iterator cancels what is queued and ends what is at work.
+
+        Raises UserError where the user's own code cannot travel.
+        """
+        trials = [_placed(trial) for trial in plan]
+        files = luggage.code(trial.case for trial in trials)
+        if not set(files) <= set(self._files):
+            self._files = files
+            ray.shutdown()  # what a job takes with it is said when it begins
+            self._join()
+        return in_waves(self._wave, trials, done, widely=True)
+
+    def _wave(self, trials: list[Trial]) -> Iterator[Record]:
+        landed = fly(trials, send=self._send, is_lost=_is_lost, has_place=self._has_place, patience=self._wait)
+        try:
+            for one in landed:
+                yield self._record(one)
+        finally:
+            landed.close()  # type: ignore[attr-defined]  # it is a generator
+
+    def _join(self) -> None:
+        """Begin a job of the cluster, which has the package and the user's files. Raises UserError (exit code 3)."""
+        packed = Path(self._luggage.name)
+        (packed / "work").mkdir(exist_ok=True)
+        (packed / "work" / "gcprof.txt").write_text(f"the folder of tasks of gcprof {__version__}\n", encoding="utf-8")
+        luggage.pack_code(packed / "work", self._files)
+        travels = {"py_modules": [str(luggage.pack_package(packed))], "working_dir": str(packed / "work")}
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray._private.worker._worker_logs_enabled = False  # it tells of dead nodes on stdout, which is for results
+        own = {"include_dashboard": False} if self._address == "local" else {}
+        heeded = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(
+                address=self._address, runtime_env=travels, log_to_driver=False, logging_level=logging.ERROR, **own
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            message = f"no Ray cluster at '{self._address}': {_why(error)}"
+            raise UserError(message, hint=STARTING, exit_code=3) from error
+        finally:
+            if signal.getsignal(signal.SIGTERM) is not heeded:  # Ray's own would skip what a run ends with
+                signal.signal(signal.SIGTERM, heeded)
+
+    def _needs(self, device: str) -> dict[str, Any]:
+        """What a task on that device asks Ray for."""
+        if not kinds.of(device):
+            return {"num_cpus": self._cpus}
+        if device not in self._accelerators:
+            self._accelerators |= _kinds_there()
+        return {"num_cpus": self._cpus, "num_gpus": 1, "accelerator_type": self._accelerators.get(device, device)}
+
+    def _has_place(self, device: str) -> bool:
+        """Whether any living node could take such a task, were it free."""
+        needs = self._needs(device)
+        asked = {"CPU": needs["num_cpus"], "GPU": needs.get("num_gpus", 0)}
+        if "accelerator_type" in needs:
+            asked[ACCELERATOR + needs["accelerator_type"]] = MARKED
+        return any(all(there.get(name, 0) >= number for name, number in asked.items()) for there in _nodes())
+
+    def _asked(self, device: str, entry: str, text: str, failing: str) -> Future[Any]:
+        sent = self._ask.options(**self._needs(device)).remote(entry, text, failing, **self._on_node)
+        future: Future[Any] = sent.future()
+        return future
+
+    def _told(self, future: Future[Any], seconds: float) -> dict[str, Any]:
+        """The answer to a question. Raises UserError (exit code 3) for none, TimeoutError for a late one."""
+        try:
+            answer = future.result(timeout=seconds)
+        except exceptions.RayError as error:
+            raise UserError(
+                f"a task of the cluster failed: {_why(error)}", hint="ray status tells more", exit_code=3
+            ) from error
+        if "refused" in answer:
+            message, hint, code = answer["refused"]
+            raise UserError(f"on a node: {message}", hint=hint, exit_code=code)
+        told: dict[str, Any] = answer["told"]
+        return told
+
+    def _surveyed(self, name: str, future: Future[Any]) -> dict[str, Environment]:
+        """The CPU of the node that took a task for this device, and the device; nothing where nobody asked for it."""
+        try:
+            told = self._told(future, self._wait)
+        except TimeoutError:
+            ray.cancel(future.object_ref, force=True)  # type: ignore[attr-defined]
+            return self._without(name, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer")
+        devices = decode(json.dumps(told["devices"]), dict[str, Environment])
+        found: Environment | None = devices.get(kinds.visible(name))
+        kind = kinds.of(name)
+        if found is None:
+            return self._without(name, "torch sees no CUDA device there", "these nodes need torch with CUDA")
+        if kind and not kinds.is_of(kind, found.device_name or ""):
+            return self._without(name, f"Ray gives a {found.device_name} for it", "name the accelerators as they are")
+        return {"cpu": devices["cpu"], name: found}
+
+    def _without(self, name: str, why: str, hint: str) -> dict[str, Environment]:
+        """No device. Raises UserError (exit code 3) where one was asked for."""
+        if name != "cpu" and name not in self._kinds:
+            return {}
+        what = f"--gpus: '{kinds.of(name)}' cannot be had" if kinds.of(name) else "no node takes a task"
+        raise UserError(f"{what}: {why}", hint=hint, exit_code=3)
+
+    def _send(self, trial: Trial) -> tuple[Future[Any], Callable[[], object]]:
+        needs = self._needs(trial.case.device)
+        sent = self._run.options(**needs).remote(encode(trial), **self._on_node)
+        return sent.future(), lambda: ray.cancel(sent, force=True)
+
+    def _record(self, landed: Landed) -> Record:
+        """What a task brought back, its log written down; or why it brought nothing."""
+        trial, error = landed.trial, landed.error
+        if error is None and landed.answer is None:
+            return lost(trial, "crashed", f"no node of the cluster could take it for {self._wait:g} s")
+        if error is None:
+            told, log = landed.answer
+            self._keep_log(trial, log)
+            record: Record = decode(told, Record)
+            return record
+        if isinstance(error, exceptions.RayTaskError):
+            return lost(trial, "failed", _why(error))
+        times = f", {landed.attempts} times" if landed.attempts > 1 else ""
+        return lost(trial, "crashed", f"its node or its worker there was lost{times}: {_why(error)}")
+
+    def _keep_log(self, trial: Trial, log: bytes) -> None:
+        """As Local does: the file is there where something was printed, and no disk that is full costs a record."""
+        if self.logs is None:
+            return
+        path = self.logs / f"{store.log_name(trial.case, trial.round)}.log"
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            if log:
+                path.parent.mkdir(exist_ok=True)
+                with regular.anew(path) as file:
+                    file.write(hide_bytes(log))
+
+
+def _nodes() -> list[dict[str, float]]:
+    """What each living node of the cluster has in all."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _kinds_there() -> dict[str, str]:
+    """The devices that the cluster has kinds of, by name, with Ray's own words for these kinds."""
+    words = {word.removeprefix(ACCELERATOR) for there in _nodes() for word in there if word.startswith(ACCELERATOR)}
+    return {kinds.named(word.lower()): word for word in sorted(words) if kinds.KIND.fullmatch(word.lower())}
+
+
+def _placed(trial: Trial) -> Trial:
+    """Data do not travel: they lie at the same place on every node, or are not there."""
+    data = trial.data_directory
+    return msgspec.structs.replace(trial, data_directory=str(Path(data).absolute())) if data else trial
+
+
+def _is_lost(error: BaseException) -> bool:
+    return isinstance(error, LOST)
+
+
+def _refuse_silent(address: str) -> None:
+    """Raises UserError (exit code 3) where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        raise UserError(f"no Ray cluster at '{address}': {error}", hint=STARTING, exit_code=3) from error
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong, in one line: of a task that raised, what it raised."""
+    cause = getattr(error, "cause", None) or error
+    lines = hide(str(cause)).strip().splitlines() or ["no message"]  # a secret may have many lines
+    return f"{type(cause).__name__}: {lines[0]}"

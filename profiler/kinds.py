@@ -1,0 +1,33 @@
+"""Devices that are named by the kind of GPU, as `cuda:a100`: which GPU is of a kind. Knows nothing of clusters."""
+
+from __future__ import annotations
+
+import re
+
+CUDA = "cuda:"
+KIND = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*", re.ASCII)  # never a number, which is that of one GPU
+
+
+def named(kind: str) -> str:
+    """What a case on such a GPU calls its device."""
+    return CUDA + kind
+
+
+def of(device: str) -> str | None:
+    """The kind that a device's name tells; None for the CPU and for `cuda:0`."""
+    kind = device.removeprefix(CUDA)
+    return kind if device.startswith(CUDA) and KIND.fullmatch(kind) else None
+
+
+def visible(device: str) -> str:
+    """What torch calls it where it runs: there a GPU of a kind, or any one of several, is the first that it sees."""
+    return f"{CUDA}0" if of(device) or device == "cuda" else device
+
+
+def is_of(kind: str, name: str) -> bool:
+    """Whether a GPU that its driver calls so is of the kind: every piece is a word of the name, `80g` also as `80gb`.
+
+    By whole words, since an L40 is no L4.
+    """
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    return all({piece, f"{piece}b"} & words for piece in re.split("[-_]", kind))

@@ -1,0 +1,122 @@
+"""A real Ray cluster of two nodes on the loopback interface, and models that tell which of its nodes they run on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+LOOPBACK = "127.0.0.2"  # of 127.0.0.1 Ray makes the address that others see
+STORE_BYTES = 80 << 20
+NICENESS = "RAY_worker_niceness"  # 15 where nobody says otherwise: tests would wait for whoever works here besides
+PATIENCE_SECONDS = 120.0  # for what surely comes
+
+# A module that begins with a file, named by its node and its process, and goes on once there is the file `go`.
+WAITING = """
+import os
+import time
+from pathlib import Path
+
+import torch
+
+PLACE = Path(os.environ["GCPROF_TEST_PLACE"])
+
+
+def make(number: int = 0):
+    (PLACE / f"begun-{os.environ['RAY_RAYLET_PID']}-{os.getpid()}").touch()
+    while not (PLACE / "go").exists():
+        time.sleep(0.01)
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    return layers, torch.ones(2, 4), lambda output: output.mean()
+"""
+
+
+class Nodes:
+    """The cluster with its nodes: the head claims an H100, the other a T4, each with one core."""
+
+    def __init__(self, **environment: str) -> None:
+        self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, *environment)}
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT), NICENESS: "0", **environment}
+        from ray.cluster_utils import Cluster
+
+        self.folder = Path(tempfile.mkdtemp(prefix="gcr-"))  # a short name: there are sockets in it
+        self.cluster = Cluster(initialize_head=True, head_node_args=_claims("H100", temp_dir=str(self.folder)))
+        self.head = self.cluster.head_node
+        self.other = self.add()
+
+    def add(self) -> Any:
+        """Another node with a T4."""
+        return self.cluster.add_node(**_claims("T4"))
+
+    @property
+    def engine(self) -> str:
+        return f"ray:address={self.cluster.address}"
+
+    def kill(self, node: Any) -> None:
+        """As its power would be cut."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        self.cluster.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            os.environ |= {name: value} if value is not None else {}
+
+
+def raylet(node: Any) -> int:
+    """The process that is a node."""
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def begun(place: Path, node: Any | None = None) -> list[int]:
+    """The processes that wait, on that node or on any."""
+    return [int(path.name.split("-")[2]) for path in place.glob(f"begun-{raylet(node) if node else '*'}-*")]
+
+
+def await_(condition: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < until, f"never: {what}"
+        time.sleep(0.01)
+
+
+@contextmanager
+def meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Work in a thread beside; what it raises is raised at the end."""
+    raised: list[BaseException] = []
+
+    def kept() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  it is raised again
+            raised.append(error)
+
+    thread = threading.Thread(target=kept)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def _claims(accelerator: str, **more: Any) -> dict[str, Any]:
+    return {
+        "num_cpus": 1, "num_gpus": 1, "resources": {f"accelerator_type:{accelerator}": 1},
+        "node_ip_address": LOOPBACK, "object_store_memory": STORE_BYTES, "include_dashboard": False, **more,
+    }  # fmt: skip

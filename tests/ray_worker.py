@@ -1,0 +1,40 @@
+"""What stands in for profiler.worker on the nodes of a test: GPUs that are no GPUs, each of what its node claims."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import msgspec
+
+from profiler import kinds, worker
+from profiler.case import Trial, decode
+from profiler.devices.cpu import Cpu
+from profiler.measuring import environment, measure
+from profiler.record import Environment, Record
+
+
+def survey(request: str, channel: int) -> None:
+    """The CPU, and the first GPU that Ray gives."""
+    found = {"cpu": environment(Cpu("cpu"))}
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        found["cuda:0"] = msgspec.structs.replace(found["cpu"], device_name="NVIDIA H100 80GB or Tesla T4")
+    worker.tell(channel, {"devices": found, "free": {}})
+
+
+def run_trial(request: str, channel: int) -> None:
+    """Measure on the CPU what is to be measured on a kind of GPU, and tell which node that was."""
+    worker.tell(channel, {"stage": "start", "at": time.monotonic()})
+    trial: Trial = decode(request, Trial)
+    worker.tell(channel, {"record": worker.attempt(trial, on_stage=lambda stage: None, by=_by)})
+
+
+def _by(trial: Trial, **keywords: Any) -> Record:
+    on_cpu = msgspec.structs.replace(trial, case=msgspec.structs.replace(trial.case, device="cpu"))
+    record = measure(on_cpu, **keywords)
+    node = f"{os.environ['RAY_RAYLET_PID']} sees {os.environ.get('CUDA_VISIBLE_DEVICES')}"
+    there: Environment = msgspec.structs.replace(
+        record.environment, device_name=kinds.of(trial.case.device), device_uuid=node
+    )
+    return msgspec.structs.replace(record, case=trial.case, environment=there)

@@ -1,0 +1,140 @@
+"""Devices that are named by the kind of GPU: in words, in cases, in records; no GPU is needed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from profiler import engines, kinds, trials
+from profiler.analysis.rows import rows
+from profiler.case import Choice, Trial
+from profiler.device_choice import any_device, choose_device
+from profiler.engines import Words
+from profiler.errors import UserError
+from profiler.record import Environment
+from profiler.spec import Request, plan
+from tests import make
+from tests.test_trust import PAGES
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("a100", "NVIDIA A100-SXM4-40GB"),
+        ("a100-80g", "NVIDIA A100-SXM4-80GB"),
+        ("h100", "NVIDIA H100 80GB HBM3"),
+        ("t4", "Tesla T4"),
+        ("rtx-3090", "NVIDIA GeForce RTX 3090"),
+    ],
+)
+def test_a_gpu_is_of_the_kind_that_its_name_holds_as_words(kind, name):
+    assert kinds.is_of(kind, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("l4", "NVIDIA L40S"), ("a10", "NVIDIA A100-SXM4-40GB"), ("a100-80g", "NVIDIA A100-PCIE-40GB")]
+)
+def test_a_gpu_whose_name_only_begins_so_is_of_another_kind(kind, name):
+    assert not kinds.is_of(kind, name)
+
+
+def test_torch_puts_a_case_on_a_kind_of_gpu_on_the_first_that_it_sees():
+    assert make.case(device="cuda:a100").torch_device == "cuda:0"
+    assert make.case(device="cuda:1").torch_device == "cuda:1"
+    assert make.case(device="fake:cuda:a100").torch_device == "cpu"
+
+
+def test_a_prediction_is_the_twin_of_its_own_kind_alone():
+    twins = {device: make.case(device=device).twin.device for device in ("cuda:a100", "fake:cuda:a100", "cuda:t4")}
+
+    assert twins == {"cuda:a100": "cuda:a100", "fake:cuda:a100": "cuda:a100", "cuda:t4": "cuda:t4"}
+    assert {make.case(device=device).twin.device for device in ("cuda:0", "cuda:7", "fake:t4", "cuda")} == {"cuda"}
+
+
+def test_each_kind_is_a_device_of_the_sweep():
+    found = plan(Request(model="mlp", segments="1", gpus="a100, T4,a100", rounds=1), any_device)
+
+    assert [(trial.case.device, str(trial.case.strategy)) for trial in found.trials] == [
+        ("cuda:a100", "none"), ("cuda:a100", "segments:k=1"), ("cuda:t4", "none"), ("cuda:t4", "segments:k=1"),
+    ]  # fmt: skip
+    assert found.remarks == ("--gpus: cuda:a100 was given more than once and is measured once",)
+
+
+def test_each_kind_is_predicted_with_what_was_read_on_it():
+    case = make.case(device="cuda:a100")
+
+    found = trials.measured([case], 1, predict=True)
+
+    assert [trial.case.device for trial in found] == ["cuda:a100", "fake:cuda:a100"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"gpus": "a100", "device": "cpu"}, "--gpus has no effect with --device"),
+        ({"gpus": "0,1"}, "--gpus: '0' is no kind of GPU"),
+        ({"gpus": "a100,"}, "--gpus: '' is no kind of GPU"),
+    ],
+)
+def test_what_is_no_list_of_kinds_is_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        plan(Request(model="mlp", **words), any_device)
+
+
+def test_a_kind_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(UserError, match="there is no 'a100' here") as caught:
+        choose_device("cuda:a100", ["cpu", "cuda:h100", "cuda:t4"])
+
+    assert (caught.value.hint, caught.value.exit_code) == ("choose from h100, t4", 3)
+
+
+def test_among_several_kinds_nobody_chooses_for_the_user():
+    assert choose_device("auto", ["cpu", "cuda:t4"]) == "cuda:t4"
+    with pytest.raises(UserError, match="several kinds of GPU: h100, t4"):
+        choose_device("auto", ["cpu", "cuda:h100", "cuda:t4"])
+
+
+def test_an_engine_without_kinds_takes_none():
+    with pytest.raises(UserError, match="--gpus has no effect with --engine local"):
+        engines.connect("local", plan=[Trial(case=make.case(device="cuda:a100"))])
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("ray", {}),
+        ("ray:address=127.0.0.1:6379", {"address": "127.0.0.1:6379"}),
+        ("ray:address=ray://host:10001,cpus=4", {"address": "ray://host:10001", "cpus": "4"}),
+        ("ray://host:10001", {"address": "ray://host:10001"}),
+    ],
+)
+def test_an_address_may_hold_colons(text, options):
+    assert (Words(text).name, Words(text).options) == ("ray", options)
+
+
+def on(uuid: str, strategy: str, round: int) -> make.Record:
+    case = make.case(strategy, device="cuda:a100")
+    environment = Environment(gcprof="0.1.0", python="3.11", system="Linux", device_uuid=uuid)
+    return make.record(case=case, round=round, environment=environment, seconds=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1))
+
+
+def test_a_ratio_of_two_gpus_of_a_kind_says_so():
+    run = [on("GPU-1", "none", round) for round in (1, 2, 3)]
+    run += [on(uuid, "all", round) for round, uuid in enumerate(("GPU-1", "GPU-2", "GPU-1"), start=1)]
+
+    none, everything = rows(run)
+
+    (note,) = [note for note in everything.notes if note.code == "GCP036"]
+    assert note.text in (PAGES / "GCP036.md").read_text(encoding="utf-8")
+    assert "GCP036" not in {note.code for note in none.notes}
+
+
+def test_ratios_of_one_gpu_or_of_unknown_ones_have_no_such_note():
+    same = rows([on("GPU-1", "none", 1), on("GPU-1", "all", 1)])
+    unknown = [on("GPU-1", "none", 1), msgspec.structs.replace(on("", "all", 1), environment=None)]
+
+    assert all(note.code != "GCP036" for row in (*same, *rows(unknown)) for note in row.notes)
+
+
+def test_a_name_with_options_is_still_read_from_its_last_colon():
+    assert (Choice("torchvision:resnet18:weights=x").name) == "torchvision:resnet18"

@@ -1,0 +1,91 @@
+"""What travels to a cluster: the user's own code that is named and imported, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler import rates
+from profiler.case import Choice
+from profiler.engines import luggage
+from profiler.errors import UserError
+from tests import make
+
+
+def code(model: str, strategy: str = "none") -> set[str]:
+    return {str(path) for path in luggage.code([make.case(strategy, model=Choice(model))])}
+
+
+def written(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_file_travels_with_what_it_imports_of_the_users_own(here):
+    written(
+        here,
+        code__mine="import torch, beside\nfrom parts import layers\nfrom whole.deep import thing\ndef make(): ...",
+        code__beside="",
+        code__parts__layers="from . import more\nfrom .more import others",
+        code__parts__more="",
+        code__parts__unused="",
+        whole__deep="import os",
+        alone="",
+    )
+    (here / "code" / "data.bin").touch()
+
+    assert code("code/mine.py:make") == {
+        "code/mine.py", "code/beside.py", "code/parts/layers.py", "code/parts/more.py", "whole/deep.py",
+    }  # fmt: skip
+
+
+def test_a_module_below_the_present_folder_travels_and_one_that_is_installed_does_not(here, monkeypatch):
+    written(here, pack__models="def make(): ...")
+    (here / "pack" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(here))
+
+    assert code("pack.models:make") == {"pack/models.py"}
+    assert code("torch.nn:Linear") == set()
+    assert code("torchvision:resnet18") == code("mlp") == set()
+
+
+def test_a_plan_that_is_read_from_a_file_travels(here):
+    (here / "plan.json").write_text("{}")
+
+    assert code("mlp", "plan:file=plan.json") == {"plan.json"}
+
+
+@pytest.mark.parametrize("name", ["/somewhere/mine.py", "../mine.py", "code/../../mine.py"])
+def test_a_file_that_is_not_below_the_present_folder_is_refused(here, name):
+    with pytest.raises(UserError, match="does not travel to a cluster") as caught:
+        code(f"{name}:make")
+
+    assert "name it from there" in caught.value.hint
+
+
+def test_a_file_that_holds_a_secret_is_refused(here):
+    written(here, mine="from keys import TOKEN\ndef make(): ...", keys=f"TOKEN = 'hf_{'a' * 30}'")
+
+    with pytest.raises(UserError, match=r"'keys\.py' holds what looks like a secret"):
+        code("mine.py:make")
+
+
+def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
+    luggage.pack_package(tmp_path)
+
+    lines = "import profiler; from profiler import rates; print(profiler.__file__, *rates.names())"
+    done = subprocess.run(
+        [sys.executable, "-c", lines],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.split() == [str(tmp_path / "profiler" / "__init__.py"), *rates.names()]

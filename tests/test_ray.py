@@ -1,0 +1,218 @@
+"""Trials over a real Ray cluster of two nodes on this machine: what they find, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from benchmarks.killed import TAG, survivors
+from profiler import __version__, engines, store
+from profiler.case import Choice, Trial, decode, encode
+from profiler.cli import answer
+from profiler.engines import ray_driver, ray_task
+from profiler.engines.local import Local
+from profiler.errors import UserError
+from profiler.record import Record
+from tests import examples, make, ray_nodes
+from tests.ray_nodes import Nodes, await_, begun, is_gone, meanwhile, raylet
+
+SECRET = "a-long-and-secret-word"
+MINE = """
+import os
+
+from parts.layers import layer
+
+
+def make(fail: bool = False):
+    print("the token is", os.environ["GCPROF_TEST_TOKEN"])
+    if fail:
+        raise RuntimeError(f"not with {os.environ['GCPROF_TEST_TOKEN']}")
+    import torch
+
+    return torch.nn.Sequential(*[layer() for _ in range(4)]), torch.ones(2, 8), lambda output: output.mean()
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def tag() -> str:
+    return f"{os.getpid()}-{random.getrandbits(64):x}"
+
+
+@pytest.fixture(scope="module")
+def nodes(place, tag) -> Iterator[Nodes]:
+    nodes = Nodes(GCPROF_TEST_PLACE=str(place), GCPROF_TEST_TOKEN=SECRET, **{TAG: tag})
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(place: Path) -> Iterator[None]:
+    yield
+    for path in place.iterdir():
+        path.unlink()
+
+
+def trial(strategy: str, model: str = "mlp:depth=6", **fields) -> Trial:
+    case = make.case(strategy, model=Choice(model), batch_size=None, samples=1, warmup=0, **fields)
+    return Trial(case=case)
+
+
+def answered(answer: object) -> Future:
+    future: Future = Future()
+    future.set_result(json.loads(encode(answer)))
+    return future
+
+
+def exact(record) -> tuple:
+    """All that must not depend on where it was found."""
+    readings = record.readings
+    bytes_ = (readings.peak_bytes, readings.saved_bytes, readings.static_bytes, readings.phases, readings.block_calls)
+    return (record.case, record.round, record.outcome, record.detail, bytes_, record.equality, record.built)
+
+
+def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
+    (here / "parts").mkdir()
+    (here / "parts" / "layers.py").write_text("import torch\n\n\ndef layer():\n    return torch.nn.Linear(8, 8)\n")
+    (here / "mine.py").write_text(MINE)
+    (here / "data.bin").write_bytes(b"nobody asked for it")
+    plan = [trial(strategy) for strategy in ("none", "segments:k=2", "segments:k=99", "all")]
+    plan += [trial(strategy, "mine.py:make") for strategy in ("none", "all")]
+    plan += [trial("none", "mine.py:make:fail=true"), trial("none", device="fake:h100")]
+
+    with engines.connect(nodes.engine, stage_seconds=60.0, logs=here / "far") as cluster:
+        far = {(one.case, one.round): one for one in cluster.run(plan)}
+    with Local(stage_seconds=60.0, logs=here / "near") as local:
+        near = {(one.case, one.round): one for one in local.run(plan)}
+
+    assert [exact(far[key]) for key in near] == [exact(near[key]) for key in near]
+    assert Counter(one.outcome for one in near.values()) == {"ok": 6, "skipped": 1, "failed": 1}
+    logs = [{path.name: path.read_bytes() for path in (here / name).iterdir()} for name in ("far", "near")]
+    assert logs[0].keys() == logs[1].keys()
+    told = [name for name, text in logs[0].items() if b"the token is [hidden]\n" in text]
+    assert len(told) == 3
+    assert all(SECRET.encode() not in text for text in logs[0].values())
+
+
+def test_each_kind_of_gpu_is_a_task_on_a_node_that_has_it(nodes, here, monkeypatch, capsys):
+    monkeypatch.setattr(ray_driver, "WORKER", "tests.ray_worker")
+    words = ["--model", "mlp", "--segments", "2", "--rounds", "1", "--samples", "1", "--gpus", "h100,t4"]
+
+    code = answer(["run", *words, "--engine", nodes.engine, "-o", "run"])
+
+    assert code == 0, capsys.readouterr().err
+    found = Counter((one.case.device, one.environment.device_uuid) for one in store.load(Path("run")).records)
+    assert found == {
+        ("cuda:h100", f"{raylet(nodes.head)} sees 0"): 2,
+        ("cuda:t4", f"{raylet(nodes.other)} sees 0"): 2,
+    }
+
+
+def test_a_kind_that_the_cluster_does_not_have_or_cannot_use_is_refused(nodes):
+    plan = [trial("none", device="cuda:a100"), trial("none", device="cuda:t4")]
+    only_cpu, of_another = {"told": {"devices": {}}}, {"told": {"devices": {"cuda:0": examples.ENVIRONMENT}}}
+
+    with engines.connect(nodes.engine, plan=plan) as cluster:
+        with pytest.raises(UserError) as absent:
+            cluster.survey()
+        for answer_, why in ((only_cpu, "torch sees no CUDA device there"), (of_another, "Ray gives a .* for it")):
+            with pytest.raises(UserError, match=f"--gpus: 't4' cannot be had: {why}"):
+                cluster._surveyed("cuda:t4", answered(answer_))
+            assert cluster._surveyed("cuda:h100", answered(answer_)) == {}  # which nobody asked for
+
+    assert (str(absent.value), absent.value.exit_code) == ("--gpus: the cluster has no 'a100'", 3)
+    assert absent.value.hint == "it has h100, t4"
+
+
+def test_ctrl_c_keeps_what_is_done_and_ends_what_is_at_work_and_resume_goes_on(nodes, here, place, capsys):
+    (here / "waiting.py").write_text(ray_nodes.WAITING)
+    words = ["--model", "mlp,waiting.py:make", "--segments", "1", "--rounds", "1", "--samples", "1", "--device", "cpu"]
+
+    def interrupt() -> None:
+        await_(lambda: list(here.glob("run/trials.jsonl")) and store.load(here / "run").records, "a record is there")
+        await_(lambda: begun(place), "a trial waits")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with meanwhile(interrupt):
+        code = answer(["run", *words, "--engine", nodes.engine, "-o", "run"])
+    kept = store.load(Path("run")).records
+    waiting = begun(place)
+
+    assert code == 130
+    assert [str(one.case.model) for one in kept] == ["mlp"]
+    await_(lambda: all(map(is_gone, waiting)), "what was at work is ended")
+
+    (place / "go").touch()
+    assert answer(["run", "--resume", "run", "--model", "mlp,waiting.py:make", "--engine", nodes.engine]) == 0
+
+    found = store.load(Path("run")).records
+    assert found[: len(kept)] == kept
+    assert Counter((str(one.case.model), str(one.case.strategy)) for one in found) == dict.fromkeys(
+        [(model, strategy) for model in ("mlp", "waiting.py:make") for strategy in ("none", "segments:k=1")], 1
+    )
+
+
+def test_of_a_node_that_is_killed_with_trials_at_work_nothing_is_lost_or_doubled(nodes, here, place, capfd):
+    (here / "waiting.py").write_text(ray_nodes.WAITING)
+    plan = [trial("none", f"waiting.py:make:number={number}") for number in range(12)]
+
+    def kill() -> None:
+        await_(lambda: begun(place, nodes.other) and begun(place, nodes.head), "both nodes are at work")
+        nodes.kill(nodes.other)
+        (place / "go").touch()
+
+    with engines.connect(nodes.engine, stage_seconds=60.0) as cluster, meanwhile(kill):
+        found = list(cluster.run(plan))
+        assert cluster._has_place("cuda:h100")
+        await_(lambda: not cluster._has_place("cuda:t4"), "the cluster knows that the node is dead")
+
+    assert Counter((one.case, one.outcome) for one in found) == {(one.case, "ok"): 1 for one in plan}
+    assert capfd.readouterr().out == ""  # Ray would tell of the node there
+
+
+def test_nothing_is_left_of_the_cluster(nodes, tag):
+    assert len(survivors(tag, patience=0.0)) > 3  # the twin: they are seen
+
+    nodes.close()
+
+    assert survivors(tag, patience=10.0) == []
+
+
+def test_nobody_listens_there():
+    engine = engines.connect("ray:address=127.0.0.1:9")
+
+    with pytest.raises(UserError, match=r"no Ray cluster at '127\.0\.0\.1:9'") as caught:
+        engine.__enter__()
+
+    assert (caught.value.exit_code, "ray start --head" in caught.value.hint) == (3, True)
+
+
+def test_another_version_on_the_node_measures_nothing():
+    told, log = ray_task.run_trial(encode(trial("none")), trial="", stage_seconds=1.0, version="0.0.0")
+
+    record = decode(told, Record)
+    assert (record.outcome, log) == ("crashed", b"")
+    assert record.detail.startswith(f"on the node: gcprof {__version__} is there, and 0.0.0 was to be")
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "profiler.engines.ray_driver")
+
+    with pytest.raises(UserError, match="this needs ray") as caught:
+        engines.connect("ray")
+
+    assert caught.value.hint == "pip install 'gcprof[ray]'"
