@@ -135,12 +135,22 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
 def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
     """Raises UserError (exit code 3) where there are fewer CUDA devices, from the case's on, than its ranks."""
     for case in cases:
-        kind, _, first = case.device.partition(":")
-        here = [name for name in devices if name.startswith("cuda:") and int(name[5:]) >= int(first or 0)]
-        if kind == "cuda" and case.num_ranks > len(here):
+        first = _number(case.device)
+        here = [name for name in devices if first is not None and (_number(name) or 0) >= first and _is_cuda(name)]
+        if _is_cuda(case.device) and case.num_ranks > max(1, len(here)):
             message = f"--ranks {case.num_ranks} from '{case.device}' on: each needs a device, and {len(here)} are here"
             hint = f"--device cpu measures them here; gcprof predict --device {FAKE}cuda needs no device"
             raise UserError(message, hint=hint, exit_code=3)
+
+
+def _is_cuda(device: str) -> bool:
+    return device.partition(":")[0] == "cuda"
+
+
+def _number(device: str) -> int | None:
+    """That of one GPU of this machine; None where a device is any of several."""
+    _, _, word = device.partition(":")
+    return int(word) if word.isdecimal() else None
 
 
 def refuse_absent(names: Iterable[str], devices: Mapping[str, Environment]) -> None:
