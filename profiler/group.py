@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -40,7 +40,7 @@ class Ranks(Group):
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
         self.rank, self.size = mesh.get_local_rank(), mesh.size()
-        self._talk = dist.new_group(backend="gloo")
+        self._talk: Any = dist.new_group(backend="gloo")
 
     def wait(self) -> None:
         dist.barrier(group=self._talk)

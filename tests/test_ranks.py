@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from math import ceil
 from pathlib import Path
 
@@ -95,6 +96,7 @@ def test_the_bytes_of_a_record_are_those_of_the_rank_with_the_highest_peak(recor
     assert list(impossible(records[key], None)) == []
 
 
+@cache
 def parameters(model):
     return list(assemble(make.case(model=Choice(MODELS[model][0]), batch_size=2)).workload.module.parameters())
 

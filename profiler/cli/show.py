@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +67,7 @@ def show(
         next_command("gcprof", "plot", run, "--kind", "memory", "-o", "memory.png")
 
 
-def _say_ranks(table: list[Row], columns: int | None) -> None:
+def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
     """What each rank holds, where several train together, with those that may be compared."""
     from profiler.views import cells, ranks
 

@@ -21,8 +21,10 @@ PATIENCE = 1.0  # seconds for a thread of gloo to let go; then the bytes do seem
 
 def let_go(module: FSDPModule) -> None:
     """Have a module of `fully_shard` communicate so."""
-    module.set_custom_all_gather(_AllGather())
-    module.set_custom_reduce_scatter(_ReduceScatter())
+    gather: Any = _AllGather()
+    scatter: Any = _ReduceScatter()
+    module.set_custom_all_gather(gather)
+    module.set_custom_reduce_scatter(scatter)
 
 
 class _Allocates:
