@@ -41,6 +41,10 @@ bench-cost:
 bench-predict:
     {{python}} -m benchmarks.predict
 
+# Llama-70B over 64 and 4096 ranks, predicted; against the arithmetic of sharding
+bench-ranks:
+    {{python}} -m benchmarks.ranks
+
 # the best plans of long chains; against PyTorch's knapsacks and integer programming
 bench-planner:
     {{python}} -m benchmarks.planner

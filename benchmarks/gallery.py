@@ -23,6 +23,7 @@ WIDTH, COLOURS = 1200, 128  # pixels, and how many colours they have: small enou
 MEASURED = "ref:cpu/mnist-cnn"
 BATCHES = "ref:predicted-t4/transformer-batches"
 DEPTHS = "ref:predicted-t4/cifar-resnet-depths"
+RANKS = "ref:predicted-h100/llama-70b-ranks"
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +82,11 @@ PICTURES = (
     plot(
         DEPTHS, "growth", "--over depth", name="growth-depth", title="... with an option of the model",
         about="The square root is seen in what sqrt saves.",
+    ),
+    plot(
+        RANKS, "growth", "--over ranks", name="growth-ranks", title="... with the ranks that share a model",
+        about="Llama-70B over FSDP2, predicted for one of the ranks. The static bytes fall as the ranks grow; the peak "
+        "comes to rest on activations and on what a rank gathers of the others.",
     ),
     plot(
         BATCHES, "throughput", title="Samples a second at equal memory",

@@ -27,6 +27,7 @@ from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
 from profiler.trace import allocator, roofline
 from profiler.trace.cuda_like import cuda_like, foreach
+from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
 from profiler.trace.step import follow
 from profiler.trace.summary import readings
@@ -57,7 +58,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
             **readings(trace, _reserved(trace)), timeline=_timeline(trace, built.workload.blocks), **seconds
         ),
         environment=_environment(known),
-        notes=(*_notes(built, case), *_stated(trial, known, num_guesses)),
+        notes=(*_notes(built, case), *_stated(trial, None if case.parallel else known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
     )
 
@@ -100,24 +101,26 @@ def trace_case(
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
     kind = _kind(case)
-    with _fakes(case) as fakes:
-        built = assemble(case)
+    with _rank(case) as rank, _fakes(case) as fakes:
+        built = assemble(case, mesh=rank.mesh if rank else None)
         if built.applied.changes_kernels:
             raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
         on_stage("memory")
         optimizer, step = built.trainer()
         if kind == "cuda":
             foreach(optimizer)
-        trace = follow(
-            built.workload,
-            optimizer,
-            step,
-            device=kind,
-            hidden=_hidden(calibration),
-            workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
-            with_saves=with_saves,
-            with_calls=with_calls,
-        )
+        with on_parts(optimizer) if rank else nullcontext():
+            trace = follow(
+                built.workload,
+                optimizer,
+                step,
+                device=kind,
+                hidden=_hidden(calibration),
+                workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
+                with_saves=with_saves,
+                with_calls=with_calls,
+                buckets=rank.buckets.values if rank else None,
+            )
     return built, trace, fakes.num_guesses
 
 
@@ -134,6 +137,18 @@ def _fakes(case: Case) -> Iterator[Fakes]:
             yield fakes
         except DATA_DEPENDENT as error:
             raise Unsupported(f"what the model does depends on its data ({error})") from error
+
+
+@contextmanager
+def _rank(case: Case) -> Iterator[Any]:
+    """The first of the case's ranks; None where it has no others."""
+    if not case.parallel:
+        yield None
+        return
+    from profiler.trace.alone import alone  # noqa: PLC0415  a third of what it takes to import torch itself
+
+    with alone(case.num_ranks) as rank:
+        yield rank
 
 
 def _kind(case: Case) -> str:
@@ -179,7 +194,7 @@ def _workspace_bytes(device: str) -> int:
 
 
 def _seconds(trial: Trial, trace: Trace, known: Rates | None) -> dict[str, Any]:
-    if known is None or trace.uses_host:  # the way to the host is not one of the device's rates
+    if known is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
         return {}
     case, measured = trial.case, _measured_seconds(trial, known)
     estimate = roofline.seconds(trace, known, case.precision)
@@ -204,8 +219,16 @@ def _stated(trial: Trial, known: Rates | None, num_guesses: int) -> list[Note]:
         "GCP015": blind if trial.calibration is None else None,
         "GCP016": _stated_error(trial, known) if known else None,
         "GCP017": guessed if num_guesses else None,
+        "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
     }
     return [Note(code=code, text=text) for code, text in texts.items() if text]
+
+
+def _stated_ranks(case: Case) -> str:
+    on_cuda = " reserved as if all ran in one stream;" if case.twin.device == "cuda" else ""
+    return (
+        f"one of {case.num_ranks} ranks, the one that holds the most;{on_cuda} no time, for want of a network's rates"
+    )
 
 
 def _stated_error(trial: Trial, known: Rates) -> str:

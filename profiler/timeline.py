@@ -9,7 +9,9 @@ import msgspec
 
 STATIC = ("parameters", "buffers", "gradients", "optimizer", "inputs")
 WORKSPACES = "workspaces"  # what libraries keep for themselves
-CATEGORIES = (*STATIC, WORKSPACES, "saved", "recomputed", "temporaries")
+BUCKETS = "communication buckets"  # what gradients are averaged in, where that is not the gradients themselves
+GATHERED = "gathered parameters"  # of other ranks, and whole on this one
+CATEGORIES = (*STATIC, WORKSPACES, BUCKETS, GATHERED, "saved", "recomputed", "temporaries")
 PHASES = ("zero", "forward", "backward", "optimizer")
 
 

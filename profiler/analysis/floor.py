@@ -10,9 +10,9 @@ from itertools import accumulate, count, groupby, pairwise
 import msgspec
 
 from profiler.analysis.stages import OUTSIDE, stage_of
-from profiler.timeline import STATIC, WORKSPACES, Allocation, Trace, held_at
+from profiler.timeline import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, held_at
 
-THROUGHOUT = (*STATIC, WORKSPACES)
+THROUGHOUT = (*STATIC, WORKSPACES, BUCKETS)
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):

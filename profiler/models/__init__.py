@@ -13,6 +13,7 @@ TABLE = {
     "torchvision": "profiler.models.torchvision:build",
     "timm": "profiler.models.timm:build",
     "hf": "profiler.models.hugging_face:build",
+    "llama": "profiler.models.llama:build",
     "*": "profiler.models.user:build",
     "_faults": "profiler.models.faults:build",
 }

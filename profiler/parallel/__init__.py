@@ -6,8 +6,8 @@ they have now. Its keyword-only parameters are the options. It raises Unsupporte
 nothing of torch.
 """
 
-BUCKETS = "communication buckets"  # what gradients are averaged in, where that is not the gradients themselves
-GATHERED = "gathered parameters"  # of other ranks, and whole on this one
+from profiler.timeline import BUCKETS as BUCKETS
+from profiler.timeline import GATHERED as GATHERED
 
 TABLE = {
     "ddp": "profiler.parallel.ddp:distribute",

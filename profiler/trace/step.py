@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -12,10 +13,11 @@ from unittest import mock
 import msgspec
 import torch
 
-from profiler.timeline import WORKSPACES, Allocation, Operator, Trace
+from profiler.timeline import BUCKETS, WORKSPACES, Allocation, Operator, Trace
+from profiler.trace.exchange import Exchange, parts
 from profiler.trace.saving import Saving
 from profiler.trace.tracer import Hidden, Life, Tracer
-from profiler.workload import Workload, tensors
+from profiler.workload import Workload, local, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
 
@@ -36,6 +38,7 @@ def follow(
     workspace_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
+    buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
 ) -> Trace:
     """Trace a step as it is once gradients and optimizer state are there.
 
@@ -43,12 +46,19 @@ def follow(
     optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
     gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
     what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
-    Bytes.
+    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. Bytes.
     """
+    make = partial(_Run, workload, optimizer, device, hidden, with_saves=with_saves, with_calls=with_calls)
+    if buckets is not None:
+        step(lambda phase: None)
+        run = make()
+        run.hold(buckets())
+        run.go(step)
+        return _with_workspaces(run.trace(), workspace_bytes)
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
-        run = _Run(workload, optimizer, device, hidden, with_saves=with_saves, with_calls=with_calls)
+        run = make()
         run.go(step)
         if run.arrived == used and not run.left_behind():
             break
@@ -115,17 +125,24 @@ class _Run:
         self.arrived: set[int] = set()
         self._workload = workload
         self._optimizer = optimizer
-        self._tracer = Tracer(workload.module, granule=GRANULE[device], hidden=hidden)
+        self._tracer = Tracer(workload.module, granule=GRANULE[device], hidden=hidden, parts=parts())
+        self._exchange = Exchange(self._tracer)
+        self._tracer.seen = self._exchange.see
         self._saving = Saving(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
         self._hold()
 
+    def hold(self, buckets: Iterable[torch.Tensor]) -> None:
+        """They are there before the step; gradients that are views of them are told already."""
+        for bucket in buckets:
+            self._keep(bucket, BUCKETS, "")
+
     def go(self, step: Step) -> None:
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
         saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
-        with self._tracer.modules(), self._random_state(), saving, self._tracer:
+        with self._tracer.modules(), self._random_state(), saving, self._exchange.follow(), self._tracer:
             self._loss = step(self._mark)
         if self._saving:
             self._saving.close()
@@ -181,7 +198,7 @@ class _Run:
             self._keep(tensor, "inputs", "")
 
     def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
-        life = self._tracer.hold(tensor, "", module)
+        life = self._tracer.hold(local(tensor), "", module)
         if life:
             life.category = category
 
@@ -191,7 +208,7 @@ class _Run:
 
     def _arrive(self, parameter: torch.Tensor) -> None:
         self.arrived.add(id(parameter))
-        life = self._tracer.life(parameter.grad) if parameter.grad is not None else None
+        life = self._tracer.life(local(parameter.grad)) if parameter.grad is not None else None
         if life:
             life.category = "gradients"
 

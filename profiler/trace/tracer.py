@@ -19,6 +19,7 @@ from profiler.signature import name
 from profiler.timeline import Operator
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
+Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
 
 
 DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
@@ -52,11 +53,14 @@ class Life:
 class Tracer(TorchDispatchMode):
     """Every operator and every storage of what runs under it.
 
-    `granule` is what the allocator rounds up to, in bytes; `hidden` tells what an operator takes while it runs. A phase
-    `backward` in which gradients are enabled is a recompute: autograd itself disables them.
+    `granule` is what the allocator rounds up to, in bytes; `hidden` tells what an operator takes while it runs; tensors
+    of the types `parts` take themselves apart before they are seen. A phase `backward` in which gradients are enabled
+    is a recompute: autograd itself disables them.
     """
 
-    def __init__(self, module: nn.Module, *, granule: int = 1, hidden: Hidden | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, *, granule: int = 1, hidden: Hidden | None = None, parts: tuple[type, ...] = ()
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lives: list[Life] = []
         self.operators: list[Operator] = []
@@ -64,6 +68,8 @@ class Tracer(TorchDispatchMode):
         self.uses_host = False
         self._granule = granule
         self._hidden = hidden
+        self.seen: Seen | None = None
+        self._parts = parts
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
         self._is_paused = False
@@ -76,6 +82,8 @@ class Tracer(TorchDispatchMode):
         return False  # as QuickFakes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._parts and any(one in types for one in self._parts):
+            return NotImplemented  # its own handler comes back with the part that this rank holds
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         kind = _kind(func)
@@ -91,12 +99,22 @@ class Tracer(TorchDispatchMode):
         if not kind.is_view and not _ON_HOST.get():
             for tensor in _tensors(out):
                 self._find(tensor, kind.name, module, phase)
+        if self.seen:
+            self.seen(kind.name, args)
         return out
 
     def hold(self, tensor: torch.Tensor, operator: str, module: str) -> Life | None:
         """Follow a storage that no operator made; None where it is followed already, or empty."""
         during = 0 if self.phase == "before" else 1  # it is there when the next operator runs
         return self._find(tensor, operator, module, self.phase, after=during)
+
+    def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> Life | None:
+        """A storage that gives its bytes back, or gets others: what it has from then on, None where that is nothing."""
+        life = self._there.pop(storage._cdata, None)
+        if life:
+            life.died, life.watch = len(self.operators), None
+        resize()
+        return self._follow(storage, "resize", self.module, self._phase(), after=1)
 
     def life(self, tensor: torch.Tensor) -> Life | None:
         """What is known of a tensor's storage."""
@@ -137,11 +155,16 @@ class Tracer(TorchDispatchMode):
 
     def _place(self) -> tuple[str, str]:
         """The phase and the module of the operator that has just run."""
-        if self.phase == "backward":
-            if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
-                return "recompute", self._remember()
-            return "backward", self._of_node()
-        return self.phase, self._remember() if self.phase == "forward" else ""
+        phase = self._phase()
+        if phase == "backward":
+            return phase, self._of_node()
+        return phase, self._remember() if phase in ("forward", "recompute") else ""
+
+    def _phase(self) -> str:
+        if self.phase != "backward":
+            return self.phase
+        is_recompute = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+        return "recompute" if is_recompute else "backward"
 
     def _remember(self) -> str:
         """The module at work, kept for the node that autograd has made for this operator."""
@@ -159,7 +182,11 @@ class Tracer(TorchDispatchMode):
         return self._module_of_node.get(node._sequence_nr(), "")
 
     def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> Life | None:
-        storage = tensor.untyped_storage()
+        return self._follow(tensor.untyped_storage(), operator, module, phase, after)
+
+    def _follow(
+        self, storage: torch.UntypedStorage, operator: str, module: str, phase: str, after: int = 0
+    ) -> Life | None:
         key = storage._cdata
         if key in self._there:
             return None
@@ -184,7 +211,7 @@ class _Kind:
     def __init__(self, func: Any) -> None:
         self.name = name(func)
         self.flops: Any = flop_registry.get(func._overloadpacket)
-        self.is_question = func.namespace == "prim"  # a fake tensor is asked for its device
+        self.is_question = func.namespace in ("prim", "profiler")  # of a fake tensor's device; or a mark
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
 
 

@@ -23,7 +23,8 @@ def table(found: Sequence[Fit], *, width: int | None = None, encoding: str = "ut
     parts = []
     for case in cases:
         lines = [one for one in found if one.case == case]
-        head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}: predicted, not measured"
+        ranks = f", one of {case.ranks} ranks, {case.parallel}" if case.ranks else ""
+        head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}{ranks}: predicted, not measured"
         parts += [paragraph(head, width=width, encoding=encoding, style="bold")]
         parts += [fitted(_columns(lines), width=width, encoding=encoding), Text()]
     return Text("\n").join([Text(), *parts, paragraph(NOTE, width=width, encoding=encoding)])

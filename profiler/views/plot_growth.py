@@ -15,12 +15,13 @@ from profiler.units import byte_unit
 from profiler.views import ends, lines
 from profiler.views.labels import Label
 from profiler.views.lines import Line, Pair
-from profiler.views.paint import FONT, GREY, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+from profiler.views.paint import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
 from profiler.views.panels import curves, space_of
 from profiler.views.style import sized
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
+RANKS = "ranks"  # an axis over which static bytes change
 NAME = 0.42  # inches of height for a name with its exponents
 
 panels = curves
@@ -53,7 +54,10 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     for curve in found:
         lines.draw(axes, curve.line, curve.points)
         _fit(axes, curve)
-    _limits(axes, found)
+    static = _static(rows, size_of, size) if axis.name == RANKS else []
+    if static:
+        axes.plot(*zip(*static, strict=True), color=INK, linestyle="-.", linewidth=sized(1.4), label="static bytes")
+    _limits(axes, found, [height for _, height in static])
     axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
     _crosses(axes, [size_of[row.case] for row in rows if row.outcome == "out_of_memory"])
     lines.limit(axes, rows, size, upright=False)
@@ -85,9 +89,16 @@ def _fit(axes: Axes, curve: Curve) -> None:
     )
 
 
-def _limits(axes: Axes, curves: Sequence[Curve]) -> None:
+def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:
+    """What is there between the steps, whatever one checkpoints: what ranks share."""
+    found = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has(row)}
+    return sorted((x, y) for x, y in found.items() if y)
+
+
+def _limits(axes: Axes, curves: Sequence[Curve], others: Sequence[float]) -> None:
     """Room on the right for the names."""
     xs, ys = zip(*(point for curve in curves for point in curve.points), strict=True)
+    ys = (*ys, *others)
     wide = (max(xs) / min(xs)) ** (1 / (0.94 - ends.share(axes, [curve.text for curve in curves])))
     axes.set(xscale="log", yscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
     axes.set_ylim(min(ys) / 1.4, max(ys) * 1.6)

@@ -42,6 +42,7 @@ from profiler.views.plot import DPI, refuse, save
 from profiler.views.style import STYLES, at_work
 
 PURPLE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
+PLUM, TEAL = "#8A2C66", "#2F6F8F"  # what there is of several ranks only: darker than what it stands beside
 COLOURS = {
     "parameters": GREY,
     "buffers": SILVER,
@@ -49,6 +50,8 @@ COLOURS = {
     "optimizer": GREEN,
     "inputs": PURPLE,
     "workspaces": INK,
+    "communication buckets": PLUM,
+    "gathered parameters": TEAL,
     "saved": BLUE,
     "recomputed": SKY,
     "temporaries": ORANGE,
