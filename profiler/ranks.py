@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -87,8 +88,15 @@ def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int) -> by
         return work(_connected(device))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         rank = int(os.environ["RANK"])
+        if _is_left_alone(error):
+            time.sleep(GRACE_SECONDS)  # for the launcher to see the rank that is gone first, and to end this one
         os.write(pipe, failed(error, rank)[: WORD_BYTES - 1] + b"\n")
         os._exit(1)  # what is under way with the others would be waited for
+
+
+def _is_left_alone(error: Exception) -> bool:
+    """Whether another rank went away in the middle of a communication."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def _connected(device: str) -> Ranks:

@@ -21,7 +21,7 @@ from profiler.analysis.possible import impossible
 from profiler.analysis.rows import rows
 from profiler.analysis.throughput import samples_per_second
 from profiler.assemble import assemble
-from profiler.case import Choice, Trial
+from profiler.case import FAKE, OPERATORS, Choice, Trial
 from profiler.devices import Conditions
 from profiler.engines.local import Local
 from profiler.errors import Unsupported, UserError
@@ -53,19 +53,27 @@ def case(strategy="none", model="transformer", way="ddp", **fields):
 
 @pytest.fixture(scope="module")
 def records(engine, tmp_path_factory):
-    """Each model, trained each way by two ranks, under each strategy; one of them is timed."""
+    """Each model, trained each way by two ranks, under each strategy; one of them is timed, and each is predicted."""
     folders = {model: tmp_path_factory.mktemp(model) for model in MODELS}
     texts = {(model, one): written(one, MODELS[model][0], folders[model]) for model in MODELS for one in STRATEGIES}
     cases = {
         (model, way, one): case(texts[model, one], model, way) for one in STRATEGIES for model in MODELS for way in WAYS
     }
     timed = ("transformer", "fsdp2", "none")
-    plan = [
-        Trial(case=one, passes=("equality", "memory", "time") if key == timed else ("equality", "memory"))
+    passes = {key: ("equality", "memory", *(["time"] if key == timed else ())) for key in cases}
+    measured = [
+        Trial(case=one, passes=(*passes[key], OPERATORS) if one == one.baseline else passes[key])
         for key, one in cases.items()
     ]
-    found = {record.case: record for record in engine.run(plan)}
-    return {key: found[one] for key, one in cases.items()}
+    foreseen = [Trial(case=predicted(one), passes=("memory",)) for one in cases.values()]
+    found = {record.case: record for record in engine.run([*measured, *foreseen])}
+    return {key: found[one] for key, one in cases.items()} | {
+        (*key, "predicted"): found[predicted(one)] for key, one in cases.items()
+    }
+
+
+def predicted(one):
+    return msgspec.structs.replace(one, device=FAKE + one.device)
 
 
 EVERY = [(model, way, one) for model in MODELS for way in WAYS for one in STRATEGIES]
@@ -79,6 +87,16 @@ def test_every_strategy_trains_with_ranks_and_has_the_gradients_of_none(records,
     assert record.equality.gradients_equal
     assert record.equality.loss_equal
     assert record.equality.random_state_equal
+
+
+@pytest.mark.parametrize("key", EVERY, ids="-".join)
+def test_what_one_rank_was_predicted_to_hold_is_what_each_rank_holds(records, key):
+    foreseen = records[(*key, "predicted")].readings
+
+    for rank in records[key].readings.ranks:
+        assert foreseen.peak_bytes == pytest.approx(rank.peak_bytes, rel=0.01)
+        assert foreseen.saved_bytes == pytest.approx(rank.saved_bytes, rel=0.01)
+        assert sum(foreseen.static_bytes.values()) == pytest.approx(sum(rank.static_bytes.values()), rel=0.01)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -323,6 +341,7 @@ class Ticking:
     """A device whose every mark is a second after the one before."""
 
     tick_seconds = 1e-9
+    is_asynchronous = False
 
     def stopwatch(self):
         return self
