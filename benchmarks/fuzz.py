@@ -3,7 +3,7 @@
 Committed run folders, sweep files, published systems, devices, plans and stages are changed by chance, by bytes and by
 what they say, and read by the commands that read them, in this process. A reader may refuse a file in one line, with
 an exit code from 0 to 5. Wrong are: code 70 or any other, a traceback, a warning of Python's, two seconds of the
-processor (twenty for a picture, sixty of the clock) for one file, and more than 512 MiB. Every file is made from the
+processor (eight for a plan, twenty for a picture, sixty of the clock) for one file, and more than 512 MiB. Every file is made from the
 seed and its number, so that `--first NUMBER --times 1` makes the same one again.
 """
 
@@ -38,6 +38,7 @@ from tests import examples
 
 SECONDS, PATIENCE_SECONDS = 2.0, 60.0  # of the processor, which a busy machine does not change, and of the clock
 PICTURE_SECONDS = 20.0  # a picture of a sound file takes up to five
+PLAN_SECONDS = 8.0  # of a file that is sound after all, the solver's own bound; one that is refused takes no time
 MEMORY_BYTES = 512 << 20
 WORKERS, BATCH = 2, 250
 GOOD = range(6)
@@ -161,7 +162,7 @@ def lay(subject: Subject, text: bytes) -> None:
 
 def look(command: str, *, times: float = 1.0) -> tuple[int, list[str]]:
     """Run one command of a reader, with so many times the usual limits; its exit code, and what it did wrong."""
-    seconds = times * (PICTURE_SECONDS if "--kind" in command or "--resume" in command else SECONDS)
+    seconds = times * _seconds(command)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2))
     try:
         with _limited(seconds, times * PATIENCE_SECONDS), redirect_stdout(out), redirect_stderr(err):
@@ -170,6 +171,12 @@ def look(command: str, *, times: float = 1.0) -> tuple[int, list[str]]:
         return 124, [f"it takes more than {seconds:g} s"]
     err.flush()
     return code, violations(code, err.buffer.getvalue().decode(errors="replace"))  # type: ignore[attr-defined]
+
+
+def _seconds(command: str) -> float:
+    if "--kind" in command or "--resume" in command:
+        return PICTURE_SECONDS
+    return PLAN_SECONDS if command.startswith("plan ") else SECONDS
 
 
 @contextmanager

@@ -21,6 +21,7 @@ STAGE = {
     "forward_extra_bytes": 0,
     "backward_extra_bytes": 0,
 }
+BLOCK = {"name": "b", "parameters": []}
 OPTION = {key: value for key, value in STAGE.items() if key != "output_bytes"}
 
 
@@ -68,6 +69,7 @@ def test_a_chain_is_read_as_it_was_written(tmp_path):
         ('{"input_bytes": 1, "stages": [{"name": "a", "forward_seconds": 1e999}]}', "out of range"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"saved_bytes": 10**30}]}), "saved_bytes"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE, STAGE]}), "called 'a'"),
+        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"blocks": [BLOCK, BLOCK]}]}), "two blocks are called 'b'"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"own_saved_bytes": 4}]}), "own_saved_bytes of 'a'"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"options": [OPTION, OPTION]}]}), "options of 'a'"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"options": [OPTION | {"name": "a b"}]}]}), "matching regex"),

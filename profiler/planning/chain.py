@@ -94,6 +94,8 @@ def encoded(chain: Chain) -> bytes:
 def _check(chain: Chain, path: Path) -> None:
     """What the types cannot say."""
     _unique((stage.name for stage in chain.stages), path, "stages", "give each stage a name of its own")
+    blocks = (block.name for stage in chain.stages for block in stage.blocks)
+    _unique(blocks, path, "blocks", "a block is of one stage")
     for stage in chain.stages:
         _unique((one.name for one in stage.options), path, f"options of '{stage.name}'", "give each its own name")
         costs: tuple[Stage | Option, ...] = (stage, *stage.options)
