@@ -3,8 +3,8 @@
 Committed run folders, sweep files, published systems, devices, plans and stages are changed by chance, by bytes and by
 what they say, and read by the commands that read them, in this process. A reader may refuse a file in one line, with
 an exit code from 0 to 5. Wrong are: code 70 or any other, a traceback, a warning of Python's, two seconds of the
-processor (eight for a plan, twenty for a picture, sixty of the clock) for one file, and more than 512 MiB. Every file is made from the
-seed and its number, so that `--first NUMBER --times 1` makes the same one again.
+processor (eight for a plan, twenty for a picture, sixty of the clock) for one file, and more than 512 MiB. Every file
+is made from the seed and its number, so that `--first NUMBER --times 1` makes the same one again.
 """
 
 from __future__ import annotations
