@@ -10,7 +10,7 @@ import msgspec
 from profiler.analysis.rows import Row
 from profiler.store import Run
 from profiler.units import MISSING, count_text
-from profiler.views.cells import batch, device
+from profiler.views.cells import device, setting
 from profiler.views.explanation import shortened
 from profiler.views.plain import plain
 from profiler.views.report.grids import Grid, Head, short
@@ -55,10 +55,9 @@ def compared(shown: Sequence[Part], runs: Sequence[Found]) -> Grid | None:
     lines = []
     for part, one in zip(shown, runs, strict=False):
         for rows, its in zip(one.groups, part.sections, strict=False):
-            case = rows[0].case
-            model = shortened(plain(case.model), LONGEST_MODEL)
-            setting = f"{model}, {batch(case)}, {case.precision}"
-            lines.append((f"#{its.anchor}", part.name, setting, short(device(rows)), *its.brief))
+            model = shortened(plain(rows[0].case.model), LONGEST_MODEL)
+            what = ", ".join([model, *setting(rows)])
+            lines.append((f"#{its.anchor}", part.name, what, short(device(rows)), *its.brief))
     heads = ("run", "what", "device", "peak of none", "take", "its peak", "time against none")
     named = tuple(Head(text=text, is_number=text in heads[3:] and text != "take") for text in heads)
     return Grid(caption="All in brief", heads=named, lines=tuple(lines)) if len(lines) > 1 else None

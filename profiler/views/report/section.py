@@ -23,7 +23,7 @@ from profiler.views.report.grids import Grid
 from profiler.views.report.strips import Strips, strips
 from profiler.views.report.surroundings import Remark
 
-LONGEST_REASON, LONGEST_TITLE = 300, 160  # letters
+LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
 NUM_STOPS = 40  # of the slider, besides those at the choices
 
 
