@@ -10,10 +10,11 @@ from profiler import rates
 from profiler.analysis.fit import fits
 from profiler.analysis.rows import rows
 from profiler.case import Case, Choice, Trial
+from profiler.cli import answer
 from profiler.predicting import predict, trace_case
 from profiler.timeline import BUCKETS, GATHERED, by_category
 from profiler.views.fits import table
-from tests import make
+from tests import examples, make
 
 TINY = "llama:size=tiny,sequence=16"
 UNEVEN = "transformer:layers=2,width=36,heads=2,sequence=16,vocabulary=50"  # 36 and 50 cannot be cut into 8
@@ -132,3 +133,12 @@ def test_which_devices_hold_it_is_told_for_each_number_of_ranks():
 
     assert [(one.case.ranks, one.strategy) for one in found] == [(2, None), (8, "none")]
     assert "one of 8 ranks, fsdp2" in table(found, width=120).plain
+
+
+def test_a_run_of_ranks_is_not_explained_by_a_floor_that_is_none(tmp_path, capsys):
+    record = make.record(case=make.case(model=Choice("llama"), batch_size=1, ranks=2, parallel=Choice("fsdp2")))
+    run = examples.run(tmp_path / "run", [record]).folder
+
+    assert answer(["explain", str(run)]) == 2
+
+    assert "has no floor yet" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import typer
 from profiler.cli import completion
 from profiler.cli.following import heading, measured, request, steps
 from profiler.cli.words import aside, encoding, next_command, say, say_bytes, width
+from profiler.errors import UserError
 
 
 def explain(
@@ -45,6 +46,9 @@ def explain(
         blocks=blocks, keep_grads=keep_grads, device=device,
     )  # fmt: skip
     found = steps(target, words)
+    if found[-1].case.ranks:
+        hint = f"gcprof timeline {target} draws what one of them holds"
+        raise UserError("what ranks gather for each other has no floor yet: it cannot be explained", hint=hint)
     none, chosen = found[0].followed, found[-1].followed
     why = explained(chosen.trace, blocks=chosen.blocks, baseline=none.trace, split=chosen.split)
     if json:
