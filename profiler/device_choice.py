@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 
@@ -13,6 +14,7 @@ from profiler.case import FAKE, Case
 from profiler.errors import UserError
 from profiler.record import Environment
 
+RANKS_PER_CORE = 8
 SEVERAL = "cuda"  # the device of a case that runs on any one of several
 BY_NUMBER = (
     "choose from auto, cpu, cuda, cuda:N; `gcprof doctor` lists those that are here, "
@@ -29,6 +31,15 @@ def any_device(word: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
         raise UserError(f"--device: '{word}' is not a device", hint=BY_NUMBER)
     return "cuda:0"
+
+
+def refuse_kinds(words: Iterable[str]) -> None:
+    """Raises UserError where `--device` is given a kind of GPU."""
+    for word in words:
+        if kinds.of(word):
+            raise UserError(
+                f"--device: '{word}' is not a device", hint=f"{BY_NUMBER}; --gpus takes kinds, on a cluster"
+            )
 
 
 def kinds_of(text: str) -> list[str]:
@@ -133,8 +144,20 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
 
 
 def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
-    """Raises UserError (exit code 3) where there are fewer CUDA devices, from the case's on, than its ranks."""
+    """Raises UserError (exit code 3) where there are fewer CUDA devices, from the case's on, than its ranks.
+
+    On the CPU ranks are processes of this machine, and there may be so many for each core.
+    """
+    most = RANKS_PER_CORE * (os.cpu_count() or 1)
     for case in cases:
+        if case.num_ranks > 1 and _is_cuda(case.device) and _number(case.device) is None:
+            message = f"--ranks {case.num_ranks}: a trial on '{case.device}' has one GPU"
+            raise UserError(
+                message, hint="--ranks takes the GPUs of one machine, from the one of --device on", exit_code=3
+            )
+        if case.device == "cpu" and case.num_ranks > most:
+            message = f"--ranks {case.num_ranks}: each is a process, and more than {most} would drown this machine"
+            raise UserError(message, hint=f"gcprof predict --device {FAKE}cpu needs none of them", exit_code=3)
         first = _number(case.device)
         here = [name for name in devices if first is not None and (_number(name) or 0) >= first and _is_cuda(name)]
         if _is_cuda(case.device) and case.num_ranks > max(1, len(here)):

@@ -242,6 +242,7 @@ def _devices(request: Request, choose_device: Callable[[str], str], remarks: lis
             [choose_device(one) for one in device_choice.kinds_of(request.gpus)], "--gpus", remarks
         )
     words = ["auto"] if text is None else [word.strip() for word in text.split(",")]
+    device_choice.refuse_kinds(words)
     if len(words) > 1 and not all(word.startswith(FAKE) for word in words):
         hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"
         raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)

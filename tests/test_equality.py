@@ -46,6 +46,7 @@ MODELS = (
     "cifar-resnet:depth=2",
     "transformer:layers=4,width=32,sequence=16,vocabulary=50",
     "dense-chain:widths=16+32+16+8",
+    "llama:sequence=16",
 )
 PASSES = ("equality",)
 

@@ -89,3 +89,23 @@ def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
     )
 
     assert done.stdout.split() == [str(tmp_path / "profiler" / "__init__.py"), *rates.names()]
+
+
+def test_what_cannot_be_read_as_python_imports_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text("import broken\nfrom ...above import thing\n")
+    (tmp_path / "broken.py").write_text("def (:\n")
+
+    found = luggage.code([make.case(model=Choice("model.py:make"))])
+
+    assert set(found) == {Path("model.py"), Path("broken.py")}
+
+
+def test_a_link_that_leads_out_of_the_folder_does_not_travel(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "theirs.py").write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path / "here")
+    Path("model.py").write_text("import link\n")
+    Path("link.py").symlink_to(tmp_path / "theirs.py")
+
+    assert set(luggage.code([make.case(model=Choice("model.py:make"))])) == {Path("model.py")}

@@ -284,12 +284,21 @@ def test_more_ranks_than_devices_are_refused_before_anything_runs():
     two = [case(device="cuda:0", ranks=2)]
 
     device_choice.refuse_crowded(two, ["cpu", "cuda:0", "cuda:1"])
-    device_choice.refuse_crowded([case(ranks=64)], ["cpu"])
+    device_choice.refuse_crowded([case(ranks=8)], ["cpu"])
     with pytest.raises(UserError) as refused:
         device_choice.refuse_crowded(two, ["cpu", "cuda:0"])
 
     assert refused.value.exit_code == 3
     assert "each needs a device, and 1 are here" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "why"),
+    [("cpu", 65536, "would drown this machine"), ("cuda:a100", 2, "has one GPU"), ("cuda", 2, "has one GPU")],
+)
+def test_ranks_that_one_trial_cannot_have_are_refused(device, ranks, why):
+    with pytest.raises(UserError, match=why):
+        device_choice.refuse_crowded([case(device=device, ranks=ranks)], ["cpu", "cuda:0", "cuda:1"])
 
 
 def test_a_parameter_that_two_blocks_share_cannot_be_sharded_twice():

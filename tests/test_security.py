@@ -24,6 +24,9 @@ SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for pat
 LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "cli/__init__.py": "completion, GCPROF_TRACEBACK",
     "engines/local.py": "handed on to the server as it is",
+    "engines/ray_driver.py": "whether its user wants Ray's telemetry",
+    "engines/ray_task.py": "which GPU Ray gave",
+    "ranks.py": "which rank this is, as the launcher says, and its threads",
     "secrecy.py": "what is secret, to hide it",
     "predicting.py": "settings of the caching allocator",
     "trace/step.py": "a setting of cuBLAS",

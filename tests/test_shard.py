@@ -23,7 +23,7 @@ from profiler.record import Environment, Record
 from profiler.shards import Shard
 from profiler.store import Run
 from profiler.upkeep.merge import merge, write
-from tests import make
+from tests import examples, make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
 STRATEGIES = ("none", "all", "segments:k=2", "segments:k=64")
@@ -268,3 +268,14 @@ def test_an_empty_part_says_so_and_leaves_nothing_behind(here, capsys):
 def test_a_part_and_a_run_to_go_on_with_are_refused_together(here, no_server, capsys):
     assert answer(["run", "--resume", "last", "--shard", "1/2"]) == 2
     assert "--shard has no effect with --resume" in capsys.readouterr().err
+
+
+def test_a_run_that_jobs_of_a_cluster_have_parts_of_does_not_go_on_without_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = examples.run(tmp_path / "run", [], more=(Trial(case=make.case("none")),)).folder
+    (run / "shards" / "1").mkdir(parents=True)
+    (run / "shards" / "1" / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
+
+    assert answer(["run", "--resume", str(run)]) == 2
+
+    assert "jobs of a cluster have parts of this run" in capsys.readouterr().err

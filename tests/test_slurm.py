@@ -253,6 +253,33 @@ def test_jobs_that_are_not_over_are_cancelled(run):
     assert [job.state for job in cluster.jobs] == ["COMPLETED", "CANCELLED"]
 
 
+def test_a_job_that_this_call_did_not_submit_is_left_at_work(run):
+    before = Cluster(run)
+    before.start(1)
+    (job,) = before.jobs
+    array = Array(run, Gathered(before.plan, ()))
+    list(array.left_before({"7": job}.get))
+    state = job.state
+
+    array.cancel(grace=0.0)
+
+    assert job.state == state != "CANCELLED"
+
+
+def test_a_part_that_is_a_link_is_refused_and_what_it_leads_to_is_untouched(run, tmp_path):
+    before = Cluster(run)
+    before.start(1)
+    victim = tmp_path / "victim"
+    (run / "shards" / "1").rename(victim)
+    (victim / "trials.jsonl").write_bytes(b'{"torn')
+    (run / "shards" / "1").symlink_to(victim)
+
+    with pytest.raises(UserError, match="is a link"):
+        list(Array(run, Gathered(before.plan, ())).left_before(lambda job_id: None))
+
+    assert (victim / "trials.jsonl").read_bytes() == b'{"torn'
+
+
 def test_an_id_that_is_none_is_not_asked_for(run):
     Cluster(run).start(1)
     (run / "jobs" / "ids.json").write_text('{"1": "--help"}')

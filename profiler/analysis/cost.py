@@ -14,6 +14,7 @@ import msgspec
 from profiler.case import OPERATORS, Case, Trial
 from profiler.series.stopping import MOST_STEPS, SHORTEST
 
+DDP_SETTLES = 2  # steps more before the memory is read, in which it lays out its buckets
 FIRST_LOOK = 6  # samples, before which no median is sure
 
 
@@ -112,7 +113,11 @@ def _untimed(trial: Trial) -> Span:
         # a baseline twice, in another precision also against fp32; else by digests, or with the baseline twice more
         twice = 2 if case.precision == "fp32" else 4
         found = found.plus(Span(twice, twice) if case == case.baseline else Span(1, 3))
-    always = {"flops": 1, "memory": 2, OPERATORS: 2, "time": 1 + case.warmup}
+        if case.ranks and case == case.baseline:
+            # against one process with all batches, and once more where bits differ
+            found = found.plus(Span(1 + case.ranks, 1 + 2 * case.ranks))
+    settling = DDP_SETTLES if (case.parallel or "").startswith("ddp") else 0
+    always = {"flops": 1, "memory": 2 + settling, OPERATORS: 2, "time": 1 + case.warmup}
     number = sum(count for name, count in always.items() if name in passes)
     return found.plus(Span(number, number))
 

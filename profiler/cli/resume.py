@@ -44,6 +44,8 @@ def resume(
     _refuse_other_data(before, data)
     meant = _first_look(before, request if anew else None)
     refuse_idle(meant, exclusive=exclusive)
+    if not anew:
+        _refuse_jobs(before, where)
     if anew:
         store.refuse_existing(output or RESULTS / "new")
     elif request is None and not _owed(before):
@@ -66,6 +68,13 @@ def resume(
         device_choice.refuse_crowded([trial.case for trial in before.manifest.plan], devices)
         remarks = (*before.warnings, *_again(before))
         return go_on(engine, before.folder, data, devices, json, remarks, exclusive=exclusive)
+
+
+def _refuse_jobs(before: Run, where: Where) -> None:
+    """What jobs of Slurm have measured is below the run, and some may still be at work."""
+    if where.engine.partition(":")[0] != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
+        hint = f"--engine slurm:... takes it over and goes on, gcprof merge {before.folder}/shards/* makes a run of it"
+        raise UserError("jobs of a cluster have parts of this run", hint=hint)
 
 
 def _request(before: Run, words: Request, config: Path | None) -> Request | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from profiler.errors import UserError
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 ON_THIS_MACHINE = ("local", "trainer")
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class Where(NamedTuple):
     """What `--engine`, `--devices`, `--allow-parallel` and `--shard` say."""
 
     engine: str = "local"

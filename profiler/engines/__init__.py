@@ -51,6 +51,8 @@ def connect(
     if name not in FAR and any(kinds.of(trial.case.device) for trial in plan):
         hint = f"--engine {' or '.join(FAR)} sends trials to kinds of GPU; here --device takes cuda:N"
         raise UserError(f"--gpus has no effect with --engine {name}", hint=hint)
+    if name == "trainer" and any(trial.case.ranks for trial in plan):
+        raise UserError("--ranks has no effect with --engine trainer", hint="the Trainer starts its own; leave it out")
     more = {"plan": tuple(plan)} if name in FAR else {}
     engine: Engine = make(stage_seconds=stage_seconds, logs=logs, **more, **options)
     return engine

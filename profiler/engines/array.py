@@ -92,15 +92,21 @@ class Array:
                 time.sleep(pause)
 
     def cancel(self, *, grace: float) -> None:
-        """End the jobs that are still followed, and wait so many seconds for them."""
+        """End the jobs of this call that are still followed, and wait so many seconds for them.
+
+        Those of an earlier call are known by their numbers alone, in a file that anyone may have made or copied.
+        """
         until = time.monotonic() + grace
-        for _, job in self._following:
+        own = [job for _, job in self._following if job in self._own]
+        for job in own:
             job.cancel(check=False)
-        while time.monotonic() < until and not all(job.done() for _, job in self._following):
+        while time.monotonic() < until and not all(job.done() for job in own):
             time.sleep(0.05)
 
     def _folders(self) -> list[Path]:
         found = [path for path in store.runs(self._run / "shards") if path.name.isdecimal()]
+        for path in found:
+            store.refuse_link(path)
         return sorted(found, key=lambda path: int(path.name))
 
     def _part(self, folder: Path) -> Part:

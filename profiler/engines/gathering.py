@@ -11,6 +11,7 @@ from profiler import __version__, store
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
 from profiler.case import Case, Trial
+from profiler.files import regular
 from profiler.record import Environment, Record
 
 
@@ -25,7 +26,7 @@ class Part:
 
     def look(self) -> None:
         """Take the lines that are whole by now. Raises UserError (exit code 4) for one that cannot be read."""
-        with (self.folder / "trials.jsonl").open("rb") as file:
+        with regular.opened(self.folder / "trials.jsonl") as file:
             file.seek(self._num_read)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._num_read += len(whole) + len(newline)

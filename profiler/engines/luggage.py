@@ -44,7 +44,7 @@ def code(cases: Iterable[Case]) -> tuple[Path, ...]:
             dict.fromkeys(_with_imports(path, roots=(path.parent, Path()))) if path.suffix == ".py" else {path: None}
         )
     for path in found:
-        if secrecy.hide(text := (here / path).read_text(encoding="utf-8")) != text:
+        if secrecy.hide(text := (here / path).read_text(encoding="utf-8", errors="replace")) != text:
             message = f"'{path}' holds what looks like a secret, and would travel to every node"
             raise UserError(message, hint="let it read the secret from the environment of the node")
     return tuple(found)
@@ -79,18 +79,31 @@ def _with_imports(path: Path, *, roots: tuple[Path, ...]) -> Iterator[Path]:
         one = waiting.pop()
         if one not in found:
             found[one] = None
-            waiting += [next_one for next_one in _imported(one, roots) if next_one.is_file()]
+            waiting += [place for place in _imported(one, roots) if place.is_file() and _is_below(place)]
     return iter(found)
+
+
+def _is_below(path: Path) -> bool:
+    """Whether it is in the present folder: a link may lead anywhere."""
+    return path.resolve().is_relative_to(Path.cwd())
+
+
+def _parsed(path: Path) -> ast.AST:
+    """What cannot be read as Python imports nothing, and raises where it is run."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])
 
 
 def _imported(path: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
     """Where the modules would be that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from (place for root in roots for place in _places(root, alias.name))
         elif isinstance(node, ast.ImportFrom):
-            below = roots if not node.level else (path.parents[node.level - 1],)
+            below = roots if not node.level else tuple(path.parents)[node.level - 1 : node.level]
             words = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
             yield from (place for root in below for word in words for place in _places(root, word))
 

@@ -168,6 +168,9 @@ class Slurm:
             below = (self._jobs_folder or folder) / secrets.token_hex(3)
             made = self._submitit.AutoExecutor(below, cluster=self._executor, **requeues)
             made.update_parameters(**self._settings)
+        except OSError as error:
+            hint = "slurm:folder=... is where submitit keeps its files; --resume submits again"
+            raise UserError(f"cannot write to '{below}': {error.strerror}", hint=hint, exit_code=74) from error
         except (NameError, ValueError, TypeError, AssertionError) as error:
             raise UserError(f"submitit: {str(error).splitlines()[0]}", hint="its names, as slurm_NAME=value") from error
         return made

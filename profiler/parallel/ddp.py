@@ -26,6 +26,8 @@ def distribute(
     `bucket_mib` is PyTorch's `bucket_cap_mb`, which it counts in MiB; `unused` its `find_unused_parameters`. Raises
     Unsupported where nothing is trained.
     """
+    if bucket_mib <= 0:
+        raise Unsupported(f"DDP: a bucket cannot hold {bucket_mib:g} MiB")
     if not any(parameter.requires_grad for parameter in workload.module.parameters()):
         raise Unsupported("DDP: no parameter of the model needs a gradient")
     module = DistributedDataParallel(

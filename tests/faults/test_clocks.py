@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler import measuring
+from profiler import here
 from profiler.analysis import trust
 from profiler.analysis.rows import rows
 from profiler.case import Choice, Trial, decode
@@ -49,7 +49,7 @@ def test_fault_50_no_duration_knows_of_the_wall_clock(monkeypatch):
 
 def test_fault_50_the_date_is_for_display_alone(monkeypatch):
     long_ago = SimpleNamespace(now=lambda zone: datetime(1926, 11, 21, tzinfo=zone))
-    monkeypatch.setattr(measuring, "datetime", long_ago)
+    monkeypatch.setattr(here, "datetime", long_ago)
 
     found = measured("mlp", "none", passes=("time",))
 

@@ -142,7 +142,7 @@ def test_twin_34_a_server_that_does_not_ask_for_its_parents_death_lives_on(
 
 def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "PRELOAD", ())
-    server = local._Server()
+    server = local._Server(None)
     ours, theirs = os.pipe()
 
     socket.send_fds(server.control, [b'{"entry": "profiler.wor'], [ours, theirs])
