@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from profiler import rates
@@ -11,6 +13,7 @@ from profiler.analysis.fit import fits
 from profiler.analysis.rows import rows
 from profiler.case import Case, Choice, Trial
 from profiler.cli import answer
+from profiler.errors import Unsupported
 from profiler.predicting import predict, trace_case
 from profiler.timeline import BUCKETS, GATHERED, by_category
 from profiler.views.fits import table
@@ -142,3 +145,14 @@ def test_a_run_of_ranks_is_not_explained_by_a_floor_that_is_none(tmp_path, capsy
     assert answer(["explain", str(run)]) == 2
 
     assert "has no floor yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [("ddp", "'unused.weight' gets no gradient"), ("ddp:unused=true", "reads values: it cannot be foreseen")],
+)
+def test_what_ddp_refuses_or_reads_is_not_foreseen(way, why):
+    model = Choice(f"{Path(__file__).parent / 'user_models' / 'unused.py'}:make")
+
+    with pytest.raises(Unsupported, match=why):
+        predict(Trial(case=msgspec.structs.replace(case(model, way=way), batch_size=None)))
