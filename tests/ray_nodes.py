@@ -46,8 +46,10 @@ class Nodes:
     def __init__(self, **environment: str) -> None:
         self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, *environment)}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT), NICENESS: "0", **environment}
+        from ray._common.utils import get_ray_address_file
         from ray.cluster_utils import Cluster
 
+        Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)  # Ray only makes the folder it uses
         self.folder = Path(tempfile.mkdtemp(prefix="gcr-"))  # a short name: there are sockets in it
         self.cluster = Cluster(initialize_head=True, head_node_args=_claims("H100", temp_dir=str(self.folder)))
         self.head = self.cluster.head_node
