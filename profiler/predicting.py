@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from profiler import __version__, kinds, rates
 from profiler.analysis import holdings
 from profiler.assemble import Assembled, assemble
-from profiler.case import FAKE, Calibration, Case, Choice, Trial
+from profiler.case import FAKE, Calibration, Case, Trial
 from profiler.errors import Unsupported
 from profiler.meters.timeline import timeline
 from profiler.rates import Rates
@@ -101,9 +101,6 @@ def trace_case(
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
     kind = _kind(case)
-    way = case.parallel or Choice("")
-    if way.name == "ddp" and way.options.get("unused") == "true":
-        raise Unsupported("DDP's search for unused parameters reads values: it cannot be foreseen")
     with _rank(case) as rank, _fakes(case) as fakes:
         built = assemble(case, mesh=rank.mesh if rank else None)
         if built.applied.changes_kernels:
@@ -124,18 +121,9 @@ def trace_case(
                 with_calls=with_calls,
                 buckets=rank.buckets.values if rank else None,
             )
-        _refuse_unused(built)
+        if rank:
+            rank.refuse_unused()
     return built, trace, fakes.num_guesses
-
-
-def _refuse_unused(built: Assembled) -> None:
-    """What DDP itself would refuse in its second step."""
-    way = built.case.parallel or Choice("")
-    if way.name != "ddp":
-        return
-    for path, parameter in built.workload.module.named_parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            raise Unsupported(f"DDP: '{path}' gets no gradient, which it refuses; ddp:unused=true lets it be")
 
 
 def observe_case(case: Case) -> Observation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -54,11 +54,6 @@ def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
     for places in sorted(found.values(), key=len, reverse=True):
         min(parts, key=len).extend(places)
     return [sorted(part) for part in parts]
-
-
-def num_pairings(trials: Iterable[Trial]) -> int:
-    """So many parts can have a trial at all."""
-    return len({pairing(trial) for trial in trials})
 
 
 def pairing(trial: Trial) -> Pairing:

@@ -8,17 +8,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from torch import nn
 
 from profiler import trials
-from profiler.analysis.cost import Span, Speed, cost, num_steps, num_timed, step_seconds
+from profiler.analysis.cost import DDP_SETTLES, Span, Speed, cost, num_steps, num_timed, step_seconds
 from profiler.case import OPERATORS, PASSES, Choice, Trial
 from profiler.cli import answer
 from profiler.cli import cost as telling
+from profiler.engines import Words
 from profiler.engines.local import Local
+from profiler.parallel import ddp
 from profiler.record import Environment
 from profiler.series.stopping import Sampling
 from profiler.spec import Plan
 from profiler.views.cost import lines
+from profiler.workload import Workload
 from tests import make
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -193,3 +197,15 @@ def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
 
     told = capsys.readouterr().err.splitlines()
     assert told[-2:] == ["2 trials", "steps: 17 to 19; of steps of less than 1 ms several make a sample"]
+
+
+def test_ddp_settles_as_long_as_it_is_told_to():
+    alone = Workload(module=nn.Linear(1, 1), batch=None, loss=lambda module, batch: batch)
+
+    assert ddp.SETTLING - alone.settling == DDP_SETTLES
+
+
+def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():
+    where = Words("slurm:constraint=h100,slurm_gres=gpu:h100:1")
+
+    assert telling._kind("cuda:0", {}, where) == "h100"

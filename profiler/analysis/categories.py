@@ -6,19 +6,11 @@ import msgspec
 
 from profiler.analysis.composition import compose
 from profiler.record import Readings
+from profiler.timeline import BUCKETS, GATHERED
 
-CATEGORIES = (
-    "parameters", "buffers", "optimizer", "inputs", "communication buckets", "gathered parameters", "gradients",
-    "static", "saved", "rest",
-)  # fmt: skip
-LASTING = (
-    "parameters",
-    "buffers",
-    "optimizer",
-    "inputs",
-    "communication buckets",
-    "gathered parameters",
-)  # all of it is there when the step begins
+# all of it is there when the step begins
+LASTING = ("parameters", "buffers", "optimizer", "inputs", BUCKETS, GATHERED)
+CATEGORIES = (*LASTING, "gradients", "static", "saved", "rest")
 
 
 class Category(msgspec.Struct, frozen=True, kw_only=True):

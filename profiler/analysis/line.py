@@ -7,8 +7,10 @@ from typing import Any, get_args
 
 import msgspec
 
+from profiler import timeline
 from profiler.analysis.rows import Row
 from profiler.record import PHASES, Readings
+from profiler.timeline import BUCKETS, GATHERED
 
 Samples = tuple[float, ...]
 
@@ -83,10 +85,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     started: str | None
 
 
-CATEGORIES = (
-    "parameters", "buffers", "gradients", "optimizer", "inputs", "communication buckets", "gathered parameters"
-)  # fmt: skip
-STATIC = {f"static_{name.replace(' ', '_')}_bytes": name for name in CATEGORIES}
+STATIC = {f"static_{name.replace(' ', '_')}_bytes": name for name in (*timeline.STATIC, BUCKETS, GATHERED)}
 PEAKS = {f"{phase}_peak_bytes": phase for phase in PHASES}
 TIMES = ("forward", "backward", "optimizer", "step")
 COLUMNS: dict[str, type] = {  # name -> str, int, float, bool, or tuple for samples

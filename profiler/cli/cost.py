@@ -9,28 +9,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from profiler.analysis.cost import Speed
     from profiler.case import Case, Trial
-    from profiler.engines import Engine
+    from profiler.engines import Engine, Words
     from profiler.record import Environment
     from profiler.spec import Plan
 
 PATIENCE_SECONDS = 15.0  # for all predictions: those that are not there by then are told as not known
 START_SECONDS = 3.0  # of a trial on a GPU that is not here: its process, CUDA's context, the model; assumed
-OWN = ("local", "trainer")  # engines whose devices are here
 
 
 def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: str) -> list[str]:
     """The lines of a dry run's end: trials, steps, and seconds of a GPU where one is measured on."""
+    from profiler import engines
     from profiler.analysis import cost
-    from profiler.case import Choice
     from profiler.views.cost import lines
 
     measured = [trial for trial in plan.trials if not trial.case.is_predicted]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
         return lines(cost.cost(plan.trials, {}, start_seconds=0.0))
-    kind = _kind(on_gpu[0].case.device, devices, Choice(where))
+    kind = _kind(on_gpu[0].case.device, devices, engines.Words(where))
     speeds, basis = _speeds(on_gpu, kind, plan.data_directory) if kind else ({}, None)
-    is_here = Choice(where).name in OWN
+    is_here = engines.Words(where).name in engines.HERE
     seconds = _start_seconds(engine, on_gpu[0].case.device) if is_here else START_SECONDS
     found = cost.cost(plan.trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
@@ -42,15 +41,14 @@ def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: 
     )
 
 
-def _kind(device: str, devices: Mapping[str, Environment], where: object) -> str | None:
+def _kind(device: str, devices: Mapping[str, Environment], where: Words) -> str | None:
     """The known GPU that a device is: by its driver's name, by its own, or by an option of the engine."""
     from profiler import rates
-    from profiler.case import Choice
 
     known = devices[device].device_name if device in devices else None
     if known is not None:
         return next((name for name in rates.names() if rates.find(name).name == known), None)
-    words = [device, *Choice(str(where)).options.values()]
+    words = [device, *where.options.values()]
     names = (rates.ALIASES.get(word.lower(), word.lower()) for word in words)
     return next((name for name in names if name in rates.names()), None)
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from profiler.engines import Engine
     from profiler.record import Environment
 
-ON_THIS_MACHINE = ("local", "trainer")
-
 
 class Where(NamedTuple):
     """What `--engine`, `--devices`, `--allow-parallel` and `--shard` say."""
@@ -28,7 +26,9 @@ class Where(NamedTuple):
         """Raises UserError for words that cannot go together."""
         if self.devices is not None and device is not None:
             raise UserError("--devices has no effect with --device", hint="leave one of them out")
-        if self.devices is not None and self.engine.partition(":")[0] not in ON_THIS_MACHINE:
+        from profiler import engines
+
+        if self.devices is not None and engines.Words(self.engine).name not in engines.HERE:
             hint = "it has devices of its own; leave one of them out"
             raise UserError(f"--devices has no effect with --engine {self.engine}", hint=hint)
         if self.allow_parallel and self.devices is None:

@@ -22,6 +22,7 @@ TABLE = {
     "slurm": "profiler.engines.slurm:connect",
     "ray": "profiler.engines.ray_cluster:connect",
 }
+HERE = ("local", "trainer")  # their devices are those of this machine
 FAR = ("ray",)  # they run trials on other machines: they are told what will be asked, and have kinds of GPU
 
 

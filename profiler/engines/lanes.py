@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from threading import Thread
 
-from profiler.case import Case, Trial
+from profiler.case import Trial
 from profiler.record import Record
+from profiler.shards import Pairing, pairing
 
 Lane = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
 
@@ -19,9 +20,9 @@ def over(lanes: Sequence[Lane], trials: Iterable[Trial], *, stop: Callable[[], N
     What is compared within a round stays on one device, whichever is free first. Closing the iterator, and whatever a
     lane raises, which is raised here too, calls `stop`, which must end what is at work in all lanes.
     """
-    pairings: dict[tuple[Case, int], list[Trial]] = {}
+    pairings: dict[Pairing, list[Trial]] = {}
     for trial in trials:
-        pairings.setdefault((trial.case.baseline, trial.round), []).append(trial)
+        pairings.setdefault(pairing(trial), []).append(trial)
     waiting = deque(pairings.values())
     said: SimpleQueue[Record | BaseException | None] = SimpleQueue()  # None: a lane has nothing left to do
     threads = [Thread(target=_work, args=(lane, waiting, said)) for lane in lanes]

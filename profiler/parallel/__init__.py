@@ -6,9 +6,6 @@ they have now. Its keyword-only parameters are the options. It raises Unsupporte
 nothing of torch.
 """
 
-from profiler.timeline import BUCKETS as BUCKETS
-from profiler.timeline import GATHERED as GATHERED
-
 TABLE = {
     "ddp": "profiler.parallel.ddp:distribute",
     "fsdp2": "profiler.parallel.fsdp2:distribute",

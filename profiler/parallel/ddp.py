@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from profiler.errors import Unsupported
-from profiler.parallel import BUCKETS
+from profiler.timeline import BUCKETS
 from profiler.workload import Workload
 
 SETTLING = 3  # the buckets are made anew in the second step, and DDP tells of it in the third

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from profiler.detour import Detour
 from profiler.errors import Unsupported
-from profiler.parallel import GATHERED, gloo
+from profiler.parallel import gloo
+from profiler.timeline import GATHERED
 from profiler.workload import Workload, storage_bytes
 
 

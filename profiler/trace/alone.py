@@ -19,15 +19,24 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as data_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from profiler.errors import Unsupported
+
 AT_START = ("_verify_param_shape_across_processes", "_sync_module_states")  # of DDP: they read what fakes do not have
 
 
 class Alone:
-    """The mesh of all ranks, and the buckets that DDP has exchanged on this one, by their numbers."""
+    """The mesh of all ranks; DDP's modules on this one, and the buckets that it has exchanged, by their numbers."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
         self.buckets: dict[int, torch.Tensor] = {}
+        self.modules: list[DistributedDataParallel] = []
+
+    def refuse_unused(self) -> None:
+        """After a step, raises Unsupported for what DDP itself would refuse in its next one."""
+        for name, parameter in (named for module in self.modules for named in module.module.named_parameters()):
+            if parameter.requires_grad and parameter.grad is None:
+                raise Unsupported(f"DDP: '{name}' gets no gradient, which it refuses; ddp:unused=true lets it be")
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What DDP asks for of a bucket. The group's own answer holds no tensor, and its reducer wants one."""
@@ -74,6 +83,9 @@ def _answered(rank: Alone) -> Any:
 
     def built(module: DistributedDataParallel, *arguments: Any, **keywords: Any) -> None:
         build(module, *arguments, **keywords)
+        if module.find_unused_parameters:
+            raise Unsupported("DDP's search for unused parameters reads values: it cannot be foreseen")
+        rank.modules.append(module)
         module.register_comm_hook(None, lambda state, bucket: rank.exchange(bucket))  # DDP would check annotations
 
     return built

@@ -17,7 +17,7 @@ from profiler.analysis import holdings
 from profiler.analysis.curve import curve, recomputes
 from profiler.analysis.holdings import Peak
 from profiler.errors import UserError
-from profiler.timeline import CATEGORIES, Trace
+from profiler.timeline import BUCKETS, CATEGORIES, GATHERED, Trace
 from profiler.units import byte_unit, bytes_text
 from profiler.views.explanation import CATEGORIES as WORDS
 from profiler.views.explanation import shortened, where
@@ -50,8 +50,8 @@ COLOURS = {
     "optimizer": GREEN,
     "inputs": PURPLE,
     "workspaces": INK,
-    "communication buckets": PLUM,
-    "gathered parameters": TEAL,
+    BUCKETS: PLUM,
+    GATHERED: TEAL,
     "saved": BLUE,
     "recomputed": SKY,
     "temporaries": ORANGE,
