@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from profiler.planning import chain as chains
 from profiler.planning import lattice
 from profiler.planning.costs import Costs
-from profiler.planning.plan import Plan
 from profiler.planning.simulator import simulate
-from profiler.planning.solver import Frontier, best, frontier, frontier_of_singles
+from profiler.planning.solver import Frontier, best, frontier
 from tests.planning_chains import (
     COUNTED,
     FOLDER,
@@ -24,7 +23,6 @@ from tests.planning_chains import (
     best_of_all,
     equal_stages,
     every_plan,
-    lower_envelope,
     random_chain,
 )
 
@@ -120,20 +118,6 @@ def test_equal_stages_on_a_lattice_are_those_of_the_staircases(monkeypatch):
         other = frontier(equal_random_stages(seed, 20 + seed), levels=None)
         assert (one.peak_bytes, one.step_seconds) == (other.peak_bytes, other.step_seconds), seed
         assert all(point.plan for point in one)
-
-
-def test_checkpoints_of_single_stages_are_those_of_brute_force():
-    for seed in range(60):
-        chain = random_chain(seed, 1 + seed % 6, options=True, pins=True)
-        plans = [plan for plan in every_plan(chain, levels=1) if longest_run(plan) < 2]
-
-        found = frontier_of_singles(chain)
-
-        assert same(found, lower_envelope(simulate(chain, plan) for plan in plans)), seed
-
-
-def longest_run(plan: Plan) -> int:
-    return max((len(item) for item in plan.items if isinstance(item, tuple)), default=0)
 
 
 def test_a_wrong_recurrence_is_noticed_by_the_judge_and_by_brute_force(monkeypatch):

@@ -74,11 +74,11 @@ class Costs:
         """Bytes of a kept stage at work, forward and backward, where the interval ends in `target`."""
         return max(self.output[target] + self.left[target + 1] + way.forward, way.backward + self.left[stage])
 
-    def plain_forward(self, first: int, longest: int, target: int) -> Whole:
+    def plain_forward(self, first: int, target: int) -> Whole:
         """Bytes of a forward that saves nothing, from `first` to each stage before `target`, the next pin and so on."""
         while len(self._plain) <= first:
             self._plain.append(self._plain_from(len(self._plain)))
-        return self._plain[first][: min(longest, target - first)] + (self.output[target] + self.left[target + 1])
+        return self._plain[first][: target - first] + (self.output[target] + self.left[target + 1])
 
     def _plain_from(self, first: int) -> Whole:
         last = next((one for one in range(first, self.num_stages + 2) if self.pinned[one]), self.num_stages + 1)

@@ -55,7 +55,7 @@ class Lattice:
         self._times, self._behind, self._segments, self._sums = (
             np.full(shape, self._beyond, dtype=np.int32 if small else np.int64) for _ in range(4)
         )  # [t - s, units]; the same behind a segment whose output is held; [stages - 1, units]; what is at work
-        self._floors: Whole = costs.plain_forward(1, costs.num_stages, self._target) // units.nbytes
+        self._floors: Whole = costs.plain_forward(1, self._target) // units.nbytes
         self._staircases: list[Staircase] = []
         for number in range(self._target):
             self._staircases.append(self._solve(number) if number else self._last())

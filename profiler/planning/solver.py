@@ -110,33 +110,20 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None)
     edges = _edges(costs, 1024 if levels == 1 else 160)
     whole = costs.num_stages
     if levels is None:
-        inner: list[Inner] = [Table(costs, edges, inner=None, points=points, longest=whole).fill(range(1, whole + 1))]
+        inner: list[Inner] = [Table(costs, edges, inner=None, points=points).fill(range(1, whole + 1))]
     else:
         inner = [Kept(costs)]
         for _ in range(levels - 1):
-            deeper = Table(costs, edges, inner=inner[0], points=points, longest=whole)
+            deeper = Table(costs, edges, inner=inner[0], points=points)
             inner.insert(0, deeper.fill(range(1, whole + 1)))
-    return _of_chain(chain, costs, edges, inner, points=points, longest=whole)
-
-
-def frontier_of_singles(chain: Chain, *, points: int | None = None) -> Frontier:
-    """Every best plan in which each checkpoint holds one stage, for blocks that are no chain of modules."""
-    costs = Costs(chain)
-    edges = _edges(costs, 1024)
-    return _of_chain(chain, costs, edges, [Kept(costs)], points=points, longest=1)
+    end = Table(costs, edges, inner=inner[0], points=points).fill([whole + 1])
+    return Frontier(chain, costs, (end, *inner))
 
 
 def best(frontier: Frontier, budget: int) -> Point | None:
     """The fastest plan within so many bytes; None where none fits."""
     fitting = sum(peak <= budget for peak in frontier.peak_bytes)
     return frontier.point(fitting - 1) if fitting else None
-
-
-def _of_chain(
-    chain: Chain, costs: Costs, edges: Whole, inner: list[Inner], *, points: int | None, longest: int
-) -> Frontier:
-    end = Table(costs, edges, inner=inner[0], points=points, longest=longest).fill([costs.num_stages + 1])
-    return Frontier(chain, costs, (end, *inner))
 
 
 def _edges(costs: Costs, number: int) -> Whole:

@@ -38,12 +38,11 @@ class Inner(Protocol):
 class Table:
     """Staircases P(s, t) of segments, and of the chain's end where t is the loss, n + 1."""
 
-    def __init__(self, costs: Costs, edges: Whole, *, inner: Inner | None, points: int | None, longest: int) -> None:
-        """`inner` has the checkpointed segments, of `longest` stages at most; this table itself where it is None."""
+    def __init__(self, costs: Costs, edges: Whole, *, inner: Inner | None, points: int | None) -> None:
+        """`inner` has the checkpointed segments; this table itself where it is None."""
         self.costs = costs
         self.edges = edges
         self.points = points
-        self.longest = longest
         size = costs.num_stages + 2
         self._inner: Inner = self if inner is None else inner
         self._numbers = np.full((size, size), -1, dtype=np.int64)  # [s, t] -> which staircase: equal intervals share
@@ -113,7 +112,7 @@ class Table:
         behind = self.of(first + 1, target)
         parts = [self._kept(behind, first, target, number) for number in range(len(costs.ways(first, target)))]
         lost = behind.lost
-        forward = costs.plain_forward(first, self.longest, target)
+        forward = costs.plain_forward(first, target)
         if len(forward):
             cuts = self._cuts(first, target, forward)
             parts += merged(cuts, self._kept_times(first, target), self.edges)
