@@ -1,7 +1,7 @@
 """Records what the CUDA allocator does in a few steps of training: `python -m tests.record_history MODEL FILE`.
 
 In a process of its own, so that the history begins where nothing is allocated. Its shape is told in
-`profiler/trace/history.py`; histories to keep go to tests/histories/. Prints the allocator's own peaks as JSON.
+`tests/history.py`; histories to keep go to tests/histories/. Prints the allocator's own peaks as JSON.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.trace.history import Event, Instant, read, replay
+from tests.history import Event, Instant, read, replay
 from tests.record_history import save
 
 MIB = 2**20

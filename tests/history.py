@@ -1,4 +1,4 @@
-"""What a CUDA allocator did, as it was recorded, beside what the simulation makes of it: knows nothing of torch.
+"""What a CUDA allocator did, as it was recorded, beside what the simulation makes of it.
 
 A history is a JSON list of {"action", "addr", "size"}: the entries of one device in the `device_traces` of
 `torch.cuda.memory._snapshot()`, in order and with whatever other keys, from before the first allocation on. Bytes;
