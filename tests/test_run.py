@@ -237,6 +237,16 @@ def test_a_dry_run_tells_what_varies(here: Path, shared: None, capsys: Any):
     ]
 
 
+def test_a_dry_run_tells_how_many_train_together(here: Path, shared: None, capsys: Any):
+    words = ["--model", "transformer", "--strategies", "none", "--device", "cpu", "--rounds", "1", "--ranks", "1,2"]
+
+    assert answer(["run", *words, "--parallel", "fsdp2", "--dry-run"]) == 0
+
+    printed = capsys.readouterr().out
+    told = [line.split("  ")[5:-2] for line in printed.splitlines()]
+    assert told == [["parallel fsdp2", f"ranks {number}"] for number in (1, 2)]
+
+
 def test_a_run_without_a_folder_named_is_below_results(here: Path, shared: None, capsys: Any):
     assert answer(["run", "--model", "mlp", "--strategies", "none", *QUICK]) == 0
 

@@ -431,11 +431,13 @@ def test_an_option_that_cannot_be_is_refused(words, complaint):
         engines.connect(words)
 
 
-def test_an_option_that_submitit_does_not_know_is_refused_before_anything_is_sent(run, cluster):
-    with engines.connect("slurm:slurm_colour=red") as engine, pytest.raises(UserError, match="colour"):
-        list(runner.carry_out(engine, run))
+def test_an_option_that_submitit_does_not_know_is_refused_before_there_is_a_folder(cluster, here, capsys):
+    before = list(here.iterdir())
 
-    assert list((run / "shards").iterdir()) == []
+    assert answer(["run", *SWEEP, "--engine", "slurm:slurm_colour=red", "-o", "run"]) == 2
+
+    assert "colour" in capsys.readouterr().err
+    assert list(here.iterdir()) == before
 
 
 def test_more_ranks_than_a_job_has_gpus_are_refused(tmp_path, cluster):

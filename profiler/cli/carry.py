@@ -26,7 +26,7 @@ from profiler.errors import UserError
 
 LOCAL = Where()
 
-TOLD = ("batch_size", "optimizer", "device")  # in every line of a dry run
+TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every line of a dry run
 
 if TYPE_CHECKING:
     from profiler.case import Trial
@@ -187,15 +187,17 @@ def finish(run: Run, *, code: int, json: bool, fit: bool = False, data: str | No
 
 def _print_plan(plan: Plan, devices: dict[str, Environment], engine: Engine, where: str) -> int:
     from profiler.cli import cost
-    from profiler.views.progress import varying
+    from profiler.views.progress import settings, varying
 
     say_first(plan.trials, devices, plan.remarks)
     more = [field for field in varying([trial.case for trial in plan.trials]) if field not in TOLD]
     for trial in plan.trials:
         case = trial.case
-        axes = "".join(f"  {field.replace('_', ' ')} {getattr(case, field)}" for field in more)
-        what = f"{case.model}  {case.strategy}  batch {case.batch_size}  {case.optimizer}{axes}  {case.device}"
-        print(f"round {trial.round}  {what}  {'+'.join(trial.passes)}")
+        words = [
+            f"round {trial.round}", str(case.model), str(case.strategy), f"batch {case.batch_size}",
+            str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), case.device, "+".join(trial.passes),
+        ]  # fmt: skip
+        print("  ".join(words))
     for line in cost.told(plan, devices, engine, where):
         aside(line)
     return 0

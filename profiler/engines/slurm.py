@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,7 @@ class Slurm:
         if self._executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             hint = "go to a machine that submits to Slurm; or executor=local to try it here, or --shard i/n anywhere"
             raise UserError("there is no sbatch here", hint=hint, exit_code=3)
+        self._made(Path(tempfile.gettempdir()))  # refuses what submitit does not know before there is a run folder
         return self
 
     def __exit__(self, *error: object) -> None: ...

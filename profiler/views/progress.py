@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import TextIO
 
+from msgspec import UNSET
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -83,6 +84,11 @@ def describe(record: Record, *, varying: Sequence[str] = ()) -> str:
         f"step {seconds_text(median(seconds))}" if seconds else "",
         (record.detail or "").splitlines()[0] if record.detail else "",
     ]
-    axes = "".join(f"{field.replace('_', ' ')} {getattr(record.case, field)} " for field in varying)
-    where = f"{record.case.model} {record.case.strategy} {axes}round {record.round}"
-    return f"{where}: {', '.join(fact for fact in facts if fact)}"
+    where = [str(record.case.model), str(record.case.strategy), *settings(record.case, varying)]
+    return f"{' '.join(where)} round {record.round}: {', '.join(fact for fact in facts if fact)}"
+
+
+def settings(case: Case, fields: Sequence[str]) -> list[str]:
+    """What a case has of these fields, where it has them: `batch size 8`."""
+    values = {field.replace("_", " "): getattr(case, field) for field in fields}
+    return [f"{name} {value}" for name, value in values.items() if value is not UNSET]
