@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and ti
 
 from benchmarks import killed
 from profiler import models
-from profiler.case import Choice, Trial
+from profiler.case import Case, Choice, Trial
 from profiler.cli import bug
 from profiler.engines import local
 from profiler.engines.local import Local
@@ -96,11 +97,18 @@ def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",)
     from profiler.measuring import measure
 
     case = make.case(strategy, **{"model": Choice(model), "batch_size": 8, "warmup": 0, "samples": 1, **fields})
-    digests = None
-    if "equality" in passes and strategy != "none":
-        baseline = measure(Trial(case=case.baseline, passes=("equality",))).equality
-        digests = baseline.digests if baseline else None
+    compared = "equality" in passes and strategy != "none"
+    digests = _digests(case.baseline, models.TABLE.get(case.model.name)) if compared else None
     return measure(Trial(case=case, passes=passes, digests=digests))
+
+
+@cache
+def _digests(baseline: Case, _builder: str | None) -> dict[str, str] | None:
+    """Of the gradients without checkpointing, for all strategies of a model; tests have their own builders."""
+    from profiler.measuring import measure
+
+    equality = measure(Trial(case=baseline, passes=("equality",))).equality
+    return equality.digests if equality else None
 
 
 def run_folder(root: Path) -> Path:

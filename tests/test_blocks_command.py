@@ -10,6 +10,8 @@ from profiler.cli import answer
 from profiler.outline import Block, Outline
 from profiler.views.blocks import blocks as table
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 
 def outline() -> Outline:
     seen = {"kind": "Layer", "num_parameters": 1200, "output": "2 x 64"}

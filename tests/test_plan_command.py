@@ -27,6 +27,7 @@ from tests.program import PATIENCE_SECONDS, Started, next_words
 from tests.test_cli_readers import gcprof
 
 MIB = 2**20
+pytestmark = pytest.mark.usefixtures("shared")
 COSTS = FOLDER / "hetero12.stages.json"
 CHAIN = chains.read(COSTS)
 FRONTIER = frontier(CHAIN)
@@ -252,7 +253,7 @@ def test_an_unknown_field_is_named(costs, capsys):
         ("mlp --budget 60% --stages missing.json --device cpu", "cannot read 'missing.json'"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, complaint):
+def test_what_cannot_be_planned_is_refused(costs, capsys, words, complaint):
     assert plan(*shlex.split(words)) == 2
 
     said = capsys.readouterr()
@@ -261,7 +262,7 @@ def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, complai
     assert "hint: " in said.err
 
 
-def test_a_gpu_that_is_not_there_is_exit_code_3(here, shared, capsys):
+def test_a_gpu_that_is_not_there_is_exit_code_3(here, capsys):
     import torch
 
     if torch.cuda.is_available():
@@ -394,7 +395,7 @@ def test_costs_of_another_model_or_batch_are_refused(here, capsys):
     assert plan("mlp", *words, "--batch-size", "8") == 0
 
 
-def test_costs_of_no_known_model_are_planned_for_none(here, named, shared, capsys):
+def test_costs_of_no_known_model_are_planned_for_none(here, named, capsys):
     assert plan("mlp", "--stages", named, "--budget", "100%", "--device", "fake:t4") == 2
 
     assert "has the costs of no known model, not of mlp" in capsys.readouterr().err
@@ -476,7 +477,7 @@ def connect(**words: Any) -> Borrowed:
 
 
 @pytest.fixture
-def noted(shared: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """When engines are left."""
     monkeypatch.setitem(engines.TABLE, "local", "tests.test_plan_command:connect")
     monkeypatch.setattr(Borrowed, "left", [])

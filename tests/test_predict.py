@@ -21,6 +21,7 @@ from profiler.views import fits
 from profiler.views.progress import describe
 from tests import make
 
+pytestmark = pytest.mark.usefixtures("shared")
 GIB = 2**30
 SMALL = "transformer:layers=2,width=16,heads=2,sequence=8,vocabulary=32"
 
