@@ -1,10 +1,12 @@
 """What plans are worth, measured on the CPU in paired rounds: `python -m benchmarks.worth [NAME ...]`.
 
-- `uneven`, `resnet`: at the peak of every uniform split, the plan is not slower; over budgets that lie evenly between
-  the lowest of these peaks and the one without checkpointing, its extra time is on average at most half of that of the
-  best uniform split which fits. The same at the peaks themselves, where uniform splits are at their best, is told.
+- `uneven`: on convolutional models, at the peak of every uniform split, the plan is not slower; over budgets that lie
+  evenly between the lowest of these peaks and the one without checkpointing, its extra time is on average at most half
+  of that of the best uniform split which fits. For each model the same is told at the peaks themselves, where uniform
+  splits are at their best, and by the costs of the stages, by which no plan is better. Of long chains the splits of
+  `SEGMENTS` are measured, and those that are best by the costs.
 - `equal`: on equal transformer blocks the plan is never slower than the first N.
-- `options`, `options-resnet`: with save options, at 75 % of the peak without checkpointing, at most two thirds of the
+- `options`: with save options, at 75 % of the peak without checkpointing, at most two thirds of the
   extra time of the first N.
 
 Every ratio is of steps in one round, and the median of all rounds; a plan is slower where three quarters of the rounds
@@ -17,7 +19,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean, median, quantiles
 
@@ -38,6 +40,7 @@ from profiler.units import bytes_text
 
 ROUNDS, SAMPLES = 6, 2
 BUDGETS = 12
+SEGMENTS, LONG, POINTS = (2, 4, 8, 16, 32), 32, 1000
 HALF, TWO_THIRDS = 0.5, 2 / 3
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
 
@@ -47,11 +50,16 @@ def main() -> int:
     failed = 0
     os.environ.update(KEPT)  # read where the engine's processes start
     for name in sys.argv[1:] or TABLE:
-        model, batch_size, check = TABLE[name]
+        check, models = TABLE[name]
+        failed += not check(_benches(name, models))
+    return 1 if failed else 0
+
+
+def _benches(name: str, models: dict[str, int]) -> Iterator[_Bench]:
+    for model, batch_size in models.items():
         print(f"{name}: {model}, batch {batch_size}", flush=True)
         with Local(stage_seconds=600) as engine, tempfile.TemporaryDirectory() as folder:
-            failed += not check(_Bench(engine, case_of(model, batch_size), Path(folder)))
-    return 1 if failed else 0
+            yield _Bench(engine, case_of(model, batch_size), Path(folder))
 
 
 class _Bench:
@@ -61,12 +69,13 @@ class _Bench:
         self._engine, self._folder = engine, folder
         self._case = msgspec.structs.replace(case, warmup=1, samples=SAMPLES, verify="off")
         self.chain: Chain = proving.stages(engine, case, proving.calibrate(engine, case))
-        self.frontier = frontier(self.chain)
+        self.whole = none(self.chain)
+        self.frontier = frontier(self.chain, points=POINTS)
         self.seconds: dict[str, list[float]] = {}
 
     def time(self, plans: Sequence[Plan]) -> None:
         """Fill `seconds`: by plan, the median of every round."""
-        cases = {render(none(self.chain).plan): self._case}
+        cases = {render(self.whole.plan): self._case}
         for number, plan in enumerate(dict.fromkeys(plans)):
             path = self._folder / f"{number}.json"
             recipe.write(recipe_of(self.chain, plan), path)
@@ -79,7 +88,7 @@ class _Bench:
 
     def extra(self, plan: Plan) -> float:
         """The extra time of a plan as a fraction, the median of the rounds."""
-        return median(self._ratios(plan, none(self.chain).plan)) - 1
+        return median(self._ratios(plan, self.whole.plan)) - 1
 
     def is_slower(self, plan: Plan, other: Plan) -> bool:
         """In three quarters of the rounds."""
@@ -100,36 +109,45 @@ class _Bench:
         return [a / b for a, b in zip(self.seconds[render(plan)], self.seconds[render(other)], strict=True)]
 
 
-def uneven(bench: _Bench) -> bool:
+def uneven(benches: Iterator[_Bench]) -> bool:
     """Against every uniform split."""
-    pairs = _pairs(bench, "uniform")
-    peaks = [simulate(bench.chain, other).peak_bytes for _, other, _ in pairs]
-    lowest, highest = min(peaks), none(bench.chain).cost.peak_bytes
-    even = [lowest + (highest - lowest) * number // BUDGETS for number in range(BUDGETS)]
-    bench.time([*(plan for pair in pairs for plan in pair[:2]), *(_plan(bench, budget) for budget in even)])
-    slower = _told(bench, pairs)
-    _means(bench, pairs, peaks, "at these peaks")
-    planned, uniform = _means(bench, pairs, even, f"over {BUDGETS} even budgets")
-    reached = bench.frontier.peak_bytes[0]
-    print(f"  plans reach {bytes_text(reached)}, {(1 - reached / lowest) * 100:.1f} % below the lowest uniform split")
+    slower, means = 0, []
+    for bench in benches:
+        pairs = _pairs(bench, "uniform")
+        peaks = [simulate(bench.chain, other).peak_bytes for _, other, _ in pairs]
+        even = _even(bench)
+        bench.time([*(plan for pair in pairs for plan in pair[:2]), *(_plan(bench, budget) for budget in even)])
+        slower += _told(bench, pairs)
+        _means(bench, pairs, peaks, "at these peaks")
+        means.append(_means(bench, pairs, even, f"over {BUDGETS} even budgets"))
+        reached, lowest = bench.frontier.peak_bytes[0], even[0]
+        print(f"  plans reach {bytes_text(reached)}, {1 - reached / lowest:.1%} below the lowest uniform split")
+    planned, uniform = map(mean, zip(*means, strict=True))
+    print(f"mean extra time over even budgets of all models: {planned:.1%}, of the best uniform split {uniform:.1%}")
     return not slower and planned <= HALF * uniform
 
 
-def equal(bench: _Bench) -> bool:
+def equal(benches: Iterator[_Bench]) -> bool:
     """Against the first N, for every N."""
-    pairs = _pairs(bench, "first")
-    bench.time([plan for pair in pairs for plan in pair[:2]])
-    return not _told(bench, pairs)
+    slower = 0
+    for bench in benches:
+        pairs = _pairs(bench, "first")
+        bench.time([plan for pair in pairs for plan in pair[:2]])
+        slower += _told(bench, pairs)
+    return not slower
 
 
-def options(bench: _Bench) -> bool:
+def options(benches: Iterator[_Bench]) -> bool:
     """At 75 % of the peak without checkpointing, against the first N."""
-    budget = int(0.75 * none(bench.chain).cost.peak_bytes)
-    found, rival = _plan(bench, budget), rules.best_of(bench.chain, "first", budget)
-    assert rival
-    bench.time([found, rival[1]])
-    print(bench.line(found, rival[1], rival[0]))
-    return bench.extra(found) <= TWO_THIRDS * bench.extra(rival[1])
+    missed = 0
+    for bench in benches:
+        budget = int(0.75 * bench.whole.cost.peak_bytes)
+        found, rival = _plan(bench, budget), rules.best_of(bench.chain, "first", budget)
+        assert rival
+        bench.time([found, rival[1]])
+        print(bench.line(found, rival[1], rival[0]))
+        missed += bench.extra(found) > TWO_THIRDS * bench.extra(rival[1])
+    return not missed
 
 
 def _plan(bench: _Bench, budget: int) -> Plan:
@@ -139,13 +157,24 @@ def _plan(bench: _Bench, budget: int) -> Plan:
     return found.plan
 
 
+def _even(bench: _Bench) -> list[int]:
+    """Budgets from the lowest peak of a uniform split on."""
+    highest = bench.whole.cost.peak_bytes
+    lowest = min(cost.peak_bytes for _, _, cost in rules.costed(bench.chain, "uniform"))
+    return [lowest + (highest - lowest) * number // BUDGETS for number in range(BUDGETS)]
+
+
 def _pairs(bench: _Bench, kind: str) -> list[tuple[Plan, Plan, str]]:
     """The plan at the peak of each plan of a rule that is below that of no checkpointing, that plan, and its word."""
-    whole = none(bench.chain).cost.peak_bytes
+    costed = rules.costed(bench.chain, kind)
+    if len(costed) > LONG:
+        words = {f"{kind}({number})" for number in SEGMENTS}
+        words |= {one[0] for budget in _even(bench) if (one := rules.best_of(bench.chain, kind, budget))}
+        costed = [one for one in costed if one[0] in words]
     found = []
-    for word, plan, cost in rules.costed(bench.chain, kind):
+    for word, plan, cost in costed:
         point = best(bench.frontier, cost.peak_bytes)
-        if point is not None and cost.peak_bytes < whole:
+        if point is not None and cost.peak_bytes < bench.whole.cost.peak_bytes:
             found.append((point.plan, plan, word))
     return found
 
@@ -162,24 +191,36 @@ def _told(bench: _Bench, pairs: Sequence[tuple[Plan, Plan, str]]) -> int:
 def _means(
     bench: _Bench, pairs: Sequence[tuple[Plan, Plan, str]], budgets: Sequence[int], word: str
 ) -> tuple[float, float]:
-    """The mean extra time of the plan and of the best uniform split, which are told."""
+    """The mean extra time of the plan and of the best uniform split, which are told beside those of the costs."""
     planned = mean(bench.extra(_plan(bench, budget)) for budget in budgets)
     uniform = mean(_best_uniform(bench, pairs, budget) for budget in budgets)
-    print(f"  mean extra time {word}: {planned:.1%}, of the best uniform split {uniform:.1%}", flush=True)
+    by_costs = [mean(_foreseen(bench, kind, budget) for budget in budgets) for kind in ("plan", "uniform")]
+    print(f"  mean extra time {word}: {planned:.1%}, of the best uniform split {uniform:.1%}", end="")
+    print("; by the costs {:.1%} and {:.1%}".format(*by_costs), flush=True)
     return planned, uniform
+
+
+def _foreseen(bench: _Bench, kind: str, budget: int) -> float:
+    rival = rules.best_of(bench.chain, "uniform", budget)
+    plan = rival[1] if kind == "uniform" and rival else _plan(bench, budget)
+    return simulate(bench.chain, plan).step_seconds / bench.whole.cost.step_seconds - 1
 
 
 def _best_uniform(bench: _Bench, pairs: Sequence[tuple[Plan, Plan, str]], budget: int) -> float:
     return min(bench.extra(other) for _, other, _ in pairs if simulate(bench.chain, other).peak_bytes <= budget)
 
 
-Check = Callable[[_Bench], bool]
-TABLE: dict[str, tuple[str, int, Check]] = {
-    "uneven": ("benchmarks/uneven.py:images", 32, uneven),
-    "resnet": ("cifar-resnet:depth=3", 64, uneven),
-    "equal": ("transformer:layers=8,width=256,sequence=128", 8, equal),
-    "options": ("transformer:layers=8,width=512,heads=8,sequence=256,dropout=0.0", 16, options),
-    "options-resnet": ("torchvision:resnet101:size=96", 32, options),
+Check = Callable[[Iterator[_Bench]], bool]
+TABLE: dict[str, tuple[Check, dict[str, int]]] = {  # models with their batches
+    "uneven": (uneven, {"benchmarks/uneven.py:images": 32, "cifar-resnet:depth=3": 64, "mnist-cnn:channels=16": 32}),
+    "equal": (equal, {"transformer:layers=8,width=256,sequence=128": 8}),
+    "options": (
+        options,
+        {
+            "transformer:layers=8,width=512,heads=8,sequence=256,dropout=0.0": 16,
+            "torchvision:resnet101:size=96": 32,
+        },
+    ),
 }
 
 if __name__ == "__main__":
