@@ -18,7 +18,6 @@ from tests import make
 from tests.conftest import run_folder
 from tests.program import next_words
 
-pytestmark = pytest.mark.usefixtures("shared")
 SMALL = "transformer:layers=4,width=32"
 FLAGS = ("--device", "cpu")
 GIB = 2**30
@@ -155,7 +154,7 @@ def test_samples_a_second_are_of_all_rounds_and_micro_batches():
     assert Largest(strategy=Choice("none"), batch_size=8).samples_per_second is None
 
 
-def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, capsys):
+def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, shared, capsys):
     words = [SMALL, "--memory", "5MiB", "--device", "fake:cpu", "--strategies", "segments:k=2,segments:k=4"]
 
     assert answer(["max-batch", *words, "--json"]) == 0
@@ -181,7 +180,7 @@ FIXED = Path(__file__).parent / "user_models" / "broken.py"
         ([f"{FIXED}:no_loss", "--memory", "1GiB", "--device", "cpu"], "makes its own batch, of one size"),
     ],
 )
-def test_what_has_no_largest_batch_is_refused(here, capsys, words, complaint):
+def test_what_has_no_largest_batch_is_refused(here, shared, capsys, words, complaint):
     assert answer(["max-batch", *words]) == 2
 
     said = capsys.readouterr()
@@ -189,7 +188,7 @@ def test_what_has_no_largest_batch_is_refused(here, capsys, words, complaint):
     assert complaint in said.err
 
 
-def test_a_model_that_takes_its_batch_size_from_a_file_is_not_refused(here, capsys):
+def test_a_model_that_takes_its_batch_size_from_a_file_is_not_refused(here, shared, capsys):
     model = f"{FIXED.with_name('batchnorm.py')}:build"
 
     assert answer(["max-batch", model, "--memory", "1MiB", "--device", "fake:cpu", "--json"]) == 0

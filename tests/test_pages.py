@@ -40,7 +40,6 @@ def test_there_are_examples():
     assert all(commands(name) for name in WITH_EXAMPLES)
 
 
-@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_every_example_of_a_page_runs_in_order(name, tmp_path, monkeypatch, capfd):
     shutil.copy(DOCS / "examples" / "mine.py", tmp_path)

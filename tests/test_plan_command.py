@@ -27,7 +27,6 @@ from tests.program import PATIENCE_SECONDS, Started, next_words
 from tests.test_cli_readers import gcprof
 
 MIB = 2**20
-pytestmark = pytest.mark.usefixtures("shared")
 COSTS = FOLDER / "hetero12.stages.json"
 CHAIN = chains.read(COSTS)
 FRONTIER = frontier(CHAIN)
@@ -253,7 +252,7 @@ def test_an_unknown_field_is_named(costs, capsys):
         ("mlp --budget 60% --stages missing.json --device cpu", "cannot read 'missing.json'"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(costs, capsys, words, complaint):
+def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, complaint):
     assert plan(*shlex.split(words)) == 2
 
     said = capsys.readouterr()
@@ -262,7 +261,7 @@ def test_what_cannot_be_planned_is_refused(costs, capsys, words, complaint):
     assert "hint: " in said.err
 
 
-def test_a_gpu_that_is_not_there_is_exit_code_3(here, capsys):
+def test_a_gpu_that_is_not_there_is_exit_code_3(here, shared, capsys):
     import torch
 
     if torch.cuda.is_available():
@@ -395,7 +394,7 @@ def test_costs_of_another_model_or_batch_are_refused(here, capsys):
     assert plan("mlp", *words, "--batch-size", "8") == 0
 
 
-def test_costs_of_no_known_model_are_planned_for_none(here, named, capsys):
+def test_costs_of_no_known_model_are_planned_for_none(here, named, shared, capsys):
     assert plan("mlp", "--stages", named, "--budget", "100%", "--device", "fake:t4") == 2
 
     assert "has the costs of no known model, not of mlp" in capsys.readouterr().err
@@ -477,7 +476,7 @@ def connect(**words: Any) -> Borrowed:
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def noted(shared: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """When engines are left."""
     monkeypatch.setitem(engines.TABLE, "local", "tests.test_plan_command:connect")
     monkeypatch.setattr(Borrowed, "left", [])
