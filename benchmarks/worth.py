@@ -3,10 +3,10 @@
 - `uneven`: on convolutional models, at the peak of every uniform split, the plan is not slower; over budgets that lie
   evenly between the lowest of these peaks and the one without checkpointing, its extra time is on average at most half
   of that of the best uniform split which fits. For each model the same is told at the peaks themselves, where uniform
-  splits are at their best, and by the costs of the stages, by which no plan is better. Of long chains the splits of
+  splits are at their best, and by the costs of the stages, of which the plan is the optimum. Of long chains splits of
   `SEGMENTS` are measured, and those that are best by the costs.
 - `equal`: on equal transformer blocks the plan is never slower than the first N.
-- `options`: with save options, at 75 % of the peak without checkpointing, at most two thirds of the
+- `options`: with save options, at 75 % of the peak without checkpointing, the plan takes at most two thirds of the
   extra time of the first N.
 
 Every ratio is of steps in one round, and the median of all rounds; a plan is slower where three quarters of the rounds
