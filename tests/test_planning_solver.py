@@ -120,14 +120,6 @@ def test_equal_stages_on_a_lattice_are_those_of_the_staircases(monkeypatch):
         assert all(point.plan for point in one)
 
 
-@pytest.mark.parametrize("levels", [1, 2, 4])
-def test_the_smallest_peak_is_found_by_staircases_of_two_steps(levels):
-    for seed in range(30):
-        chain = random_chain(seed, 1 + seed % 12, options=True, pins=True)
-
-        assert frontier(chain, levels=levels, points=2).peak_bytes[0] == frontier(chain, levels=levels).peak_bytes[0]
-
-
 def test_a_wrong_recurrence_is_noticed_by_the_judge_and_by_brute_force(monkeypatch):
     def without_gradients(self, stage, target, way):
         return max(self.output[target] + way.forward, way.backward)

@@ -68,26 +68,17 @@ class _Planning:
         if self.wish.budget is None:
             return self._show_frontier(self._frontier(self.wish.levels or 1))
         budget = parse_budget(self.wish.budget, whole_bytes=self.none.cost.peak_bytes)
-        depths = (self.wish.levels,) if self.wish.levels else DEPTHS
-        for depth in depths:
-            if depth > 1 and self._smallest(depth) > budget:
-                continue
+        for depth in (self.wish.levels,) if self.wish.levels else DEPTHS:
             frontier = self._frontier(depth)
             settled = self._settle(frontier, budget)
             if settled is not None:
                 return self._show_plan(frontier, budget, settled)
-        return self._infeasible(depths[-1], budget)
+        return self._infeasible(frontier, budget)
 
     def _frontier(self, levels: int) -> Frontier:
         from profiler.planning.solver import frontier
 
         return frontier(self.chain, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
-
-    def _smallest(self, levels: int) -> int:
-        """The smallest peak in bytes, which thinned staircases keep, and which they find far sooner."""
-        from profiler.planning.solver import frontier
-
-        return frontier(self.chain, levels=levels, points=2).peak_bytes[0]
 
     def _settle(self, frontier: Frontier, budget: int) -> Settled | None:
         """The fastest plan that fits: by costs alone, by a traced step, and by a measured one, as far as there are."""
@@ -186,15 +177,15 @@ class _Planning:
             )
         return found
 
-    def _infeasible(self, levels: int, budget: int) -> int:
+    def _infeasible(self, frontier: Frontier, budget: int) -> int:
         from profiler.planning.ways import largest_stage
         from profiler.units import bytes_text
 
         name, working = largest_stage(self.chain)
         static, gradients = self.chain.static_bytes, sum(stage.gradient_bytes for stage in self.chain.stages)
         if self.wish.json:
-            say_bytes(self._document(list(self._frontier(levels)), budget, []))
-        smallest = self._smallest(levels)
+            say_bytes(self._document(list(frontier), budget, []))
+        smallest = frontier.peak_bytes[0]
         more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
         aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
         aside(
