@@ -363,6 +363,19 @@ def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(costs, ca
     assert plan("--stages", costs, "--budget", "536MiB") == 0
 
 
+def test_where_one_level_gets_as_low_as_any_no_deeper_one_is_tried(costs, monkeypatch):
+    asked = []
+
+    def noted(chain, *, levels, points):
+        asked.append(levels)
+        return frontier(chain, levels=levels, points=points)
+
+    monkeypatch.setattr("profiler.planning.solver.frontier", noted)
+
+    assert plan("--stages", costs, "--budget", "535MiB") == 5
+    assert asked == [1]
+
+
 def test_a_budget_that_no_plan_fits_is_one_document_too(costs, capsys):
     assert plan("--stages", costs, "--budget", "535MiB", "--json") == 5
 

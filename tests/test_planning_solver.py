@@ -16,6 +16,7 @@ from profiler.planning import lattice
 from profiler.planning.costs import Costs
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Frontier, best, frontier
+from profiler.planning.ways import largest_stage
 from tests.planning_chains import (
     COUNTED,
     FOLDER,
@@ -118,6 +119,18 @@ def test_equal_stages_on_a_lattice_are_those_of_the_staircases(monkeypatch):
         other = frontier(equal_random_stages(seed, 20 + seed), levels=None)
         assert (one.peak_bytes, one.step_seconds) == (other.peak_bytes, other.step_seconds), seed
         assert all(point.plan for point in one)
+
+
+def test_no_plan_gets_below_the_largest_stage_at_work_and_many_reach_it():
+    reached = 0
+    for seed in range(300):
+        chain = random_chain(seed, 1 + seed % 9, options=True, pins=bool(seed % 2))
+        _, floor = largest_stage(chain)
+        smallest = frontier(chain, levels=None).peak_bytes[0]
+
+        assert floor <= smallest, seed
+        reached += floor == smallest
+    assert reached > 100
 
 
 def test_a_wrong_recurrence_is_noticed_by_the_judge_and_by_brute_force(monkeypatch):

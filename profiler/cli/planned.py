@@ -62,17 +62,21 @@ class _Planning:
     def go(self) -> int:
         from profiler.planning.budget import parse_budget
         from profiler.planning.recipes import recipe
+        from profiler.planning.ways import largest_stage
 
         if self.model or self.wish.emit or self._writes_plan:
             recipe(self.chain, self.none.plan)  # refuse stages of no known modules before there is work
         if self.wish.budget is None:
             return self._show_frontier(self._frontier(self.wish.levels or 1))
         budget = parse_budget(self.wish.budget, whole_bytes=self.none.cost.peak_bytes)
+        _, floor = largest_stage(self.chain)
         for depth in (self.wish.levels,) if self.wish.levels else DEPTHS:
             frontier = self._frontier(depth)
             settled = self._settle(frontier, budget)
             if settled is not None:
                 return self._show_plan(frontier, budget, settled)
+            if frontier.peak_bytes[0] <= floor:
+                break  # nor is any deeper one lower
         return self._infeasible(frontier, budget)
 
     def _frontier(self, levels: int) -> Frontier:

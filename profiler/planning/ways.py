@@ -48,7 +48,7 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     stages gets below it.
     """
     behind, found = 0, list[tuple[int, str]]()
-    before = [chain.input_bytes, *(stage.output_bytes for stage in chain.stages)]
+    before = [0, *map(_given, chain.stages)]  # besides the chain's own input
     for stage, given in zip(chain.stages[::-1], before[-2::-1], strict=True):
         kept: tuple[Stage | Option, ...] = (stage, *stage.options)
         least = min(_at_work(stage, costs, behind) for costs in kept)
@@ -58,9 +58,15 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     return name, max(nbytes, chain.floor_bytes)
 
 
+def _given(stage: Stage) -> int:
+    """The least of a stage that is there while the next one is at work."""
+    return min(stage.output_bytes, stage.saved_bytes, *(option.saved_bytes for option in stage.options))
+
+
 def _at_work(stage: Stage, costs: Stage | Option, behind: int) -> int:
-    """What a stage needs beside its input, forward or backward; `behind` are the gradients of the stages behind it."""
+    """What a stage needs beside its input, forward or backward; `behind` are the gradients of the stages behind it,
+    which are not there yet in the forward of a stage that is kept."""
     own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
     forward = costs.saved_bytes + costs.forward_extra_bytes
     backward = stage.output_bytes + own + costs.backward_extra_bytes + stage.gradient_bytes
-    return max(forward, backward) + behind
+    return max(forward, backward + behind)
