@@ -9,9 +9,11 @@
 - `options`: with save options, at 75 % of the peak without checkpointing, the plan takes at most two thirds of the
   extra time of the first N.
 
-Every ratio is of steps in one round, and the median of all rounds; a plan is slower where three quarters of the rounds
-say so. The allocator of glibc is told to keep what is freed, as the one of CUDA does: else the time to get pages from
-the kernel again, which is that of the machine, stands in every checkpoint. Exit code 1 where a line is missed.
+Every time is against the step without checkpointing, which is measured anew before and after every few plans, since
+these machines change their pace; a ratio is of two such times in one round, and the median of all rounds. A plan is
+slower where three quarters of the rounds say so. The allocator of glibc is told to keep what is freed, as the one of
+CUDA does: else the time to get pages from the kernel again, which is that of the machine, stands in every checkpoint.
+Exit code 1 where a line is missed.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ from profiler.planning.solver import best, frontier
 from profiler.planning.ways import none
 from profiler.units import bytes_text
 
-ROUNDS, SAMPLES = 6, 2
-BUDGETS = 12
+ROUNDS, SAMPLES = 4, 2
+GROUP = 4  # plans between two measurements without checkpointing
+BUDGETS = 8
 SEGMENTS, LONG, POINTS = (2, 4, 8, 16, 32), 32, 1000
 HALF, TWO_THIRDS = 0.5, 2 / 3
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
@@ -71,24 +74,33 @@ class _Bench:
         self.chain: Chain = proving.stages(engine, case, proving.calibrate(engine, case))
         self.whole = none(self.chain)
         self.frontier = frontier(self.chain, points=POINTS)
-        self.seconds: dict[str, list[float]] = {}
+        self.times: dict[str, list[float]] = {}
 
     def time(self, plans: Sequence[Plan]) -> None:
-        """Fill `seconds`: by plan, the median of every round."""
-        cases = {render(self.whole.plan): self._case}
+        """Fill `times`: by plan, in every round its step against those without checkpointing around it."""
+        cases = {}
         for number, plan in enumerate(dict.fromkeys(plans)):
             path = self._folder / f"{number}.json"
             recipe.write(recipe_of(self.chain, plan), path)
             cases[render(plan)] = proving.under(self._case, path)
         for number in range(ROUNDS):
-            for word, case in list(cases.items())[:: 1 if number % 2 else -1]:
-                (record,) = self._engine.run([Trial(case=case, passes=("time",))])
-                assert record.readings.step_seconds, record.detail
-                self.seconds.setdefault(word, []).append(median(record.readings.step_seconds))
+            order = list(cases.items())[:: 1 if number % 2 else -1]
+            before = self._seconds(self._case)
+            for at in range(0, len(order), GROUP):
+                found = {word: self._seconds(case) for word, case in order[at : at + GROUP]}
+                after = self._seconds(self._case)
+                for word, seconds in found.items():
+                    self.times.setdefault(word, []).append(seconds / mean((before, after)))
+                before = after
+
+    def _seconds(self, case: Case) -> float:
+        (record,) = self._engine.run([Trial(case=case, passes=("time",))])
+        assert record.readings.step_seconds, record.detail
+        return median(record.readings.step_seconds)
 
     def extra(self, plan: Plan) -> float:
         """The extra time of a plan as a fraction, the median of the rounds."""
-        return median(self._ratios(plan, self.whole.plan)) - 1
+        return median(self.times[render(plan)]) - 1
 
     def is_slower(self, plan: Plan, other: Plan) -> bool:
         """In three quarters of the rounds."""
@@ -106,7 +118,7 @@ class _Bench:
         )
 
     def _ratios(self, plan: Plan, other: Plan) -> list[float]:
-        return [a / b for a, b in zip(self.seconds[render(plan)], self.seconds[render(other)], strict=True)]
+        return [a / b for a, b in zip(self.times[render(plan)], self.times[render(other)], strict=True)]
 
 
 def uneven(benches: Iterator[_Bench]) -> bool:
