@@ -8,6 +8,8 @@
 - `equal`: on equal transformer blocks the plan is never slower than the first N.
 - `options`: with save options, at 75 % of the peak without checkpointing, the plan takes at most two thirds of the
   extra time of the first N.
+- `deep`: on a deep model, checkpoints within checkpoints get below the smallest peak of any uniform split; peaks are
+  measured.
 
 Every time is against the step without checkpointing, which is measured anew before and after every few plans, since
 these machines change their pace; a ratio is of two such times in one round, and the median of all rounds. A plan is
@@ -44,6 +46,7 @@ ROUNDS, SAMPLES = 4, 2
 GROUP = 4  # plans between two measurements without checkpointing
 BUDGETS = 8
 SEGMENTS, LONG, POINTS = (2, 4, 8, 16, 32), 32, 1000
+LEVELS = 4  # of checkpoints in checkpoints
 HALF, TWO_THIRDS = 0.5, 2 / 3
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
 
@@ -97,6 +100,14 @@ class _Bench:
         (record,) = self._engine.run([Trial(case=case, passes=("time",))])
         assert record.readings.step_seconds, record.detail
         return median(record.readings.step_seconds)
+
+    def peak(self, plan: Plan) -> int:
+        """Measured, in bytes."""
+        path = self._folder / "plan.json"
+        recipe.write(recipe_of(self.chain, plan), path)
+        (record,) = self._engine.run([Trial(case=proving.under(self._case, path), passes=("memory",))])
+        assert record.readings.peak_bytes, record.detail
+        return record.readings.peak_bytes
 
     def extra(self, plan: Plan) -> float:
         """The extra time of a plan as a fraction, the median of the rounds."""
@@ -159,6 +170,19 @@ def options(benches: Iterator[_Bench]) -> bool:
         bench.time([found, rival[1]])
         print(bench.line(found, rival[1], rival[0]))
         missed += bench.extra(found) > TWO_THIRDS * bench.extra(rival[1])
+    return not missed
+
+
+def deep(benches: Iterator[_Bench]) -> bool:
+    """The smallest plan, against the smallest uniform split."""
+    missed = 0
+    for bench in benches:
+        plan = frontier(bench.chain, levels=LEVELS).point(0).plan
+        word, other, _ = min(rules.costed(bench.chain, "uniform"), key=lambda one: one[2].peak_bytes)
+        peak, lowest = bench.peak(plan), bench.peak(other)
+        found = f"{bytes_text(peak)} with checkpoints {plan.depth()} deep, {bytes_text(lowest)} with {word}"
+        print(f"  smallest peaks: {found}: {1 - peak / lowest:.1%} below", flush=True)
+        missed += peak >= lowest
     return not missed
 
 
@@ -233,6 +257,7 @@ TABLE: dict[str, tuple[Check, dict[str, int]]] = {  # models with their batches
             "torchvision:resnet101:size=96": 32,
         },
     ),
+    "deep": (deep, {"transformer:layers=48,width=64,sequence=128,vocabulary=64": 8}),
 }
 
 if __name__ == "__main__":
