@@ -29,6 +29,7 @@ from profiler.trace import allocator, roofline
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
+from profiler.trace.losses import temporary_bytes
 from profiler.trace.step import follow
 from profiler.trace.summary import readings
 from profiler.trace.tracer import Hidden
@@ -238,15 +239,14 @@ def _stated_error(trial: Trial, known: Rates) -> str:
     return roofline.stated_error(known, trial.case.precision, is_scaled=is_scaled)
 
 
-def _hidden(calibration: Calibration | None) -> Hidden | None:
-    """What operators of the same signature were measured to take."""
-    if calibration is None or not calibration.hidden_bytes:
-        return None
-    known = calibration.hidden_bytes
+def _hidden(calibration: Calibration | None) -> Hidden:
+    """What operators of the same signature were measured to take, or are known to."""
+    known = calibration.hidden_bytes if calibration else {}
     names = {call.partition("(")[0] for call in known}
 
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
-        return known.get(signature(operator, arguments, keywords), 0) if name(operator) in names else 0
+        measured = known.get(signature(operator, arguments, keywords)) if names and name(operator) in names else None
+        return temporary_bytes(operator, arguments, keywords) if measured is None else measured
 
     return hidden
 

@@ -230,14 +230,14 @@ def test_a_size_that_only_data_could_tell_is_refused():
         predict_built(build)
 
 
-def predict_built(build):
+def predict_built(build, device="fake:cpu"):
     """As `predict`, of a model that is in no catalogue."""
     from unittest import mock
 
     from profiler import assemble as room
 
     with mock.patch.object(room, "_from_catalogue", return_value=build):
-        return predict(Trial(case=case(MLP, device="fake:cpu")))
+        return predict(Trial(case=case(MLP, device=device)))
 
 
 def test_a_test_of_the_data_is_taken_as_passed_and_said():
@@ -272,6 +272,20 @@ def test_on_cuda_dropout_keeps_a_mask_of_one_byte_an_element():
     elements = 4 * 16 * 32  # batch, time, width
     assert elements in {one.nbytes for one in masks["fake:cuda"]}
     assert not [one for one in traced(without, device="fake:cuda").allocations if one.operator == "aten.native_dropout"]
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (2, 8, 16), (1, 2, 2, 8, 16)], ids=["no head", "no batch", "two batches"])
+def test_on_cuda_attention_of_any_shape_is_followed(shape):
+    def build():
+        module = nn.Linear(16, 16)
+
+        def loss(module, batch):
+            query = module(batch)
+            return nn.functional.scaled_dot_product_attention(query, query, query).sum()
+
+        return Workload(module=module, batch=torch.randn(shape), loss=loss, blocks=("",))
+
+    assert predict_built(build, device="fake:cuda").readings.saved_bytes >= 3 * 512
 
 
 def test_on_cuda_every_storage_is_a_multiple_of_512_bytes():

@@ -19,6 +19,7 @@ from profiler.trace.tracer import on_host
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
+unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
 
 
 @contextmanager
@@ -66,8 +67,13 @@ def attention(
 ) -> torch.Tensor:
     """Flash attention for 16-bit tensors without a mask, the memory-efficient kernel else, as PyTorch prefers them.
 
-    Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
+    Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels), or less of these.
     """
+    if query.dim() < 4:
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
+    if query.dim() != 4:
+        return unfused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa and key.shape[1] != query.shape[1]:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)

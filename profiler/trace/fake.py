@@ -17,6 +17,8 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._mode_utils import no_dispatch
 
+from profiler.trace import losses
+from profiler.trace.in_place import is_in_place
 from profiler.trace.quick import QuickFakes, uncollected
 
 aten = torch.ops.aten
@@ -69,10 +71,12 @@ class Fakes(QuickFakes):
             return self._made(func, args, kwargs or {})
         if _only_writes(func) and not _is_known(args[0]):
             return args[0] if isinstance(args[0], torch.Tensor) else None
+        if is_in_place(func, args):
+            return args[0]
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is aten.all:
             out.is_true = True
-        return out
+        return self._in_elements(out, args) if func._overloadpacket in losses.IN_THE_RESULT else out
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A small tensor with its values, any other without."""
@@ -82,6 +86,11 @@ class Fakes(QuickFakes):
         with no_dispatch():
             real = func(*args, **kwargs)
         return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
+
+    def _in_elements(self, out: Any, args: Any) -> Any:
+        """A loss in the storage of the elements that were reduced to it."""
+        elements = super().__torch_dispatch__(aten.new_empty.default, (), (out, losses.shape(args)))
+        return super().__torch_dispatch__(aten.as_strided.default, (), (elements, out.shape, out.stride()))
 
     def _scalar(self, func: Any, tensor: Any) -> bool | int | float:
         constant = getattr(tensor, "constant", None)

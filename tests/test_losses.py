@@ -1,0 +1,115 @@
+"""Losses, and operators whose backward writes in place, take what the allocator sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from profiler import assemble
+from profiler.case import Choice, Trial
+from profiler.measuring import measure
+from profiler.predicting import predict
+from profiler.record import Readings
+from profiler.trace import in_place, losses
+from profiler.workload import Workload
+from tests import make
+
+WIDTH = 20_000  # elements of a sample: the loss weighs as much as all else
+LOSSES = (
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "soft_margin_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)
+PICKS = {
+    "sort": lambda x: x.view(16, -1, 8).sort(2)[0],
+    "topk": lambda x: x.topk(16, dim=1)[0],
+    "max": lambda x: x.max(1)[0],
+    "min": lambda x: x.min(1)[0],
+    "index": lambda x: x[torch.arange(8)],
+    "index_select": lambda x: x.index_select(0, torch.arange(8)),
+    "gather": lambda x: x.gather(1, torch.zeros(16, 100, dtype=torch.long)),
+}
+
+
+class Scaled(nn.Module):
+    """Nothing but a product, and what is asked for."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(x * self.scale)
+
+
+def build(change: Callable, loss: Callable) -> Workload:
+    batch = torch.rand(16, WIDTH), torch.rand(16, WIDTH)
+    module = Scaled(change)
+    return Workload(
+        module=module, batch=batch, loss=lambda module, batch: loss(module(batch[0]), batch[1]), blocks=("",)
+    )
+
+
+def both(built: Callable[[], Workload]) -> tuple[Readings, Readings]:
+    """Predicted and measured."""
+    case = partial(make.case, model=Choice("mlp"), batch_size=16, verify="off")
+    with mock.patch.object(assemble, "_from_catalogue", return_value=built):
+        real = measure(Trial(case=case(), passes=("memory",))).readings
+        return predict(Trial(case=case(device="fake:cpu"))).readings, real
+
+
+def check(found: Readings, real: Readings) -> None:
+    assert found.saved_bytes == pytest.approx(real.saved_bytes, abs=64)  # one number more or less
+    for phase, bytes_ in real.phases.items():
+        assert found.phases[phase].allocated == pytest.approx(bytes_.allocated, rel=0.001)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_take_what_the_allocator_sees(name, reduction):
+    change = torch.sigmoid if name == "binary_cross_entropy" else torch.clone
+    loss = partial(getattr(F, name), reduction=reduction)
+
+    check(*both(partial(build, change, lambda out, target: loss(out, target).mean())))
+
+
+@pytest.mark.parametrize("weights", [{"weight": torch.ones(WIDTH)}, {"pos_weight": torch.ones(1)}], ids=", ".join)
+def test_a_weighted_loss_takes_what_the_allocator_sees(weights):
+    check(*both(partial(build, torch.clone, partial(F.binary_cross_entropy_with_logits, **weights))))
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_backwards_that_write_in_place_take_what_the_allocator_sees(name):
+    check(*both(partial(build, PICKS[name], lambda out, target: (out * out).mean())))
+
+
+def test_without_the_elements_of_a_loss_its_peak_is_missed(monkeypatch):
+    monkeypatch.setattr(losses, "IN_THE_RESULT", ())
+
+    with pytest.raises(AssertionError):
+        check(*both(partial(build, torch.clone, F.mse_loss)))
+
+
+def test_without_the_temporaries_of_a_loss_its_forward_is_missed(monkeypatch):
+    monkeypatch.setattr(losses, "TEMPORARIES", {})
+
+    with pytest.raises(AssertionError):
+        check(*both(partial(build, torch.clone, F.mse_loss)))
+
+
+def test_out_of_place_the_backward_takes_more(monkeypatch):
+    monkeypatch.setattr(in_place, "NODES", {})
+
+    with pytest.raises(AssertionError):
+        check(*both(partial(build, PICKS["index"], lambda out, target: (out * out).mean())))
