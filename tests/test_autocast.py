@@ -1,0 +1,125 @@
+"""On a CPU, the precisions that CUDA's autocast chooses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from profiler import assemble
+from profiler.case import Choice, Trial
+from profiler.predicting import follow_case
+from profiler.timeline import Trace
+from profiler.trace.autocast import IN_FLOAT, TO_FLOAT, cuda_autocast
+from profiler.workload import Workload
+from tests import make
+
+HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+ROWS = 40
+HALF = {
+    "linear": lambda x: F.linear(x, torch.ones(16, 16)),
+    "gelu": F.gelu,
+    "dropout": F.dropout,
+    "a sum in a precision of its own": lambda x: x.sum(dtype=torch.bfloat16),
+    "a softmax in a precision of its own": lambda x: x.softmax(-1, torch.bfloat16),
+}
+SINGLE = {
+    "layer norm": lambda x: F.layer_norm(x, (16,)),
+    "group norm": lambda x: F.group_norm(x, 2),
+    "softmax": lambda x: x.softmax(-1),
+    "log softmax": lambda x: F.log_softmax(x, -1),
+    "power": lambda x: x**2,
+    "sum": lambda x: x.sum(),
+    "sum of rows": lambda x: x.sum(-1, keepdim=True),
+    "norm": torch.linalg.vector_norm,
+    "cross entropy": lambda x: F.cross_entropy(x, torch.zeros(4, 16, dtype=torch.long)),
+    "upsample": lambda x: F.interpolate(x, scale_factor=2),
+}
+
+
+def written(macro: str) -> list[str]:
+    """The operators of one list in PyTorch's header."""
+    body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", HEADER.read_text()).group(1)
+    return [".".join(one.split(", ")) for one in re.findall(r"_\(([\w, ]+)\)", body)]
+
+
+def precision(run) -> torch.dtype:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return run(torch.randn(4, 8, 16, dtype=torch.bfloat16)).dtype
+
+
+def traced(loss, precision: str, device: str = "fake:cuda") -> Trace:
+    def build():
+        return Workload(module=nn.Linear(64, 512), batch=torch.randn(ROWS, 64), loss=loss, blocks=("",))
+
+    case = make.case(model=Choice("mlp"), precision=precision, device=device, verify="off")
+    with mock.patch.object(assemble, "_from_catalogue", return_value=build):
+        return follow_case(Trial(case=case)).trace
+
+
+@pytest.mark.parametrize(
+    ("macro", "ours"), [("AT_FORALL_FP32", IN_FLOAT), ("AT_FORALL_FP32_SET_OPT_DTYPE", TO_FLOAT)], ids=["run", "made"]
+)
+def test_the_lists_are_those_of_pytorch(macro, ours):
+    assert list(ours) == written(macro)
+
+
+@pytest.mark.parametrize("name", [*HALF, *SINGLE])
+def test_operators_run_as_on_cuda(name):
+    with cuda_autocast():
+        assert precision({**HALF, **SINGLE}[name]) == (torch.bfloat16 if name in HALF else torch.float32)
+
+
+def test_afterwards_the_cpu_chooses_again():
+    before = precision(SINGLE["softmax"])
+    with cuda_autocast():
+        pass
+
+    assert precision(SINGLE["softmax"]) == before == torch.bfloat16
+
+
+def test_what_cuda_refuses_is_refused():
+    def loss(module, batch):
+        return F.binary_cross_entropy(module(batch).sigmoid(), torch.ones(ROWS, 512))
+
+    assert traced(loss, "fp32").operators
+    assert traced(loss, "amp-bf16", device="fake:cpu").operators
+    with pytest.raises(RuntimeError, match="unsafe to autocast"):
+        traced(loss, "amp-bf16")
+
+
+def test_a_softmax_keeps_twice_the_bytes_that_it_would_on_the_cpu():
+    def loss(module, batch):
+        return module(batch).softmax(-1).mean()
+
+    kept = {
+        device: max(one.nbytes for one in traced(loss, "amp-bf16", device).allocations if "softmax" in one.operator)
+        for device in ("fake:cuda", "fake:cpu")
+    }
+
+    assert kept == {"fake:cuda": ROWS * 512 * 4, "fake:cpu": ROWS * 512 * 2}
+
+
+@pytest.mark.parametrize(("precision", "copies"), [("amp-fp16", 0), ("amp-bf16", 1)])
+def test_from_float16_a_softmax_needs_no_copy(precision, copies):
+    def loss(module, batch):
+        return module(batch).log_softmax(-1).mean()
+
+    made = [one for one in traced(loss, precision).allocations if one.operator == "aten._to_copy"]
+
+    assert sum(one.nbytes == ROWS * 512 * 4 and one.phase == "forward" for one in made) == copies
+
+
+def test_cross_entropy_takes_its_logarithms_in_half_precision_and_copies_them():
+    def loss(module, batch):
+        return F.cross_entropy(module(batch), torch.zeros(ROWS, dtype=torch.long))
+
+    made = [(one.operator, one.nbytes) for one in traced(loss, "amp-bf16").allocations]
+
+    assert ("aten._log_softmax", ROWS * 512 * 2) in made
+    assert ("aten._to_copy", ROWS * 512 * 4) in made
