@@ -20,14 +20,12 @@ from profiler.assemble import Assembled, assemble
 from profiler.case import FAKE, Calibration, Case, Trial
 from profiler.errors import Unsupported
 from profiler.meters.timeline import timeline
-from profiler.precision import AMP
 from profiler.rates import Rates
 from profiler.record import Environment, Note, Readings, Record, Timeline
 from profiler.signature import name, signature
 from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
 from profiler.trace import allocator, roofline
-from profiler.trace.autocast import cuda_autocast
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
@@ -137,12 +135,7 @@ def observe_case(case: Case) -> Observation:
 
 @contextmanager
 def _fakes(case: Case) -> Iterator[Fakes]:
-    is_cuda = _kind(case) == "cuda"
-    with (
-        fake_tensors() as fakes,
-        cuda_like() if is_cuda else nullcontext(),
-        cuda_autocast() if is_cuda and case.precision in AMP else nullcontext(),
-    ):
+    with fake_tensors() as fakes, cuda_like() if _kind(case) == "cuda" else nullcontext():
         try:
             yield fakes
         except DATA_DEPENDENT as error:

@@ -93,6 +93,33 @@ def test_what_cuda_refuses_is_refused():
         traced(loss, "amp-bf16")
 
 
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "amp-bf16"), (None, "amp-fp16")])
+def test_a_model_that_asks_for_autocast_on_cuda_gets_it(dtype, precision):
+    def loss(module, batch):
+        return F.layer_norm(module(batch), (512,)).mean()
+
+    def under_its_own(module, batch):
+        with torch.autocast("cuda", dtype=dtype):
+            return loss(module, batch)
+
+    found = [traced(under_its_own, "fp32"), traced(loss, precision)]
+
+    made = [[(one.operator, one.nbytes) for one in trace.allocations if one.phase == "forward"] for trace in found]
+    assert made[0] == made[1]
+    assert ("aten.native_layer_norm", ROWS * 512 * 4) in made[0]
+
+
+def test_attention_is_in_half_precision_also_where_its_inputs_are_not():
+    def loss(module, batch):
+        queries = F.layer_norm(module(batch), (512,)).view(1, 8, ROWS, 64)
+        return F.scaled_dot_product_attention(queries, queries, queries).mean()
+
+    single, half = ({one.name for one in traced(loss, precision).operators} for precision in ("fp32", "amp-bf16"))
+
+    assert "aten._scaled_dot_product_flash_attention" in half
+    assert "aten._scaled_dot_product_efficient_attention" in single
+
+
 def test_a_softmax_keeps_twice_the_bytes_that_it_would_on_the_cpu():
     def loss(module, batch):
         return module(batch).softmax(-1).mean()

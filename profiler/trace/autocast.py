@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_map
@@ -40,8 +41,18 @@ Kernel = Callable[..., Any]
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """CUDA's rules for what autocast runs on the CPU."""
-    with torch.library._scoped_library("aten", "IMPL") as library:
+    """CUDA's rules for what autocast runs on the CPU, also where a model asks for autocast on CUDA."""
+    start = torch.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        start(self, device_type, dtype, *args, **kwargs)
+
+    with (
+        mock.patch.object(torch.autocast, "__init__", init),
+        torch.library._scoped_library("aten", "IMPL") as library,
+    ):
         for name in IN_FLOAT:
             library.impl(name, _in_float(_operator(name)), KEY, allow_override=True)
         for name in TO_FLOAT:

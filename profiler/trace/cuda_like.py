@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
+from profiler.trace.autocast import cuda_autocast
 from profiler.trace.tracer import on_host
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels
 
 @contextmanager
 def cuda_like() -> Iterator[None]:
-    """Dropout with a boolean mask, the fused attention kernels, foreach optimizers, offloading to a host."""
+    """Dropout with a boolean mask, the fused attention kernels, offloading to a host, CUDA's autocast."""
 
     def offload(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -37,6 +38,7 @@ def cuda_like() -> Iterator[None]:
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
         stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
         stack.enter_context(mock.patch.object(save_on_cpu, "__init__", offload))
+        stack.enter_context(cuda_autocast())
         yield
 
 
@@ -69,6 +71,8 @@ def attention(
 
     Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels), or less of these.
     """
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (one.to(torch.get_autocast_dtype("cpu")) for one in (query, key, value))
     if query.dim() < 4:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
