@@ -8,6 +8,13 @@ from profiler.case import Choice, Trial
 from profiler.engines.local import Local
 from tests import make
 
+MINE = """
+import torch
+
+def make():
+    return torch.nn.Linear(2, 2), (torch.ones(3, 2), torch.ones(3, 2)), torch.nn.MSELoss()
+"""
+
 
 def trial(kind: str | None = None, *, strategy: str = "none", **fields) -> Trial:
     model = Choice(f"_faults:kind={kind}" if kind else "mlp")
@@ -37,6 +44,18 @@ def test_a_later_round_runs_the_time_pass_alone(engine):
     assert record.round == 2
     assert record.readings.peak_bytes is None
     assert len(record.readings.step_seconds) == 1
+
+
+def test_relative_paths_begin_where_the_client_is_now(engine, here):
+    (here / "mine.py").write_text(MINE)
+    case = make.case(model=Choice("mine.py:make"), batch_size=None, samples=1, warmup=0)
+
+    (found,) = engine.run([Trial(case=case)])
+    (here / "mine.py").unlink()
+    (gone,) = engine.run([Trial(case=case)])
+
+    assert found.outcome == "ok", found.detail
+    assert gone.outcome != "ok"
 
 
 def test_a_server_that_died_is_replaced():

@@ -18,6 +18,8 @@ from tests import make
 from tests.conftest import run_folder
 from tests.program import next_words
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 SMALL = "transformer:layers=4,width=32"
 FLAGS = ("--device", "cpu")
 GIB = 2**30

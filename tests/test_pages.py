@@ -41,6 +41,7 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
+@pytest.mark.usefixtures("shared")
 def test_every_example_of_a_page_runs_in_order(name, tmp_path, monkeypatch, capfd):
     shutil.copy(DOCS / "examples" / "mine.py", tmp_path)
     monkeypatch.chdir(tmp_path)

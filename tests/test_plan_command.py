@@ -26,6 +26,8 @@ from tests.planning_chains import FOLDER, equal_stages
 from tests.program import PATIENCE_SECONDS, Started, next_words
 from tests.test_cli_readers import gcprof
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 MIB = 2**20
 COSTS = FOLDER / "hetero12.stages.json"
 CHAIN = chains.read(COSTS)

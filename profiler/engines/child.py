@@ -65,7 +65,8 @@ class Child:
         self.flooded = False  # it sent more than anyone will read, and was ended for that
         self._control = control
         self._number = next(NUMBERS)
-        self._request = json.dumps({"number": self._number, "entry": entry, "text": text}).encode() + b"\n"
+        request = {"number": self._number, "entry": entry, "text": text, "folder": _folder()}
+        self._request = json.dumps(request).encode() + b"\n"
         self._log = _Log(log)
         self._pid: int | None = None
         self._stage = "start"
@@ -212,6 +213,14 @@ class Child:
                 self._pid = message["pid"]
                 self._status = message.get("status")
                 self._ended = "status" in message
+
+
+def _folder() -> str | None:
+    """Where relative paths begin; None where that is no longer there."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 class _Log:

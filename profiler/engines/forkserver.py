@@ -1,10 +1,10 @@
 """The server process: imports torch once, then forks a child for every request. Knows nothing of trials.
 
-A request is one line of JSON on a Unix socket: {"number", "entry", "text"} for a child, with two descriptors beside it,
-its channel and its output; or {"kill", "signal"}. The server tells {"number", "pid"} when a child begins, and "status"
-besides when it has ended. What a child started in a session of its own comes to the server when the child has ended,
-and is killed. When the client is gone, by whatever death, every child's process group is killed and the server ends. It
-never touches CUDA, which does not survive a fork once it is initialised.
+A request is one line of JSON on a Unix socket: {"number", "entry", "text", "folder"} for a child, with two descriptors
+beside it, its channel and its output; or {"kill", "signal"}. The server tells {"number", "pid"} when a child begins,
+and "status" besides when it has ended. What a child started in a session of its own comes to the server when the child
+has ended, and is killed. When the client is gone, by whatever death, every child's process group is killed and the
+server ends. It never touches CUDA, which does not survive a fork once it is initialised.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class _Server:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
+            if request["folder"]:  # the client may have moved since it started this server
+                os.chdir(request["folder"])
             module, _, name = request["entry"].partition(":")
             getattr(importlib.import_module(module), name)(request["text"], channel)
             status = 0
