@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from profiler.errors import Unsupported
+from profiler.parallel.gloo import let_buffers_go
 from profiler.timeline import BUCKETS
 from profiler.workload import Workload
 
@@ -38,6 +40,8 @@ def distribute(
         gradient_as_bucket_view=views,
         find_unused_parameters=unused,
     )
+    if dist.get_backend(module.process_group) == "gloo":
+        let_buffers_go(module)
 
     def loss(given: nn.Module, batch: Any) -> torch.Tensor:
         return workload.loss(module, batch)

@@ -1,4 +1,4 @@
-"""FSDP2's communication on the CPU, in place and such that what it frees can be seen: knows nothing of models.
+"""Communication on the CPU, FSDP2's in place, and such that what it frees can be seen: knows nothing of models.
 
 PyTorch's all-gather and reduce-scatter on gloo each make a copy of everything, which NCCL does not: here every rank's
 part is broadcast, or reduced, where it is. gloo works in threads of its own, and tells that it is done before it lets
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 PATIENCE = 1.0  # seconds for a thread of gloo to let go; then the bytes do seem to stay
 
@@ -25,6 +26,23 @@ def let_go(module: FSDPModule) -> None:
     scatter: Any = _ReduceScatter()
     module.set_custom_all_gather(gather)
     module.set_custom_reduce_scatter(scatter)
+
+
+def let_buffers_go(module: DistributedDataParallel) -> None:
+    """Have DDP send the buffers of the first rank so, before each forward."""
+    group = module.process_group
+
+    def broadcast(buffers: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0) -> None:
+        for dtype in dict.fromkeys(one.dtype for one in buffers):
+            alike = [one for one in buffers if one.dtype == dtype]
+            flat = torch.cat([one.reshape(-1) for one in alike])
+            held = _holders(flat)
+            dist.broadcast(flat, group=group, group_src=authoritative_rank)
+            _await(flat, held)
+            for one, part in zip(alike, flat.split([one.numel() for one in alike]), strict=True):
+                one.copy_(part.view_as(one))
+
+    setattr(module, "_distributed_broadcast_coalesced", broadcast)  # noqa: B010  a method
 
 
 class _Allocates:
