@@ -15,7 +15,7 @@ from profiler import assemble
 from profiler.case import Choice, Trial
 from profiler.predicting import follow_case
 from profiler.timeline import Trace
-from profiler.trace.autocast import IN_FLOAT, TO_FLOAT, cuda_autocast
+from profiler.trace.autocast import IN_FLOAT, IN_HALF, PROMOTED, TO_FLOAT, cuda_autocast
 from profiler.workload import Workload
 from tests import make
 
@@ -25,6 +25,9 @@ HALF = {
     "linear": lambda x: F.linear(x, torch.ones(16, 16)),
     "gelu": F.gelu,
     "dropout": F.dropout,
+    "padding": lambda x: F.pad(x, (1, 1), mode="reflect"),
+    "matrix times vector": lambda x: torch.mv(x[0], torch.ones(16)),
+    "einsum": lambda x: torch.einsum("bij,bij->bij", x, x.float()),
     "a sum in a precision of its own": lambda x: x.sum(dtype=torch.bfloat16),
     "a softmax in a precision of its own": lambda x: x.softmax(-1, torch.bfloat16),
 }
@@ -39,6 +42,7 @@ SINGLE = {
     "norm": torch.linalg.vector_norm,
     "cross entropy": lambda x: F.cross_entropy(x, torch.zeros(4, 16, dtype=torch.long)),
     "upsample": lambda x: F.interpolate(x, scale_factor=2),
+    "a product with one in float32": lambda x: torch.tensordot(x, torch.ones(16), 1),
 }
 
 
@@ -63,10 +67,26 @@ def traced(loss, precision: str, device: str = "fake:cuda") -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("macro", "ours"), [("AT_FORALL_FP32", IN_FLOAT), ("AT_FORALL_FP32_SET_OPT_DTYPE", TO_FLOAT)], ids=["run", "made"]
+    ("macro", "ours"),
+    [("AT_FORALL_FP32", IN_FLOAT), ("AT_FORALL_FP32_SET_OPT_DTYPE", TO_FLOAT), ("AT_FORALL_PROMOTE", PROMOTED)],
+    ids=["run", "made", "promoted"],
 )
 def test_the_lists_are_those_of_pytorch(macro, ours):
     assert list(ours) == written(macro)
+
+
+def test_all_that_cuda_has_a_rule_for_is_known_but_its_own_kernels_and_old_norms():
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    on = {
+        key: {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)}
+        for key in ("AutocastCPU", "AutocastCUDA")
+    }
+    ours = {f"aten::{name}" for name in (*IN_FLOAT, *IN_HALF, *PROMOTED, *TO_FLOAT)}
+
+    left = on["AutocastCUDA"] - on["AutocastCPU"] - ours
+
+    assert all("cudnn" in name or "fused" in name or "flash" in name or "::norm." in name for name in left), left
+    assert set(written("AT_FORALL_LOWER_PRECISION_FP")) >= set(IN_HALF)
 
 
 @pytest.mark.parametrize("name", [*HALF, *SINGLE])
@@ -81,6 +101,16 @@ def test_afterwards_the_cpu_chooses_again():
         pass
 
     assert precision(SINGLE["softmax"]) == before == torch.bfloat16
+
+
+def test_a_model_is_told_what_it_would_be_told_on_cuda():
+    with cuda_autocast():
+        assert not torch.is_autocast_enabled()
+        with torch.autocast("cuda", dtype=torch.bfloat16), torch.autocast("cuda"):
+            assert torch.is_autocast_enabled()
+            assert torch.get_autocast_dtype("cuda") == torch.bfloat16
+    with torch.autocast("cpu"):
+        assert not torch.is_autocast_enabled()
 
 
 def test_what_cuda_refuses_is_refused():
@@ -118,6 +148,16 @@ def test_attention_is_in_half_precision_also_where_its_inputs_are_not():
 
     assert "aten._scaled_dot_product_flash_attention" in half
     assert "aten._scaled_dot_product_efficient_attention" in single
+
+
+def test_the_mask_of_attention_is_in_half_precision_as_well():
+    def loss(module, batch):
+        queries = module(batch).view(1, 8, ROWS, 64)
+        return F.scaled_dot_product_attention(queries, queries, queries, attn_mask=torch.zeros(8, ROWS, ROWS)).mean()
+
+    made = [one for one in traced(loss, "amp-bf16").allocations if one.operator == "aten._to_copy"]
+
+    assert 8 * ROWS * ROWS * 2 in {one.nbytes for one in made}
 
 
 def test_a_softmax_keeps_twice_the_bytes_that_it_would_on_the_cpu():

@@ -61,9 +61,9 @@ def build(change: Callable, loss: Callable) -> Workload:
     )
 
 
-def both(built: Callable[[], Workload]) -> tuple[Readings, Readings]:
+def both(built: Callable[[], Workload], strategy: str = "none") -> tuple[Readings, Readings]:
     """Predicted and measured."""
-    case = partial(make.case, model=Choice("mlp"), batch_size=16, verify="off")
+    case = partial(make.case, strategy, model=Choice("mlp"), batch_size=16, verify="off")
     with mock.patch.object(assemble, "_from_catalogue", return_value=built):
         real = measure(Trial(case=case(), passes=("memory",))).readings
         return predict(Trial(case=case(device="fake:cpu"))).readings, real
@@ -87,6 +87,54 @@ def test_losses_take_what_the_allocator_sees(name, reduction):
 @pytest.mark.parametrize("weights", [{"weight": torch.ones(WIDTH)}, {"pos_weight": torch.ones(1)}], ids=", ".join)
 def test_a_weighted_loss_takes_what_the_allocator_sees(weights):
     check(*both(partial(build, torch.clone, partial(F.binary_cross_entropy_with_logits, **weights))))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_targets_of_another_type_count_as_what_the_loss_makes_of_them(dtype):
+    def loss(out, target):
+        return F.mse_loss(out, target.to(dtype))
+
+    found, real = both(partial(build, torch.clone, loss))
+
+    assert found.saved_bytes == pytest.approx(real.saved_bytes, abs=64)
+
+
+class Labelled(nn.Module):
+    """A block with a loss and a product of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        picked = torch.zeros_like(x).scatter_add(1, torch.zeros(x.shape, dtype=torch.long), x)
+        gathered = picked.gather(1, torch.zeros(x.shape, dtype=torch.long))
+        return gathered + F.binary_cross_entropy_with_logits(self.scale * x, torch.ones(WIDTH).expand_as(x))
+
+
+def labelled() -> Workload:
+    def loss(module, batch):
+        return module(batch).square().mean()
+
+    module = nn.Sequential(*(Labelled() for _ in range(3)))
+    return Workload(module=module, batch=torch.rand(16, WIDTH), loss=loss, blocks=("0", "1", "2"))
+
+
+@pytest.mark.parametrize("strategy", ["none", "all"])
+def test_what_a_block_computes_again_is_not_taken_for_autograds_own(strategy):
+    found, real = both(labelled, strategy)
+
+    assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
+
+
+def test_a_backward_that_is_differentiated_itself_does_not_write_in_place():
+    def loss(out, target):
+        (slope,) = torch.autograd.grad(F.binary_cross_entropy_with_logits(out, target), out, create_graph=True)
+        return slope.square().sum()
+
+    found, real = both(partial(build, torch.clone, loss))
+
+    assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
 
 
 @pytest.mark.parametrize("name", PICKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 
 import pytest
@@ -230,14 +231,47 @@ def test_a_size_that_only_data_could_tell_is_refused():
         predict_built(build)
 
 
-def predict_built(build, device="fake:cpu"):
+def predict_built(build, device="fake:cpu", **fields):
     """As `predict`, of a model that is in no catalogue."""
     from unittest import mock
 
     from profiler import assemble as room
 
     with mock.patch.object(room, "_from_catalogue", return_value=build):
-        return predict(Trial(case=case(MLP, device=device)))
+        return predict(Trial(case=case(MLP, device=device, **fields)))
+
+
+def test_a_copy_of_a_module_is_a_module_of_its_own():
+    def build():
+        student = nn.Linear(64, 64)
+        module = nn.ModuleList([student, copy.deepcopy(student).requires_grad_(False), nn.Linear(64, 64)])
+
+        def loss(module, batch):
+            student, teacher, head = module
+            return (head(student(batch)) - teacher(batch)).square().sum()
+
+        return Workload(module=module, batch=torch.randn(4, 64), loss=loss, blocks=("0", "2"))
+
+    static = predict_built(build).readings.static_bytes
+
+    assert static["parameters"] == 3 * (64 * 64 + 64) * 4
+    assert static["gradients"] == 2 * (64 * 64 + 64) * 4
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_half_precision_parameters_whose_values_are_known_have_gradients_in_it(precision):
+    def build():
+        module = nn.Linear(8, 8)
+        module.scale = nn.Parameter(torch.ones(8))
+
+        def loss(module, batch):
+            return (module(batch) * module.scale).float().sum()
+
+        return Workload(module=module, batch=torch.randn(4, 8), loss=loss, blocks=("",))
+
+    static = predict_built(build, precision=precision).readings.static_bytes
+
+    assert static["parameters"] == static["gradients"] == (64 + 8 + 8) * 2
 
 
 def test_a_test_of_the_data_is_taken_as_passed_and_said():

@@ -1,18 +1,19 @@
 """Under autocast, fake CPU tensors in the precisions that CUDA chooses: knows nothing of steps.
 
-The lists are those of aten/src/ATen/autocast_mode.h. What both devices run in half precision is left to PyTorch, and so
-is what only the CPU has a rule for and CUDA runs in its inputs' own.
+The lists are those of aten/src/ATen/autocast_mode.h. What both devices run in half precision stays PyTorch's; what only
+the CPU has a rule for runs as if there were none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 KEY = "AutocastCPU"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -33,7 +34,14 @@ TO_FLOAT = (  # as an option of theirs
     *("linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList"),
 )
 FUSED = {"softmax.int": torch.ops.aten._softmax, "log_softmax.int": torch.ops.aten._log_softmax}  # from float16
-AS_THEY_ARE = ("cross_entropy_loss", "grid_sampler")
+IN_HALF = (  # of those in half precision, the ones that the CPU leaves alone
+    *("_convolution", "convolution", "addmv", "addr", "einsum", "mv", "chain_matmul", "linalg_multi_dot"),
+    *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+)
+PROMOTED = (
+    *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot"),
+    "scatter_add",
+)
 REFUSED = "binary_cross_entropy"
 
 Kernel = Callable[..., Any]
@@ -41,34 +49,73 @@ Kernel = Callable[..., Any]
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """CUDA's rules for what autocast runs on the CPU, also where a model asks for autocast on CUDA."""
-    start = torch.autocast.__init__
+    """CUDA's rules for what autocast runs on the CPU. A model that asks for autocast on CUDA gets the CPU's."""
+    start, is_enabled, get_dtype = torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def dtype_of(device_type: str) -> torch.dtype:
+        return get_dtype("cpu" if device_type == "cuda" and is_enabled("cpu") else device_type)
 
     def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+            device_type, dtype = "cpu", dtype or dtype_of("cuda")
         start(self, device_type, dtype, *args, **kwargs)
 
-    with (
-        mock.patch.object(torch.autocast, "__init__", init),
-        torch.library._scoped_library("aten", "IMPL") as library,
-    ):
-        for name in IN_FLOAT:
-            library.impl(name, _in_float(_operator(name)), KEY, allow_override=True)
-        for name in TO_FLOAT:
-            library.impl(name, _to_float(_operator(name), FUSED.get(name)), KEY, allow_override=True)
-        for name in AS_THEY_ARE:
-            library.impl(name, torch.library.fallthrough_kernel, KEY, allow_override=True)
-        library.impl(REFUSED, _refuse, KEY, allow_override=True)
+    def on(device_type: str = "cuda") -> bool:
+        return is_enabled("cpu" if device_type == "cuda" else device_type)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.autocast, "__init__", init))
+        stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", on))
+        stack.enter_context(mock.patch.object(torch, "get_autocast_dtype", dtype_of))
+        library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        for name, kernel in _kernels().items():
+            library.impl(name, kernel, KEY, allow_override=True)
         yield
 
 
-def _in_float(operator: Any) -> Kernel:
+@cache
+def _kernels() -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(_of_the_cpu_alone(), torch.library.fallthrough_kernel)
+    found |= {name: _in(_operator(name), _single) for name in IN_FLOAT}
+    found |= {name: _to_float(_operator(name), FUSED.get(name)) for name in TO_FLOAT}
+    found |= {name: _in(_operator(name), _half) for name in IN_HALF}
+    found |= {name: _in(_operator(name), _widest) for name in PROMOTED}
+    return found | {REFUSED: _refuse}
+
+
+def _of_the_cpu_alone() -> set[str]:
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    on = {
+        key: {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)}
+        for key in (KEY, "AutocastCUDA")
+    }
+    return {name.removeprefix("aten::") for name in on[KEY] - on["AutocastCUDA"]}
+
+
+def _in(operator: Any, choose: Callable[[Any], torch.dtype]) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = choose((args, kwargs))
+
+        def cast(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in FLOATS else value
+
         with _without_autocast():
-            return operator(*tree_map(_float, args), **tree_map(_float, kwargs))
+            return operator(*tree_map(cast, args), **tree_map(cast, kwargs))
 
     return kernel
+
+
+def _single(given: Any) -> torch.dtype:
+    return torch.float32
+
+
+def _half(given: Any) -> torch.dtype:
+    return torch.get_autocast_dtype("cpu")
+
+
+def _widest(given: Any) -> torch.dtype:
+    types = {one.dtype for one in tree_leaves(given) if isinstance(one, torch.Tensor)}
+    return torch.float32 if torch.float32 in types else _half(given)
 
 
 def _to_float(operator: Any, fused: Any) -> Kernel:
@@ -101,8 +148,3 @@ def _operator(name: str) -> Any:
 
 def _without_autocast() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
-
-
-def _float(value: Any) -> Any:
-    is_half = isinstance(value, torch.Tensor) and value.dtype in FLOATS
-    return value.to(torch.float32) if is_half else value

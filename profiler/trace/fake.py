@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.trace import losses
@@ -22,6 +22,7 @@ from profiler.trace.in_place import is_in_place
 from profiler.trace.quick import QuickFakes, uncollected
 
 aten = torch.ops.aten
+DEEPCOPY: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
 KNOWN = 1024  # elements: no model is built by more
 FACTORIES = {
     aten.arange.default,
@@ -44,6 +45,7 @@ def fake_tensors() -> Iterator[Fakes]:
         for name in initialisers:
             stack.enter_context(mock.patch.object(nn.init, name, _as_it_is))
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _copied))
         stack.enter_context(uncollected())
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
         yield stack.enter_context(Fakes())
@@ -121,11 +123,25 @@ def _as_it_is(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.T
     return tensor
 
 
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Tensor.__deepcopy__ of fake tensors too, whose storages cannot be copied."""
+    if not isinstance(tensor, FakeTensor):
+        return DEEPCOPY(tensor, memo)
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+    found: torch.Tensor = memo[id(tensor)]
+    return found
+
+
 def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
     """nn.Module._apply for fake parameters, which cannot be swapped: each stays the same object."""
     for parameter in module.parameters():
         with torch.no_grad():
             parameter.data = convert(parameter)
+            if isinstance(parameter, FakeTensor):
+                parameter.constant = None  # of the values that it had
     for child in module.modules():
         for name, buffer in child._buffers.items():
             if buffer is not None:

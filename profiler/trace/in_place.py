@@ -24,15 +24,18 @@ NODES = {  # whose backward has these as its in-place form
 
 
 def is_in_place(func: Any, args: Any) -> bool:
-    """Whether autograd writes to the first argument, were it not fake; it has the result's shape then."""
+    """Whether autograd writes to the first argument, were it not fake; it has the result's shape then.
+
+    Where gradients are on, it does not: the backward is differentiated itself, or this is a recompute, not its formula.
+    """
     nodes = NODES.get(func)
-    if nodes is None:
+    if nodes is None or torch.is_grad_enabled():
         return False
     node = torch._C._current_autograd_node()
-    return node is not None and node.name() in nodes and _fits(args[0], args[1])
+    return node is not None and node.name() in nodes and _is_as_large(args[0], args[1])
 
 
-def _fits(written: torch.Tensor, other: Any) -> bool:
-    """Not so for a weight of the positive that is multiplied with the target; indices are no tensor, or smaller."""
+def _is_as_large(written: torch.Tensor, other: Any) -> bool:
+    """Not so of a weight of the positives, with which the target is multiplied."""
     is_factor = isinstance(other, torch.Tensor) and other.is_floating_point()
     return not is_factor or torch.broadcast_shapes(written.shape, other.shape) == written.shape

@@ -6,6 +6,7 @@ it is resized to one element (aten/src/ATen/native/Loss.cpp, aten/src/ATen/nativ
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
     if not func._overloadpacket.__name__.endswith("_backward") and _reduction(func, args, kwargs or {}) == 0:
         num_temporaries -= 1  # one of them is the result
     tensors = [one for one in args if isinstance(one, torch.Tensor)]
-    return num_temporaries * shape(tensors).numel() * max(one.element_size() for one in tensors)
+    return (
+        num_temporaries * shape(tensors).numel() * reduce(torch.promote_types, (one.dtype for one in tensors)).itemsize
+    )
 
 
 def shape(args: Any) -> torch.Size:
