@@ -137,6 +137,40 @@ def test_a_backward_that_is_differentiated_itself_does_not_write_in_place():
     assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
 
 
+class Heads(nn.Module):
+    """One large feature, several small heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(16, WIDTH)
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, 2) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.trunk(x)
+        return torch.cat([head(features) for head in self.heads])
+
+
+def heads() -> Workload:
+    def loss(module, batch):
+        return module(batch).square().mean()
+
+    return Workload(module=Heads(), batch=torch.rand(256, 16), loss=loss, blocks=("",))
+
+
+def test_gradients_of_what_is_used_more_than_once_are_summed_in_place():
+    found, real = both(heads)
+
+    assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=0.005)
+
+
+def test_out_of_place_their_sum_takes_more(monkeypatch):
+    monkeypatch.setattr(in_place, "SUM", None)
+
+    found, real = both(heads)
+
+    assert found.peak_bytes > 1.2 * real.peak_bytes
+
+
 @pytest.mark.parametrize("name", PICKS)
 def test_backwards_that_write_in_place_take_what_the_allocator_sees(name):
     check(*both(partial(build, PICKS[name], lambda out, target: (out * out).mean())))

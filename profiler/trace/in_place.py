@@ -1,6 +1,7 @@
 """Where autograd writes in place and does not for fake tensors, which it takes for subclasses: knows nothing of steps.
 
-Its formulas have both ways (`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp).
+Its formulas have both ways (`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp), and so has the sum
+of the gradients of what was used more than once (torch/csrc/autograd/input_buffer.cpp).
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 aten = torch.ops.aten
+SUM = aten.add.Tensor
+HOLDERS = 5, 2  # of a tensor and of its storage, where only autograd has it: the others are its way to here
 NODES = {  # whose backward has these as its in-place form
     aten.index_put.default: ("IndexBackward0",),
     aten.scatter_add.default: ("GatherBackward0",),
@@ -28,11 +32,22 @@ def is_in_place(func: Any, args: Any) -> bool:
 
     Where gradients are on, it does not: the backward is differentiated itself, or this is a recompute, not its formula.
     """
-    nodes = NODES.get(func)
-    if nodes is None or torch.is_grad_enabled():
+    if (func is not SUM and func not in NODES) or torch.is_grad_enabled():
         return False
     node = torch._C._current_autograd_node()
-    return node is not None and node.name() in nodes and _is_as_large(args[0], args[1])
+    if node is None:
+        return False
+    if func is SUM:
+        return not isinstance(node, BackwardCFunction) and _is_sum(*args)  # which adds as its author wrote it
+    return node.name() in NODES[func] and _is_as_large(args[0], args[1])
+
+
+def _is_sum(first: torch.Tensor, other: Any) -> bool:
+    """Nothing else holds the gradient that came first, and all of its elements are its own."""
+    if not isinstance(other, torch.Tensor) or (first.shape, first.dtype) != (other.shape, other.dtype):
+        return False
+    holders = first._use_count(), torch._C._storage_Use_Count(first.untyped_storage()._cdata)
+    return holders <= HOLDERS and holders[1] <= HOLDERS[1] and all(first.stride())
 
 
 def _is_as_large(written: torch.Tensor, other: Any) -> bool:
