@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 aten = torch.ops.aten
 SUM = aten.add.Tensor
-HOLDERS = 5, 2  # of a tensor and of its storage, where only autograd has it: the others are its way to here
+TENSOR_HOLDERS, STORAGE_HOLDERS = 5, 2  # where only autograd has it: the others are its way to here
 NODES = {  # whose backward has these as its in-place form
     aten.index_put.default: ("IndexBackward0",),
     aten.scatter_add.default: ("GatherBackward0",),
@@ -46,8 +46,8 @@ def _is_sum(first: torch.Tensor, other: Any) -> bool:
     """Nothing else holds the gradient that came first, and all of its elements are its own."""
     if not isinstance(other, torch.Tensor) or (first.shape, first.dtype) != (other.shape, other.dtype):
         return False
-    holders = first._use_count(), torch._C._storage_Use_Count(first.untyped_storage()._cdata)
-    return holders <= HOLDERS and holders[1] <= HOLDERS[1] and all(first.stride())
+    num_holders = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
+    return first._use_count() <= TENSOR_HOLDERS and num_holders <= STORAGE_HOLDERS and all(first.stride())
 
 
 def _is_as_large(written: torch.Tensor, other: Any) -> bool:
