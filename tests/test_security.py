@@ -12,7 +12,7 @@ import pytest
 from profiler import catalogue, models, sources, store
 from profiler.case import Choice, Trial, encode
 from profiler.cli import answer, following, resume
-from profiler.engines import child
+from profiler.engines import printed
 from profiler.errors import UserError
 from profiler.files import locking
 from profiler.views import derived, files
@@ -234,7 +234,7 @@ def test_neither_records_nor_logs_follow_a_link(tmp_path):
 
     with pytest.raises(UserError, match="cannot write"):
         store.Writer(folder)
-    written = child._Log(log)
+    written = printed.Log(log)
     written.write(b"new")
     written.close()
 
@@ -281,10 +281,10 @@ def test_nor_is_a_link_read_to_say_who_writes(tmp_path):
 
 def test_a_writer_that_follows_links_would_be_seen(tmp_path, monkeypatch):
     mine, link = links(tmp_path)
-    monkeypatch.setattr(child.regular, "anew", lambda path: path.open("wb", buffering=0))
-    monkeypatch.setattr(child._Log, "_remove_earlier", lambda log: None)
+    monkeypatch.setattr(printed.regular, "anew", lambda path: path.open("wb", buffering=0))
+    monkeypatch.setattr(printed.Log, "_remove_earlier", lambda log: None)
 
-    written = child._Log(link)
+    written = printed.Log(link)
     written.write(b"new")
     written.close()
 

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import library
 from torch.utils._pytree import tree_leaves, tree_map
 
 KEY = "AutocastCPU"
@@ -67,15 +68,26 @@ def cuda_autocast() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.autocast, "__init__", init))
         stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", on))
         stack.enter_context(mock.patch.object(torch, "get_autocast_dtype", dtype_of))
-        library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        rules = stack.enter_context(library._scoped_library("aten", "IMPL"))
         for name, kernel in _kernels().items():
-            library.impl(name, kernel, KEY, allow_override=True)
+            rules.impl(name, kernel, KEY, allow_override=True)
         yield
+
+
+def ruled(key: str) -> set[str]:
+    """The operators, with their overloads, that PyTorch has a rule for under this dispatch key."""
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    return {name.removeprefix("aten::") for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)}
+
+
+def cast(given: Any, dtype: torch.dtype) -> Any:
+    """As autocast casts what an operator is given; other values, and other tensors, stay as they are."""
+    return tree_map(lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.dtype in FLOATS else one, given)
 
 
 @cache
 def _kernels() -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(_of_the_cpu_alone(), torch.library.fallthrough_kernel)
+    found: dict[str, Any] = dict.fromkeys(ruled(KEY) - ruled("AutocastCUDA"), library.fallthrough_kernel)
     found |= {name: _in(_operator(name), _single) for name in IN_FLOAT}
     found |= {name: _to_float(_operator(name), FUSED.get(name)) for name in TO_FLOAT}
     found |= {name: _in(_operator(name), _half) for name in IN_HALF}
@@ -83,24 +95,11 @@ def _kernels() -> dict[str, Any]:
     return found | {REFUSED: _refuse}
 
 
-def _of_the_cpu_alone() -> set[str]:
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
-    on = {
-        key: {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)}
-        for key in (KEY, "AutocastCUDA")
-    }
-    return {name.removeprefix("aten::") for name in on[KEY] - on["AutocastCUDA"]}
-
-
 def _in(operator: Any, choose: Callable[[Any], torch.dtype]) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = choose((args, kwargs))
-
-        def cast(value: Any) -> Any:
-            return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in FLOATS else value
-
         with _without_autocast():
-            return operator(*tree_map(cast, args), **tree_map(cast, kwargs))
+            return operator(*cast(args, dtype), **cast(kwargs, dtype))
 
     return kernel
 

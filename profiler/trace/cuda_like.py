@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from profiler.trace.autocast import FLOATS, cuda_autocast
+from profiler.trace.autocast import cast, cuda_autocast
 from profiler.trace.tracer import on_host
 
 aten = torch.ops.aten
@@ -69,11 +69,11 @@ def attention(
 ) -> torch.Tensor:
     """Flash attention for 16-bit tensors without a mask, the memory-efficient kernel else, as PyTorch prefers them.
 
-    Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels), or less of these.
+    Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
+    Batch and heads may be missing.
     """
     if torch.is_autocast_enabled("cpu"):
-        query, key, value = (_half(one) for one in (query, key, value))
-        attn_mask = None if attn_mask is None else _half(attn_mask)
+        query, key, value, attn_mask = cast((query, key, value, attn_mask), torch.get_autocast_dtype("cpu"))
     if query.dim() < 4:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
@@ -92,11 +92,6 @@ def attention(
         )[0]
     found: torch.Tensor = out
     return found
-
-
-def _half(tensor: torch.Tensor) -> torch.Tensor:
-    """As autocast casts what attention is given."""
-    return tensor.to(torch.get_autocast_dtype("cpu")) if tensor.dtype in FLOATS else tensor
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:

@@ -91,7 +91,7 @@ class Fakes(QuickFakes):
 
     def _in_elements(self, out: Any, args: Any) -> Any:
         """A loss in the storage of the elements that were reduced to it."""
-        elements = super().__torch_dispatch__(aten.new_empty.default, (), (out, losses.shape(args)))
+        elements = super().__torch_dispatch__(aten.new_empty.default, (), (out, losses.element_shape(args)))
         return super().__torch_dispatch__(aten.as_strided.default, (), (elements, out.shape, out.stride()))
 
     def _scalar(self, func: Any, tensor: Any) -> bool | int | float:

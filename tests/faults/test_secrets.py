@@ -11,7 +11,7 @@ import pytest
 
 from profiler import secrecy, spec, store, worker
 from profiler.cli import answer, bug, words
-from profiler.engines import child
+from profiler.engines import child, printed
 from profiler.errors import UserError
 from profiler.spec import Request
 from tests.program import gcprof
@@ -145,7 +145,7 @@ def test_fault_58_what_is_no_secret_is_left_alone(text: str):
 def test_fault_58_a_log_hides_one_that_comes_in_pieces(cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
     data = b"\x00\xff" + b"." * 5000 + SECRETS["HF_TOKEN"].encode() + b"\nthe end"
-    log = child._Log(tmp_path / "trial.log")
+    log = printed.Log(tmp_path / "trial.log")
 
     for start in range(0, len(data), cut):
         log.write(data[start : start + cut])
@@ -155,7 +155,7 @@ def test_fault_58_a_log_hides_one_that_comes_in_pieces(cut: int, tmp_path: Path,
 
 
 def logged(path: Path, *pieces: bytes) -> bytes:
-    log = child._Log(path)
+    log = printed.Log(path)
     for piece in pieces:
         log.write(piece)
     log.close()
@@ -184,8 +184,8 @@ def test_fault_58_nor_does_a_secret_across_the_cap_stand_in_a_log(
 ):
     secret = SHAPED if shaped else SECRETS["HF_TOKEN"]
     monkeypatch.setenv("HF_TOKEN", secret)
-    monkeypatch.setattr(child, "LOG_BYTES", 80)
-    monkeypatch.setattr(child, "TAIL_BYTES", 50)
+    monkeypatch.setattr(printed, "LOG_BYTES", 80)
+    monkeypatch.setattr(printed, "TAIL_BYTES", 50)
     data = b"." * before + b" " + secret.encode() + b" " * after + secret.encode() + b" " * 40
 
     found = logged(tmp_path / "log", data)
@@ -196,7 +196,7 @@ def test_fault_58_nor_does_a_secret_across_the_cap_stand_in_a_log(
 
 def test_fault_58_the_last_it_printed_holds_none_of_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SSH_PRIVATE_KEY", PEM)
-    log = child._Log(tmp_path / "log")
+    log = printed.Log(tmp_path / "log")
 
     log.write(f"the key is {PEM}".encode())
     before = log.last_line()
@@ -284,9 +284,9 @@ def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path
     error = RuntimeError(f"401 for {SECRETS['HF_TOKEN']}")
     hidden = worker._first_line(error)
     monkeypatch.setattr(worker, "hide", lambda text: text)
-    monkeypatch.setattr(child, "hide_bytes", lambda data: data)
+    monkeypatch.setattr(printed, "hide_bytes", lambda data: data)
 
-    log = child._Log(tmp_path / "trial.log")
+    log = printed.Log(tmp_path / "trial.log")
     log.write(SECRETS["HF_TOKEN"].encode())
     log.close()
 
