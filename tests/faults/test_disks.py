@@ -18,7 +18,7 @@ import pytest
 from profiler import store
 from profiler.case import Trial
 from profiler.cli import answer
-from profiler.engines import child
+from profiler.engines import printed
 from profiler.errors import UserError
 from profiler.views import derived, files
 from tests import examples, make
@@ -153,8 +153,8 @@ def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
 
 def test_fault_36_a_log_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # never at the path /dev/full: what lies where a log is to be is removed, and root may do that
-    monkeypatch.setattr(child.regular, "anew", lambda path: FileIO("/dev/full", "w"))
-    log = child._Log(tmp_path / "trial.log")
+    monkeypatch.setattr(printed.regular, "anew", lambda path: FileIO("/dev/full", "w"))
+    log = printed.Log(tmp_path / "trial.log")
 
     log.write(b"first\n")
     log.write(b"last\n")
