@@ -170,7 +170,7 @@ def look(command: str, *, times: float = 1.0) -> tuple[int, list[str]]:
     except Late:
         return 124, [f"it takes more than {seconds:g} s"]
     err.flush()
-    return code, violations(code, err.buffer.getvalue().decode(errors="replace"))  # type: ignore[attr-defined]
+    return code, violations(code, err.buffer.getvalue().decode(errors="replace"))
 
 
 def _seconds(command: str) -> float:

@@ -18,7 +18,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,7 +148,7 @@ def _phase(said: str, folder: Path) -> str:
 def _summary(kills: list[Kill], sessions: list[kill_worker.Session]) -> int:
     died = Counter(one.phase for one in kills if one.after is not None)
     victims = Counter(victim for one in sessions for victim in one.victims)
-    wrong = [text for one in (*kills, *sessions) for text in one.wrong]
+    wrong = list(chain(*(one.wrong for one in kills), *(one.wrong for one in sessions)))
     whole = sum(one.phase == "whole" for one in kills) + sum(one.is_whole for one in sessions)
     for text in wrong:
         print(f"  {text}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ def carry_out(
     data_directory: str | None = None,
     exclusive: bool = False,
     warn: Callable[[str], None] = warnings.warn,
-) -> Iterator[tuple[Record, int]]:
+) -> Generator[tuple[Record, int], None, None]:
     """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
 
     What crashed or took too long is owed again. `warn` is told what harms nothing yet. Raises UserError where the

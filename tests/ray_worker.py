@@ -11,7 +11,8 @@ import msgspec
 from profiler import kinds, worker
 from profiler.case import Trial, decode
 from profiler.devices.cpu import Cpu
-from profiler.measuring import environment, measure
+from profiler.here import environment
+from profiler.measuring import measure
 from profiler.record import Environment, Record
 
 

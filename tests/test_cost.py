@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_a_gpu_that_nobody_knows_has_steps_and_no_seconds(lent):
 
 
 def test_what_cannot_be_predicted_in_time_is_told(lent, monkeypatch):
-    monkeypatch.setattr(telling.time, "monotonic", iter(range(0, 10_000, 100)).__next__)
+    monkeypatch.setattr(time, "monotonic", iter(range(0, 10_000, 100)).__next__)
     devices = {"cuda:0": Environment(gcprof="", python="", system="", device_name=H100)}
     with lent:
         found = telling.told(plan_of("none"), devices, lent, "slurm:jobs=2")

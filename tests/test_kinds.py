@@ -11,7 +11,7 @@ from profiler.case import Choice, Trial
 from profiler.device_choice import any_device, choose_device
 from profiler.engines import Words
 from profiler.errors import UserError
-from profiler.record import Environment
+from profiler.record import Environment, Record
 from profiler.spec import Request, plan
 from tests import make
 from tests.test_trust import PAGES
@@ -112,7 +112,7 @@ def test_an_address_may_hold_colons(text, options):
     assert (Words(text).name, Words(text).options) == ("ray", options)
 
 
-def on(uuid: str, strategy: str, round: int) -> make.Record:
+def on(uuid: str, strategy: str, round: int) -> Record:
     case = make.case(strategy, device="cuda:a100")
     environment = Environment(gcprof="0.1.0", python="3.11", system="Linux", device_uuid=uuid)
     return make.record(case=case, round=round, environment=environment, seconds=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1))

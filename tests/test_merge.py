@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -211,7 +212,7 @@ def test_a_log_that_cannot_be_copied_leaves_no_half_made_folder(shards, tmp_path
     def fail(file, copy):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(store.shutil, "copyfileobj", fail)
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
     before = sorted(tmp_path.iterdir())
 
     assert answer(["merge", *map(str, shards), "-o", str(tmp_path / "whole")]) == 74

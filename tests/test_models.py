@@ -27,18 +27,18 @@ def write_mnist(folder, count: int) -> None:
 def test_the_mlp_is_10_20_20_5_with_relu_between():
     module = mlp.build().module
 
-    assert [(layer.in_features, layer.out_features) for layer in module if isinstance(layer, nn.Linear)] == [
+    assert [(layer.in_features, layer.out_features) for layer in module.children() if isinstance(layer, nn.Linear)] == [
         (10, 20),
         (20, 20),
         (20, 5),
     ]
-    assert [type(layer) for layer in module] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in module.children()] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
 
 
 def test_the_mlp_takes_its_sizes():
     module = mlp.build(2, width=7, depth=4, features=3, classes=2).module
 
-    assert [layer.out_features for layer in module if isinstance(layer, nn.Linear)] == [7, 7, 7, 2]
+    assert [layer.out_features for layer in module.children() if isinstance(layer, nn.Linear)] == [7, 7, 7, 2]
 
 
 def test_the_trunk_of_the_mnist_cnn_has_301_modules_and_ends_at_2_by_2():

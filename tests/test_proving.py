@@ -167,7 +167,7 @@ def test_nothing_is_settled_where_even_the_smallest_plan_needs_more(tmp_path):
     found, _ = settle(engine, tmp_path)
 
     assert found is None
-    assert engine.asked[-1] == (True, proving.render(FRONTIER.point(0).plan))
+    assert engine.asked[-1] == (True, render(FRONTIER.point(0).plan))
 
 
 def test_the_smallest_plan_is_tried_before_one_gives_up(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, mon
     assert published.folder() == tmp_path / "configs" / "published"
 
 
-EXPECTED = {  # ours, in the order of the file
+EXPECTED: dict[str, list[Any]] = {  # ours, in the order of the file
     "dense-16-32": [64, 192, 196],
     "simple-mlp": [64 * 45 * 4 + 8, 64 * 45 * 4 + 8 + RANDOM_STATE, "1 2 1", "equal"],
     "adam-states": [2980, 2980, 0, 2980, 2 * 2980 + 24, (2 * 2980 + 24) / 2980, 2 * 2980 + 24, (2 * 2980 + 24) / 2980],

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,7 @@ def test_a_kind_that_the_cluster_does_not_have_or_cannot_use_is_refused(nodes):
     plan = [trial("none", device="cuda:a100"), trial("none", device="cuda:t4")]
     only_cpu, of_another = {"told": {"devices": {}}}, {"told": {"devices": {"cuda:0": examples.ENVIRONMENT}}}
 
+    cluster: Any
     with engines.connect(nodes.engine, plan=plan) as cluster:
         with pytest.raises(UserError) as absent:
             cluster.survey()
@@ -174,6 +176,7 @@ def test_of_a_node_that_is_killed_with_trials_at_work_nothing_is_lost_or_doubled
         nodes.kill(nodes.other)
         (place / "go").touch()
 
+    cluster: Any
     with engines.connect(nodes.engine, stage_seconds=60.0) as cluster, meanwhile(kill):
         found = list(cluster.run(plan))
         assert cluster._has_place("cuda:h100")

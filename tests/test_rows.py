@@ -227,6 +227,6 @@ def test_twice_the_records_take_twice_the_looks(monkeypatch):
         rows([make.record(f"segments:k={index + 1}") for index in range(number)])
         return len(seen)
 
-    twin, baseline = Case.twin.fget, Case.baseline.fget
+    twin, baseline = (vars(Case)[name].fget for name in ("twin", "baseline"))
 
     assert 0 < looks(200) <= 2 * looks(100)

@@ -14,7 +14,7 @@ from profiler.case import Choice, Trial, encode
 from profiler.cli import answer, following, resume
 from profiler.engines import printed
 from profiler.errors import UserError
-from profiler.files import locking
+from profiler.files import locking, regular
 from profiler.views import derived, files
 from profiler.views.plain import plain
 from tests import examples, make
@@ -281,7 +281,7 @@ def test_nor_is_a_link_read_to_say_who_writes(tmp_path):
 
 def test_a_writer_that_follows_links_would_be_seen(tmp_path, monkeypatch):
     mine, link = links(tmp_path)
-    monkeypatch.setattr(printed.regular, "anew", lambda path: path.open("wb", buffering=0))
+    monkeypatch.setattr(regular, "anew", lambda path: path.open("wb", buffering=0))
     monkeypatch.setattr(printed.Log, "_remove_earlier", lambda log: None)
 
     written = printed.Log(link)

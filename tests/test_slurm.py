@@ -387,6 +387,7 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
         "slurm:jobs=8,partition=gpu,minutes=90,gpus_per_node=2,constraint=h100,account=me,array_parallelism=1,"
         "cpus_per_task=4,slurm_signal_delay_s=120"
     )
+    engine: Any
     with engines.connect(asked, stage_seconds=60.0) as engine:
         engine._settings["slurm_additional_parameters"] = {"nice": 10}
         records = runner.carry_out(engine, run)
@@ -410,6 +411,7 @@ def interrupt(seconds: float) -> None:
 @pytest.mark.parametrize(("state", "follows"), [("PENDING", True), ("RUNNING", True), ("TIMEOUT", False), ("", False)])
 def test_a_job_that_is_queued_or_at_work_is_followed_after_the_driver_was_killed(cluster, state, follows, monkeypatch):
     monkeypatch.setenv("STATE", state)
+    engine: Any
     with engines.connect("slurm:partition=gpu") as engine:
         engine._submitit.SlurmJob.watcher.clear()
 

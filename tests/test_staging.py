@@ -21,6 +21,7 @@ from profiler.planning.solver import frontier
 from profiler.planning.ways import largest_stage
 from profiler.predicting import observe_case, trace_case
 from profiler.staging import timed
+from profiler.staging.seconds import NOTHING
 from profiler.staging.spans import spans
 from profiler.staging.stages import stages
 from profiler.timeline import live
@@ -81,7 +82,7 @@ def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path
 
 def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeypatch):
     model = "transformer:layers=4,width=32"
-    monkeypatch.setattr(timed, "seconds", lambda case, runs, saves: [timed.NOTHING for _ in runs])
+    monkeypatch.setattr(timed, "seconds", lambda case, runs, saves: [NOTHING for _ in runs])
     chain = stages(Trial(case=case(model, device="cpu")))
 
     for plan in plans(chain):
@@ -172,7 +173,7 @@ def test_timing_leaves_no_gradient_and_no_statistics_behind(monkeypatch):
     )
     before = [one.clone() for one in module.buffers()]
     monkeypatch.setattr(timed, "assemble", lambda case: type("Built", (), {"workload": workload})())
-    monkeypatch.setattr(timed, "_rest", lambda *given: timed.NOTHING)
+    monkeypatch.setattr(timed, "_rest", lambda *given: NOTHING)
 
     timed.seconds(case("mlp", device="cpu"), [[0], [1], [2], []], [])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -119,10 +120,10 @@ def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
 def test_a_disk_that_takes_a_little_at_a_time_gets_the_whole_record(tmp_path, monkeypatch):
     folder = new_run(tmp_path / "run", "none")
     writer = store.Writer(folder)
-    write = store.os.write
+    write = os.write
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, "write", lambda file, text: write(file, text[:100]))
+        patch.setattr(os, "write", lambda file, text: write(file, text[:100]))
         writer.append(make.record())
     writer.close()
 

@@ -185,8 +185,9 @@ def test_wandb_is_written_offline_without_an_account(run):
 
 def wandb_records(path: Path) -> list:
     """What is in a `.wandb` file: LevelDB's log format behind a head of 7 bytes, in blocks of 32 KiB."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto import wandb_internal_pb2
 
+    record = vars(wandb_internal_pb2)["Record"]  # made as it is imported
     text, at, whole, found = path.read_bytes(), 7, b"", []
     assert text.startswith(b":W&B")
     while at + 7 <= len(text):
@@ -197,7 +198,7 @@ def wandb_records(path: Path) -> list:
         whole += text[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
-            found.append(Record.FromString(whole))
+            found.append(record.FromString(whole))
             whole = b""
     return found
 

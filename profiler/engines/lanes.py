@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from threading import Thread
 
@@ -14,7 +14,7 @@ from profiler.shards import Pairing, pairing
 Lane = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
 
 
-def over(lanes: Sequence[Lane], trials: Iterable[Trial], *, stop: Callable[[], None]) -> Iterator[Record]:
+def over(lanes: Sequence[Lane], trials: Iterable[Trial], *, stop: Callable[[], None]) -> Generator[Record, None, None]:
     """One record for each trial, as they come.
 
     What is compared within a round stays on one device, whichever is free first. Closing the iterator, and whatever a

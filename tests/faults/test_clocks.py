@@ -18,7 +18,7 @@ from profiler.devices import Conditions
 from profiler.devices.cpu import CpuStopwatch
 from profiler.meters import time as timing
 from profiler.record import Record
-from profiler.series.stopping import Sampling
+from profiler.series.stopping import MOST_STEPS, Sampling
 from tests import make
 from tests.conftest import measured
 from tests.test_sampling import Scripted, step
@@ -123,7 +123,7 @@ def test_fault_51_a_coarse_timer_takes_more_of_them():
 def test_fault_51_a_timer_that_has_not_moved_at_all_takes_the_most():
     device = Ticking(seconds=1e-5, tick=1e-2)
 
-    assert timing.read(device, device.run, warmup=1, samples=2)["steps_per_sample"] == timing.MOST_STEPS
+    assert timing.read(device, device.run, warmup=1, samples=2)["steps_per_sample"] == MOST_STEPS
 
 
 def test_fault_51_a_real_step_that_is_fast_is_measured_and_noted(monkeypatch):

@@ -56,15 +56,15 @@ def after_a_kill(
 ) -> list[Record]:
     """Two trials, each of which ends so, on a device that has so much free from then on."""
     clock, engine = Clock(), Local()
-    monkeypatch.setattr(local, "still_held", partial(local.still_held, clock=clock, sleep=clock.sleep))
-    monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing: answered[entry])
-    child = SimpleNamespace(messages=[], damage=None, flooded=False, last_words=lambda: "")
-    child.wait = lambda limit: Ended(status=status, stage="memory")
-    monkeypatch.setattr(Local, "_child", lambda self, entry, text, log: nullcontext(child))
     answered = {
         "profiler.worker:survey": {"devices": {}, "free": {"cpu": None, "cuda:0": 1000 * MIB}},
         "profiler.worker:free_bytes": {"free": free},
     }
+    monkeypatch.setattr(local, "still_held", partial(still_held, clock=clock, sleep=clock.sleep))
+    monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing: answered[entry])
+    child = SimpleNamespace(messages=[], damage=None, flooded=False, last_words=lambda: "")
+    child.wait = lambda limit: Ended(status=status, stage="memory")
+    monkeypatch.setattr(Local, "_child", lambda self, entry, text, log: nullcontext(child))
     engine.survey()
     found = []
     for one in engine.run([Trial(case=make.case(device=device))] * 2):

