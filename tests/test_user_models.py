@@ -25,6 +25,7 @@ FACTORIES = {
     "lora": "finetune",
     "batchnorm": "build",
     "dropout": "net",
+    "forces": "potential",
     "lstm": "char_rnn",
     "data_dependent": "router",
     "unet": "segmentation",
@@ -56,7 +57,7 @@ def test_every_strategy_gives_a_users_model_its_gradients_or_says_why_not(name):
                 measure(Trial(case=case, passes=()))
             continue
 
-        record = measure(Trial(case=case, passes=("equality",), digests=digests))
+        record = measure(Trial(case=case, passes=("equality", "flops"), digests=digests))
 
         assert record.outcome == "ok", (strategy, record.detail)
         assert record.equality.gradients_equal, strategy

@@ -1,4 +1,4 @@
-"""How the blocks of a model work together, seen in one forward that keeps nothing: knows nothing of where to cut."""
+"""How the blocks of a model work together, seen in one forward: knows nothing of where to cut."""
 
 from __future__ import annotations
 
@@ -32,20 +32,34 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observe(workload: Workload) -> Observation:
-    """Run one forward. Leaves buffers, gradients and random state as they were.
+    """Run one forward, which keeps nothing for a backward unless the model differentiates within it.
 
-    Parameters, buffers and the batch do not count as saved. Raises Unsupported where a block does not run exactly once,
-    or not in the order of the names.
+    Leaves buffers, gradients and random state as they were. Parameters, buffers and the batch do not count as saved.
+    Raises Unsupported where a block does not run exactly once, or not in the order of the names.
     """
+    try:
+        return _observe(workload, keeps=False)
+    except _Missing:
+        return _observe(workload, keeps=True)
+
+
+def _observe(workload: Workload, *, keeps: bool) -> Observation:
     watcher = _Watcher(workload)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | None:
+        watcher.save(tensor)
+        return tensor.detach() if keeps else None
+
     buffers = [buffer.clone() for buffer in workload.module.buffers()]
     own = {parameter.device for parameter in workload.module.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(devices=own), saved_tensors_hooks(watcher.pack, _never), _Uses(watcher):
-        workload.loss(workload.module, workload.batch)
-    watcher.remove()
-    with torch.no_grad():
-        for buffer, before in zip(workload.module.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+    try:
+        with torch.random.fork_rng(devices=own), saved_tensors_hooks(pack, _unpack), _Uses(watcher):
+            workload.loss(workload.module, workload.batch)
+    finally:
+        watcher.remove()
+        with torch.no_grad():
+            for buffer, before in zip(workload.module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
     return watcher.observation()
 
 
@@ -76,7 +90,7 @@ class _Watcher:
         ]
         self._handles.append(workload.module.register_forward_hook(self._returned))
 
-    def pack(self, tensor: torch.Tensor) -> None:
+    def save(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         seen = self._seen.get(storage._cdata)
         if self._at is not None and (seen is None or seen.expired()):
@@ -162,5 +176,11 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
 
 
-def _never(packed: object) -> torch.Tensor:
-    raise AssertionError("an observed forward has no backward")
+class _Missing(Exception):
+    """A backward asks for what was not kept."""
+
+
+def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
+    if kept is None:
+        raise _Missing
+    return kept
