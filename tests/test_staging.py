@@ -12,7 +12,7 @@ from torch import nn
 
 from profiler import catalogue, models, recipe
 from profiler.case import Choice, Trial
-from profiler.errors import UserError
+from profiler.errors import Unsupported, UserError
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan
 from profiler.planning.recipes import recipe as recipe_of
@@ -29,6 +29,7 @@ from profiler.trace.compose import RANDOM_STATE
 from profiler.workload import Workload
 from tests import make
 
+FORCES = Path(__file__).parent / "user_models" / "forces.py"
 MODELS = (
     "mlp",
     "transformer:layers=4,width=32",  # embeddings before the blocks, a head behind them
@@ -184,6 +185,13 @@ def test_timing_leaves_no_gradient_and_no_statistics_behind(monkeypatch):
 def test_a_device_of_unknown_rates_is_refused():
     with pytest.raises(UserError, match="nothing is known of the time"):
         stages(Trial(case=case("mlp", device="fake:cuda")))
+
+
+def test_blocks_that_the_forward_differentiates_are_no_chain():
+    forces = make.case(model=Choice(f"{FORCES}:potential"), batch_size=None, device="fake:t4")
+
+    with pytest.raises(Unsupported, match="the forward runs a backward"):
+        stages(Trial(case=forces))
 
 
 def test_every_operator_of_forward_and_backward_is_in_one_stage():

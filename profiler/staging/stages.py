@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.blocks import refuse_none
 from profiler.case import FAKE, Case, Choice, Trial
-from profiler.errors import UserError
+from profiler.errors import Unsupported, UserError
 from profiler.planning.chain import Block, Chain, Option, Stage
 from profiler.predicting import known_rates, observe_case, trace_case
 from profiler.rates import Rates
@@ -28,13 +28,15 @@ def stages(trial: Trial) -> Chain:
     Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
     not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
     `time`, seconds are 0 and there are no save options. Raises UserError where nothing is known of the device's time,
-    Unsupported where the blocks do not run once each, in order, and whatever the model raises.
+    Unsupported where the blocks do not run once each, in order, or the forward runs a backward, and whatever the model
+    raises.
     """
     case = trial.case.baseline
     fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
     known = _rates(trial)
     built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
     refuse_none(built.workload.blocks)
+    _refuse_backward_in_forward(trace)
     linked = observe_case(fake).linked
     found = spans(trace, built.workload.blocks, linked=linked)
     selective = {save: _selective(trial, fake, save) for save in _saves(trial, trace, found)}
@@ -57,6 +59,12 @@ def stages(trial: Trial) -> Chain:
         floor_bytes=floor_bytes(trace),
         stages=tuple(_apart(made, found, linked)),
     )
+
+
+def _refuse_backward_in_forward(trace: Trace) -> None:
+    begin = next(before for phase, before in trace.marks if phase == "backward")
+    if any(save.unpacked is not None and save.unpacked < begin for save in trace.saves):
+        raise Unsupported("the forward runs a backward (torch.autograd.grad) through its blocks: they are no chain")
 
 
 def _rates(trial: Trial) -> Rates | None:

@@ -7,7 +7,9 @@ from torch import nn
 class Potential(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+        )
 
     def forward(self, positions):
         positions = positions.requires_grad_()
