@@ -77,6 +77,10 @@ bench-sampling:
 bench-accuracy:
     {{python}} -m benchmarks.accuracy -o docs/accuracy.md
 
+# what operators allocate without memory, against what they do, on PyTorch's own samples
+bench-operators *words:
+    {{python}} -m benchmarks.operators {{words}}
+
 # every model family traced at full size, without a device
 bench-full-size *words:
     {{python}} -m benchmarks.full_size {{words}}

@@ -29,9 +29,9 @@ from profiler.trace import allocator, roofline
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
-from profiler.trace.losses import temporary_bytes
 from profiler.trace.step import follow
 from profiler.trace.summary import readings
+from profiler.trace.temporaries import temporary_bytes
 from profiler.trace.tracer import Hidden
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # PyTorch reads both

@@ -95,8 +95,18 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 def storage_bytes(found: list[torch.Tensor]) -> int:
     """The bytes of all storages behind these tensors, each counted once; of a sharded one, this rank's part."""
-    storages = [local(tensor).untyped_storage() for tensor in found]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    return sum(bytes_by_storage(found).values())
+
+
+def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
+    storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
+    return {storage._cdata: storage.nbytes() for storage in storages}
+
+
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What has storages: a tensor itself, indices and values of a sparse one; of a sharded one, this rank's part."""
+    own = local(tensor)
+    return (own._indices(), own._values()) if own.is_sparse else (own,)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from profiler.case import Choice, Trial
 from profiler.errors import Unsupported
 from profiler.measuring import measure
 from profiler.models import user
+from profiler.predicting import predict
 from tests import make
 from tests.conftest import measured
 
@@ -27,6 +29,7 @@ FACTORIES = {
     "dropout": "net",
     "forces": "potential",
     "lstm": "char_rnn",
+    "sparse": "words",
     "data_dependent": "router",
     "unet": "segmentation",
 }
@@ -63,6 +66,16 @@ def test_every_strategy_gives_a_users_model_its_gradients_or_says_why_not(name):
         assert record.equality.gradients_equal, strategy
         assert record.equality.loss_equal, strategy
         assert record.equality.buffers_equal == (name != "batchnorm"), strategy
+
+
+def test_sparse_gradients_are_counted_and_cannot_be_foreseen():
+    case = make.case(model=choice("sparse"), batch_size=None)
+
+    found = measure(Trial(case=case, passes=("memory",))).readings
+
+    assert found.static_bytes["gradients"] == 16 * 50 * (64 * 4 + 8) + (50 * 64 + 1) * 4  # values and indices; the head
+    with pytest.raises(Unsupported, match="only its data tell its size"):
+        predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
 
 
 def test_the_reasons_are_right():

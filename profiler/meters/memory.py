@@ -10,7 +10,7 @@ import torch
 from profiler.devices import Device, Span
 from profiler.meters.timeline import timeline
 from profiler.record import PHASES, PhaseBytes, Timeline
-from profiler.workload import Workload, local, storage_bytes, tensors
+from profiler.workload import Workload, bytes_by_storage, storage_bytes, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
 
@@ -95,8 +95,7 @@ class _Marks:
     def _arrived(self, parameter: torch.Tensor) -> None:
         if not self.labels or parameter.grad is None or id(parameter) in self._persistent:
             return
-        storage = local(parameter.grad).untyped_storage()  # which several may share
-        self._gradients[storage._cdata] = storage.nbytes()
+        self._gradients |= bytes_by_storage([parameter.grad])  # which several may share
         self._label("backward")
 
     def _label(self, phase: str) -> None:

@@ -17,12 +17,13 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from profiler.trace import losses
+from profiler.trace import temporaries
 from profiler.trace.in_place import is_in_place
 from profiler.trace.quick import QuickFakes, uncollected
 
 aten = torch.ops.aten
 DEEPCOPY: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
+LARGER = (*temporaries.IN_THE_RESULT, *temporaries.FOLDS)  # than their results are their storages
 KNOWN = 1024  # elements: no model is built by more
 FACTORIES = {
     aten.arange.default,
@@ -66,9 +67,9 @@ class Fakes(QuickFakes):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
             return self._scalar(func, args[0])
-        if func is aten.equal.default:
+        if func in (aten.equal.default, aten.allclose.default):
             self.num_guesses += 1
-            return args[0].shape == args[1].shape
+            return _passed(args[0]) if _is_test(args[0]) else args[0].shape == args[1].shape
         if func in FACTORIES:
             return self._made(func, args, kwargs or {})
         if _only_writes(func) and not _is_known(args[0]):
@@ -78,7 +79,7 @@ class Fakes(QuickFakes):
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is aten.all:
             out.is_true = True
-        return self._in_elements(out, args) if func._overloadpacket in losses.IN_THE_RESULT else out
+        return self._as_stored(out, func, args) if func._overloadpacket in LARGER else out
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A small tensor with its values, any other without."""
@@ -89,10 +90,11 @@ class Fakes(QuickFakes):
             real = func(*args, **kwargs)
         return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
 
-    def _in_elements(self, out: Any, args: Any) -> Any:
-        """A loss in the storage of the elements that were reduced to it."""
-        elements = super().__torch_dispatch__(aten.new_empty.default, (), (out, losses.element_shape(args)))
-        return super().__torch_dispatch__(aten.as_strided.default, (), (elements, out.shape, out.stride()))
+    def _as_stored(self, out: Any, func: Any, args: Any) -> Any:
+        """A result in a storage as large as the operator makes it."""
+        shape = temporaries.stored_shape(func, args, out)
+        stored = super().__torch_dispatch__(aten.new_empty.default, (), (out, shape))
+        return super().__torch_dispatch__(aten.as_strided.default, (), (stored, out.shape, out.stride()))
 
     def _scalar(self, func: Any, tensor: Any) -> bool | int | float:
         constant = getattr(tensor, "constant", None)
@@ -102,7 +104,16 @@ class Fakes(QuickFakes):
         if not tensor.is_floating_point() and tensor.dtype != torch.bool:
             raise DataDependentOutputException(func)
         self.num_guesses += 1
-        return bool(getattr(tensor, "is_true", False)) if tensor.dtype == torch.bool else 0.0
+        return _passed(tensor) if tensor.dtype == torch.bool else 0.0
+
+
+def _is_test(tensor: torch.Tensor) -> bool:
+    """Of ATen's own functions, which compare one number with `true`."""
+    return tensor.dtype == torch.bool and tensor.ndim == 0
+
+
+def _passed(test: torch.Tensor) -> bool:
+    return bool(getattr(test, "is_true", False))
 
 
 @cache

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from profiler.errors import Unsupported
 from profiler.signature import name
 from profiler.timeline import Operator
 
@@ -226,6 +227,8 @@ def _kind(func: Any) -> _Kind:
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
+        if tree.is_sparse:
+            raise Unsupported("a sparse tensor cannot be followed: only its data tell its size")
         yield tree
     elif isinstance(tree, (tuple, list)):
         for item in tree:

@@ -1,4 +1,4 @@
-"""Losses, and operators whose backward writes in place, take what the allocator sees."""
+"""What operators take besides their results, and those that write in place, as the allocator sees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.case import Choice, Trial
 from profiler.measuring import measure
 from profiler.predicting import predict
 from profiler.record import Readings
-from profiler.trace import in_place, losses
+from profiler.trace import fake, in_place, temporaries
 from profiler.workload import Workload
 from tests import make
 
@@ -38,6 +38,12 @@ PICKS = {
     "index": lambda x: x[torch.arange(8)],
     "index_select": lambda x: x.index_select(0, torch.arange(8)),
     "gather": lambda x: x.gather(1, torch.zeros(16, 100, dtype=torch.long)),
+}
+
+FOLDS = {
+    "columns": lambda x: F.unfold(x.view(16, 2, 100, 100), 3, padding=1),
+    "patches": lambda x: F.unfold(x.view(16, 2, 100, 100).transpose(2, 3), 10, stride=10),
+    "image": lambda x: F.fold(x.view(16, 8, 2500).transpose(1, 2).reshape(16, 8, 2500), (51, 51), 2),
 }
 
 
@@ -176,15 +182,27 @@ def test_backwards_that_write_in_place_take_what_the_allocator_sees(name):
     check(*both(partial(build, PICKS[name], lambda out, target: (out * out).mean())))
 
 
+@pytest.mark.parametrize("name", FOLDS)
+def test_folds_take_what_the_allocator_sees(name):
+    check(*both(partial(build, FOLDS[name], lambda out, target: out.sum())))
+
+
+def test_as_large_as_they_look_folds_take_less(monkeypatch):
+    monkeypatch.setattr(fake, "LARGER", ())
+
+    with pytest.raises(AssertionError):
+        check(*both(partial(build, FOLDS["columns"], lambda out, target: out.sum())))
+
+
 def test_without_the_elements_of_a_loss_its_peak_is_missed(monkeypatch):
-    monkeypatch.setattr(losses, "IN_THE_RESULT", ())
+    monkeypatch.setattr(fake, "LARGER", ())
 
     with pytest.raises(AssertionError):
         check(*both(partial(build, torch.clone, F.mse_loss)))
 
 
 def test_without_the_temporaries_of_a_loss_its_forward_is_missed(monkeypatch):
-    monkeypatch.setattr(losses, "TEMPORARIES", {})
+    monkeypatch.setattr(temporaries, "TEMPORARIES", {})
 
     with pytest.raises(AssertionError):
         check(*both(partial(build, torch.clone, F.mse_loss)))

@@ -1,0 +1,71 @@
+"""What operators take besides their values, where fake kernels know only the values: knows nothing of steps.
+
+Losses write all elements before they reduce them: into temporaries, or into the result, whose storage stays as large
+when it is resized to one element (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu). Folds are made
+like their input before they are resized (Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu beside them).
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from math import prod
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+NONE, MEAN = 0, 1  # at::Reduction
+IN_THE_RESULT = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
+TEMPORARIES = {  # of all elements, besides the result: where it is reduced, and where it is not
+    aten.mse_loss: (1, 0),
+    aten.smooth_l1_loss: (1, 0),
+    aten.huber_loss: (1, 0),
+    aten.binary_cross_entropy_with_logits: (2, 1),
+    aten.soft_margin_loss_backward: (2, 2),
+}
+FOLDS = (aten.im2col, aten.col2im)
+
+
+def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
+    """What an operator takes while it runs, in bytes; 0 for what is not known here."""
+    if func._overloadpacket in FOLDS:
+        num_copies = (not args[0].is_contiguous()) + (func._overloadpacket is aten.im2col and _grows(*args))
+        return int(num_copies * args[0].numel() * args[0].itemsize)
+    known = TEMPORARIES.get(func._overloadpacket)
+    if known is None:
+        return 0
+    num_temporaries = known[0 if _is_reduced(func, args, kwargs or {}) else 1]
+    dtype: torch.dtype = reduce(torch.promote_types, (one.dtype for one in args if isinstance(one, torch.Tensor)))
+    return num_temporaries * _element_shape(args).numel() * dtype.itemsize
+
+
+def stored_shape(func: Any, args: Any, out: torch.Tensor) -> torch.Size:
+    """Of all that is in the result's storage: the result's own shape where that is nothing else."""
+    if func._overloadpacket in IN_THE_RESULT:
+        return _element_shape(args)
+    if func._overloadpacket in FOLDS and args[0].numel() > out.numel():
+        shape: torch.Size = args[0].shape
+        return shape
+    return out.shape
+
+
+def _element_shape(args: Any) -> torch.Size:
+    """Of a loss with these arguments before it is reduced."""
+    found: torch.Size = torch.broadcast_shapes(*(one.shape for one in args if isinstance(one, torch.Tensor)))
+    return found
+
+
+def _grows(image: torch.Tensor, *folding: list[int]) -> bool:
+    """Whether the columns of an image have more elements than the image. `folding` is of torch.nn.Unfold."""
+    sides = image.shape[-2:]
+    places = [
+        (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+        for side, kernel, dilation, padding, stride in zip(sides, *folding, strict=True)
+    ]
+    return bool(prod(places) * prod(folding[0]) > prod(sides))
+
+
+def _is_reduced(func: Any, args: Any, kwargs: Any) -> bool:
+    place = [one.name for one in func._schema.arguments].index("reduction")
+    chosen = args[place] if len(args) > place else kwargs.get("reduction", MEAN)
+    return bool(chosen != NONE)
