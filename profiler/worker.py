@@ -13,9 +13,8 @@ import msgspec
 import torch
 from torch.utils.checkpoint import CheckpointError
 
-from profiler import __version__, blame, models
+from profiler import __version__, blame
 from profiler.case import Case, Trial, decode, encode
-from profiler.catalogue import is_code
 from profiler.describe import describe
 from profiler.errors import Invalid, Unsupported, UserError
 from profiler.group import Ranks
@@ -32,10 +31,7 @@ LONGEST_DETAIL = 1000  # characters of a rank's last word
 
 
 def run_trial(request: str, channel: int) -> None:
-    """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON.
-
-    Then tell what it imported for a model that is not the user's, so that the next trial need not.
-    """
+    """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
     tell(channel, {"stage": "start", "at": time.monotonic()})
     trial: Trial = decode(request, Trial)
     if trial.case.ranks and not trial.case.is_predicted:
@@ -44,8 +40,6 @@ def run_trial(request: str, channel: int) -> None:
         by = predict if trial.case.is_predicted else measure
         record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}), by=by)
     tell(channel, {"record": record})
-    if not is_code(trial.case.model.name, models.TABLE):  # which may set what a library reads when it is imported
-        tell(channel, {"imported": [name for name in sys.modules if models.LIBRARIES.fullmatch(name)]})
 
 
 def survey(request: str, channel: int) -> None:

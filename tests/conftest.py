@@ -97,7 +97,7 @@ class Lent:
     """The server of another engine: whoever borrows it cannot end it."""
 
     def __init__(self, server: Any) -> None:
-        self.control, self.alive, self.load = server.control, server.alive, server.load
+        self.control, self.alive = server.control, server.alive
 
     def close(self) -> None: ...
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from profiler.case import Choice, Trial
 from profiler.engines.local import Local
-from profiler.worker import tell
 from tests import make
 
 MINE = """
@@ -69,44 +67,6 @@ def test_a_server_that_died_is_replaced():
         (record,) = engine.run([trial()])
 
     assert record.outcome == "ok"
-
-
-def imports(engine: Local, name: str) -> bool:
-    """Whether a child has a module from its beginning."""
-    return engine.ask("tests.test_engine:tell_whether_there", name, failing="")["is_there"]
-
-
-def tell_whether_there(request: str, channel: int) -> None:
-    """Runs in the child."""
-    tell(channel, {"is_there": request in sys.modules})
-
-
-def name_others(request: str, channel: int) -> None:
-    """Runs in the child, as no trial of ours."""
-    tell(channel, {"imported": ["this", 3, "timm.none", "transformers; this"]})
-
-
-def test_what_models_are_built_with_is_imported_once(here):
-    (here / "mine.py").write_text("import torchvision\n" + MINE)
-    mine = make.case(model=Choice("mine.py:make"), batch_size=None, samples=1, warmup=0)
-    case = make.case(model=Choice("torchvision:alexnet:size=64"), batch_size=1, samples=1, warmup=0)
-
-    with Local(stage_seconds=60.0) as engine:
-        (users,) = engine.run([Trial(case=mine, passes=("flops",))])
-        after_users = imports(engine, "torchvision")
-        (ours,) = engine.run([Trial(case=case, passes=("flops",))])
-        after_ours = imports(engine, "torchvision")
-
-    assert (users.outcome, after_users) == ("ok", False)  # it may set what the library reads
-    assert (ours.outcome, after_ours) == ("ok", True)
-
-
-def test_a_child_can_have_nothing_else_imported():
-    with Local(stage_seconds=60.0, entry="tests.test_engine:name_others") as engine:
-        list(engine.run([trial()]))
-
-        assert not imports(engine, "this")
-        assert engine.survey()  # the server lives
 
 
 def test_the_survey_tells_the_cpu_first(engine):

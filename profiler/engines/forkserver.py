@@ -1,11 +1,10 @@
 """The server process: imports torch once, then forks a child for every request. Knows nothing of trials.
 
 A request is one line of JSON on a Unix socket: {"number", "entry", "text", "folder"} for a child, with two descriptors
-beside it, its channel and its output; {"kill", "signal"}; or {"import"}, names of modules for the children to come. The
-server tells {"number", "pid"} when a child begins, and "status" besides when it has ended. What a child started in a
-session of its own comes to the server when the child has ended, and is killed. When the client is gone, by whatever
-death, every child's process group is killed and the server ends. It never touches CUDA, which does not survive a fork
-once it is initialised.
+beside it, its channel and its output; or {"kill", "signal"}. The server tells {"number", "pid"} when a child begins,
+and "status" besides when it has ended. What a child started in a session of its own comes to the server when the child
+has ended, and is killed. When the client is gone, by whatever death, every child's process group is killed and the
+server ends. It never touches CUDA, which does not survive a fork once it is initialised.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +37,9 @@ def main(descriptor: int, client: int, preload: Sequence[str]) -> None:
         importlib.import_module(name)
     set_death_signal(0)  # from here on the socket tells, so that the children's offspring is ended too
     adopt_orphans()
-    freeze()
-    _Server(socket.socket(fileno=descriptor)).serve()
-
-
-def load(names: Sequence[str]) -> None:
-    """Import what can be imported; a child tells of what cannot."""
-    for name in names:
-        with suppress(Exception):
-            importlib.import_module(name)
-    freeze()
-
-
-def freeze() -> None:
     gc.collect()
     gc.freeze()  # a child's collections need not look at all of torch
+    _Server(socket.socket(fileno=descriptor)).serve()
 
 
 class _Server:
@@ -95,8 +81,6 @@ class _Server:
             request = json.loads(line)
             if "kill" in request:
                 self._kill(request["kill"], request["signal"])
-            elif "import" in request:
-                load(request["import"])
             else:
                 self._fork(request, descriptors)
         return True

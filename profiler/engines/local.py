@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +26,6 @@ from profiler.engines.lost import lost
 from profiler.engines.order import in_waves
 from profiler.engines.returned import WAIT_SECONDS, still_held
 from profiler.errors import UserError
-from profiler.models import LIBRARIES
 from profiler.record import SCHEMA, Environment, Outcome, Record
 from profiler.units import bytes_text
 
@@ -138,18 +137,10 @@ class Local:
                 ended = child.wait(self._stage_seconds)
                 record = _record(trial, child, ended, asked)
             self._bury_with(ended)
-            self._import(child)
             if self._is_stopped:
                 return
             self._ended_on = None if ended.status == 0 else trial.case.torch_device
             yield record
-
-    def _import(self, child: Child) -> None:
-        """Have the server import what a child had to, once for all that come after it."""
-        for message in child.messages:
-            names = message.get("imported")
-            if self._server and isinstance(names, list):
-                self._server.load([name for name in names if isinstance(name, str) and LIBRARIES.fullmatch(name)])
 
     def _await_memory(self) -> None:
         """What a killed process held of a GPU comes back late: the next trial would find too little."""
@@ -197,7 +188,6 @@ class _Server:
             env=environment, start_new_session=True,
         )  # fmt: skip
         theirs.close()
-        self._loaded: set[str] = set()
         if not self.control.recv(1 << 16):
             self._process.wait()
             self._errors.seek(0)
@@ -208,14 +198,6 @@ class _Server:
 
     def alive(self) -> bool:
         return self._process.poll() is None
-
-    def load(self, modules: Sequence[str]) -> None:
-        """Have it import modules that its children would, as far as they can be imported."""
-        new = [name for name in modules if name not in self._loaded]
-        self._loaded.update(new)
-        if new:
-            with suppress(OSError):  # it is gone, and the next trial has another
-                self.control.sendall(json.dumps({"import": new}).encode() + b"\n")
 
     def hang_up(self) -> None:
         """As if the client were gone, for whoever waits at its end too."""

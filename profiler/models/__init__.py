@@ -4,8 +4,6 @@ The function takes `batch_size` (its default is the model's) and, where it can r
 its keyword-only parameters are the options. It returns a Workload.
 """
 
-import re
-
 TABLE = {
     "mlp": "profiler.models.mlp:build",
     "mnist-cnn": "profiler.models.mnist_cnn:build",
@@ -22,4 +20,3 @@ TABLE = {
 
 DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data
 WITHOUT_GPU = {"mnist-cnn": {"channels": 32}}  # smaller defaults of the same architecture
-LIBRARIES = re.compile(r"(?:timm|torchvision|transformers)(?:\.\w+)*")  # their modules, which take seconds to import
