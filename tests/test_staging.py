@@ -190,7 +190,7 @@ def test_a_device_of_unknown_rates_is_refused():
 def test_blocks_that_the_forward_differentiates_are_no_chain():
     forces = make.case(model=Choice(f"{FORCES}:potential"), batch_size=None, device="fake:t4")
 
-    with pytest.raises(Unsupported, match="the forward runs a backward"):
+    with pytest.raises(Unsupported, match="the forward runs a backward of its own"):
         stages(Trial(case=forces))
 
 

@@ -43,6 +43,8 @@ PICKS = {
 FOLDS = {
     "columns": lambda x: F.unfold(x.view(16, 2, 100, 100), 3, padding=1),
     "patches": lambda x: F.unfold(x.view(16, 2, 100, 100).transpose(2, 3), 10, stride=10),
+    "patches that leave a margin": lambda x: F.unfold(x.view(16, 2, 100, 100), 16, stride=16),
+    "image with gaps": lambda x: F.fold(x.view(16, 8, 2500), (149, 149), 2, stride=3),
     "image": lambda x: F.fold(x.view(16, 8, 2500).transpose(1, 2).reshape(16, 8, 2500), (51, 51), 2),
 }
 

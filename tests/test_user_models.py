@@ -73,7 +73,10 @@ def test_sparse_gradients_are_counted_and_cannot_be_foreseen():
 
     found = measure(Trial(case=case, passes=("memory",))).readings
 
-    assert found.static_bytes["gradients"] == 16 * 50 * (64 * 4 + 8) + (50 * 64 + 1) * 4  # values and indices; the head
+    values, head = 16 * 50 * 64 * 4, (50 * 64 + 1) * 4
+    assert found.static_bytes["gradients"] == values + head
+    assert found.static_bytes["inputs"] == 16 * 50 * 8 + 16 * 4  # which are the gradient's indices, too
+    assert found.peak_bytes >= sum(found.static_bytes.values())
     with pytest.raises(Unsupported, match="only its data tell its size"):
         predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
 

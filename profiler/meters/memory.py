@@ -10,7 +10,7 @@ import torch
 from profiler.devices import Device, Span
 from profiler.meters.timeline import timeline
 from profiler.record import PHASES, PhaseBytes, Timeline
-from profiler.workload import Workload, bytes_by_storage, storage_bytes, tensors
+from profiler.workload import Workload, bytes_by_storage, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
 
@@ -59,10 +59,12 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
         "inputs": tensors(workload.batch),
     }
     devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
-    counted = {
-        category: storage_bytes([tensor for tensor in held if tensor.device.type in devices])
-        for category, held in found.items()
-    }
+    seen: dict[int, int] = {}
+    counted = dict.fromkeys(found, 0)
+    for category in ("parameters", "buffers", "inputs", "gradients", "optimizer"):  # sparse gradients hold the batch
+        own = bytes_by_storage([tensor for tensor in found[category] if tensor.device.type in devices])
+        counted[category] = sum(nbytes for storage, nbytes in own.items() if storage not in seen)
+        seen |= own
     return counted | workload.held()
 
 
@@ -75,7 +77,8 @@ class _Marks:
     def __init__(self, workload: Workload) -> None:
         self.labels: list[tuple[str, int]] = []
         self._mark: Callable[[], None] = lambda: None
-        self._gradients: dict[int, int] = {}
+        self._gradients: dict[int, int] = {}  # bytes by storage
+        self._storages: dict[int, dict[int, int]] = {}  # the same by parameter
         self._persistent: set[int] = set()
         self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
         self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
@@ -95,7 +98,10 @@ class _Marks:
     def _arrived(self, parameter: torch.Tensor) -> None:
         if not self.labels or parameter.grad is None or id(parameter) in self._persistent:
             return
-        self._gradients |= bytes_by_storage([parameter.grad])  # which several may share
+        for storage in self._storages.get(id(parameter), ()):  # where another has taken its place
+            self._gradients.pop(storage, None)
+        self._storages[id(parameter)] = bytes_by_storage([parameter.grad])
+        self._gradients |= self._storages[id(parameter)]  # which several may share
         self._label("backward")
 
     def _label(self, phase: str) -> None:

@@ -64,7 +64,7 @@ def stages(trial: Trial) -> Chain:
 def _refuse_backward_in_forward(trace: Trace) -> None:
     begin = next(before for phase, before in trace.marks if phase == "backward")
     if any(save.unpacked is not None and save.unpacked < begin for save in trace.saves):
-        raise Unsupported("the forward runs a backward (torch.autograd.grad) through its blocks: they are no chain")
+        raise Unsupported("the forward runs a backward of its own (torch.autograd.grad), which plans do not know")
 
 
 def _rates(trial: Trial) -> Rates | None:

@@ -29,7 +29,7 @@ FOLDS = (aten.im2col, aten.col2im)
 def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
     """What an operator takes while it runs, in bytes; 0 for what is not known here."""
     if func._overloadpacket in FOLDS:
-        num_copies = (not args[0].is_contiguous()) + (func._overloadpacket is aten.im2col and _grows(*args))
+        num_copies = (not args[0].is_contiguous()) + _grows(func, *args)
         return int(num_copies * args[0].numel() * args[0].itemsize)
     known = TEMPORARIES.get(func._overloadpacket)
     if known is None:
@@ -55,14 +55,16 @@ def _element_shape(args: Any) -> torch.Size:
     return found
 
 
-def _grows(image: torch.Tensor, *folding: list[int]) -> bool:
-    """Whether the columns of an image have more elements than the image. `folding` is of torch.nn.Unfold."""
-    sides = image.shape[-2:]
+def _grows(func: Any, taken: torch.Tensor, *folding: list[int]) -> bool:
+    """Whether the result has more elements than what is taken: `folding` is of torch.nn.Unfold, or of torch.nn.Fold."""
+    if func._overloadpacket is aten.col2im:
+        sides, kernels, *_ = folding
+        return bool(prod(sides) > prod(kernels) * taken.shape[-1])
     places = [
         (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-        for side, kernel, dilation, padding, stride in zip(sides, *folding, strict=True)
+        for side, kernel, dilation, padding, stride in zip(taken.shape[-2:], *folding, strict=True)
     ]
-    return bool(prod(places) * prod(folding[0]) > prod(sides))
+    return bool(prod(places) * prod(folding[0]) > prod(taken.shape[-2:]))
 
 
 def _is_reduced(func: Any, args: Any, kwargs: Any) -> bool:

@@ -183,6 +183,8 @@ class Tracer(TorchDispatchMode):
         return self._module_of_node.get(node._sequence_nr(), "")
 
     def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> Life | None:
+        if tensor.layout is not torch.strided:
+            raise Unsupported("a sparse tensor cannot be followed: only its data tell its size")
         return self._follow(tensor.untyped_storage(), operator, module, phase, after)
 
     def _follow(
@@ -227,8 +229,6 @@ def _kind(func: Any) -> _Kind:
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
-        if tree.is_sparse:
-            raise Unsupported("a sparse tensor cannot be followed: only its data tell its size")
         yield tree
     elif isinstance(tree, (tuple, list)):
         for item in tree:
