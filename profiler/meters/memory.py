@@ -54,15 +54,15 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
     found = {
         "parameters": [parameter.detach() for parameter in parameters],
         "buffers": list(workload.module.buffers()),
+        "inputs": tensors(workload.batch),  # before the gradients: sparse ones share its indices
         "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
         "optimizer": tensors([dict(state) for state in optimizer.state.values()]),
-        "inputs": tensors(workload.batch),
     }
     devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
     seen: dict[int, int] = {}
-    counted = dict.fromkeys(found, 0)
-    for category in ("parameters", "buffers", "inputs", "gradients", "optimizer"):  # sparse gradients hold the batch
-        own = bytes_by_storage([tensor for tensor in found[category] if tensor.device.type in devices])
+    counted: dict[str, int] = {}
+    for category, held in found.items():
+        own = bytes_by_storage([tensor for tensor in held if tensor.device.type in devices])
         counted[category] = sum(nbytes for storage, nbytes in own.items() if storage not in seen)
         seen |= own
     return counted | workload.held()
@@ -77,8 +77,7 @@ class _Marks:
     def __init__(self, workload: Workload) -> None:
         self.labels: list[tuple[str, int]] = []
         self._mark: Callable[[], None] = lambda: None
-        self._gradients: dict[int, int] = {}  # bytes by storage
-        self._storages: dict[int, dict[int, int]] = {}  # the same by parameter
+        self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which several may share
         self._persistent: set[int] = set()
         self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
         self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
@@ -98,14 +97,12 @@ class _Marks:
     def _arrived(self, parameter: torch.Tensor) -> None:
         if not self.labels or parameter.grad is None or id(parameter) in self._persistent:
             return
-        for storage in self._storages.get(id(parameter), ()):  # where another has taken its place
-            self._gradients.pop(storage, None)
-        self._storages[id(parameter)] = bytes_by_storage([parameter.grad])
-        self._gradients |= self._storages[id(parameter)]  # which several may share
+        self._gradients[id(parameter)] = bytes_by_storage([parameter.grad])
         self._label("backward")
 
     def _label(self, phase: str) -> None:
-        self.labels.append((phase, sum(self._gradients.values())))
+        held = {storage: nbytes for own in self._gradients.values() for storage, nbytes in own.items()}
+        self.labels.append((phase, sum(held.values())))
         self._mark()
 
 
