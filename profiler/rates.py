@@ -13,7 +13,7 @@ import msgspec
 from profiler.errors import UserError
 from profiler.files import strict_toml
 
-ALIASES = {"v100": "v100-16"}
+ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-3080", "rtx-4070-12": "rtx-4070"}
 HOPPER = (9, 0)
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * 2**10  # ":4096:2:16:8", cuBLAS's own default in KiB
 LARGE_WORKSPACE = 32 * 2**20  # what NVIDIA recommends from Hopper on
@@ -29,6 +29,14 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bf16: Rate | None = None  # None: it has no units for it
 
 
+class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of a GPU by which PyTorch's kernels choose how much memory they take besides their results."""
+
+    multiprocessors: Annotated[int, msgspec.Meta(gt=0)]
+    threads_per_multiprocessor: Annotated[int, msgspec.Meta(gt=0)]  # the most that are resident at once
+    shared_memory_bytes: Annotated[int, msgspec.Meta(gt=0)]  # of one multiprocessor
+
+
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU."""
 
@@ -38,6 +46,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bandwidth: Rate  # bytes a second
     flops: Flops
     compute_capability: tuple[int, int]
+    chip: Chip | None = None  # None: what kernels take besides their results is not foreseen where it depends on these
 
 
 def folder() -> Path:
@@ -92,7 +101,7 @@ def _refused(path: Path, text: str, error: msgspec.ValidationError) -> UserError
     key = named[2] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
     where = f"{path}:{_line(text, key)}"
     if named and named[1] == "unknown ":
-        allowed = (*Rates.__struct_fields__, *Flops.__struct_fields__)
+        allowed = (*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__)
         near = difflib.get_close_matches(key, allowed, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(allowed)}"
         return UserError(f"{where}: no key is called '{key}'", hint=hint)

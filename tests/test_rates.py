@@ -16,6 +16,7 @@ GIB = 2**30
 SOLD = {  # GiB, as the vendor writes it on the box
     "t4": 16, "v100-16": 16, "v100-32": 32, "a10g": 24, "a100-40": 40, "a100-80": 80, "l4": 24, "l40s": 48,
     "h100": 80, "h200": 141, "b200": 180, "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32,
+    "rtx-3060": 12, "rtx-2080-ti": 11, "rtx-3080": 10, "rtx-4060": 8, "rtx-4070": 12,
 }  # fmt: skip
 SMALL = """
 name = "one"
@@ -145,3 +146,19 @@ def test_every_key_of_a_file_is_a_field():
     keys = {key for path in rates.folder().glob("*.toml") for key in tomllib.loads(path.read_text())}
 
     assert keys == {field.name for field in msgspec.structs.fields(rates.Rates)}
+
+
+# compute capability: threads resident on a multiprocessor, its shared memory in KiB. Source: CUDA C++ Programming Guide
+RESIDENT = {
+    (7, 0): (2048, 96), (7, 5): (1024, 64), (8, 0): (2048, 164), (8, 6): (1536, 100), (8, 9): (1536, 100),
+    (9, 0): (2048, 228), (10, 0): (2048, 228), (12, 0): (1536, 100),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", SOLD)
+def test_a_chip_has_what_its_compute_capability_allows(word):
+    gpu = rates.find(word)
+
+    assert gpu.chip is not None
+    threads, kib = RESIDENT[gpu.compute_capability]
+    assert (gpu.chip.threads_per_multiprocessor, gpu.chip.shared_memory_bytes) == (threads, kib * 1024)
