@@ -12,6 +12,7 @@ import msgspec
 
 from profiler.errors import UserError
 from profiler.files import strict_toml
+from profiler.kinds import HOLLOW
 
 ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-3080", "rtx-4070-12": "rtx-4070"}
 HOPPER = (9, 0)
@@ -71,8 +72,9 @@ def find(word: str) -> Rates:
 
 
 def of_device(device_name: str) -> Rates | None:
-    """The GPU that its driver calls so; None where it is not known."""
-    return next((known for known in map(find, names()) if known.name == device_name), None)
+    """The GPU that its driver calls so, or its hollow likeness; None where it is not known."""
+    name = device_name.removeprefix(HOLLOW)
+    return next((known for known in map(find, names()) if known.name == name), None)
 
 
 def read(path: Path) -> Rates:
