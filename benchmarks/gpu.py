@@ -59,20 +59,23 @@ def steps(folder: Path, device: str, gpu: str, *, small: bool) -> list[Step]:
     python = sys.executable
     gcprof = (python, "-m", "profiler")
     size = ("--model", "mlp,mnist-cnn:channels=8", "--batch-size", "8") if small else ()
+    models = ("mlp",) if small else ()
     sweep = (*gcprof, "run", "--config", "configs/gpu.toml", *size)
-    plan = (*gcprof, "plan", "--device", device, "--budget", "60%", "--rounds", "1")
+    plan = (*gcprof, "plan", "--device", device, "--budget", "75%", "--rounds", "1")
     return [
         Step("tests", (python, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/test_gpu.py"), 150.0),
         Step("sweep", (*sweep, "--device", device, "--predict", "-o", f"{folder}/sweep"), 120.0),
         Step("sweep rehearsed", (*sweep, "--device", "cuda:0", "-o", f"{folder}/rehearsed"), 60.0, hollow=gpu),
         Step("compared", (*gcprof, "compare", f"{folder}/sweep", f"{folder}/rehearsed"), 10.0),
         Step(
-            "accuracy", (python, "-m", "benchmarks.accuracy", "--device", device, "-o", f"{folder}/accuracy.md"), 90.0
+            "accuracy",
+            (python, "-m", "benchmarks.accuracy", *models, "--device", device, "-o", f"{folder}/accuracy.md"),
+            90.0,
         ),
         *[Step(name, published(gcprof, name, folder, device, small=small), 60.0) for name in PUBLISHED],
         *[
-            Step(name, (*plan, SMALL_PLAN if small else model, *words, "-o", f"{folder}/{name}.json"), 60.0)
-            for name, (model, *words) in PLANS.items()
+            Step(name, (*plan, *(SMALL_PLAN if small else words), "-o", f"{folder}/{name}.json"), 60.0)
+            for name, words in PLANS.items()
         ],
     ]
 
@@ -83,7 +86,7 @@ PLANS = {
     "plan-resnet152": ("torchvision:resnet152", "--batch-size", "32"),
     "plan-cifar-resnet": ("cifar-resnet:depth=19", "--batch-size", "1280", "--optimizer", "momentum"),
 }
-SMALL_PLAN = "transformer:layers=2,width=32"
+SMALL_PLAN = ("transformer:layers=4,width=256", "--batch-size", "16")
 
 
 def published(gcprof: tuple[str, ...], name: str, folder: Path, device: str, *, small: bool) -> tuple[str, ...]:

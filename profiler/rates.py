@@ -82,8 +82,14 @@ def find(word: str) -> Rates:
 
 def of_device(device_name: str) -> Rates | None:
     """The GPU that its driver calls so, or its hollow likeness; None where it is not known."""
+    word = word_of(device_name)
+    return find(word) if word else None
+
+
+def word_of(device_name: str) -> str | None:
+    """What the GPU is called here that its driver calls so, or its hollow likeness; None where it is not known."""
     name = device_name.removeprefix(HOLLOW)
-    return next((known for known in map(find, names()) if known.name == name), None)
+    return next((word for word in names() if find(word).name == name), None)
 
 
 def read(path: Path) -> Rates:
