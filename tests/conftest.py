@@ -23,10 +23,11 @@ from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.record import Record
 from profiler.rehearse import device as hollow_device
-from tests import make
+from tests import machines, make
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--machine", choices=sorted(machines.TABLE), help="run on a double of another machine")
     text = "on a CUDA device that has memory and does no arithmetic: h100, or t4,count=2,bytes=4294967296"
     parser.addoption("--hollow", metavar="DEVICE", help=text)
 
@@ -34,8 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Opens the hollow device that is asked for, before any test imports torch; children and workers find it too.
 
-    Signals do what they do at a terminal: in the background, programs inherit that they do nothing.
+    With --machine, this process and all that it starts are on a double of another machine. Signals do what they do at a
+    terminal: in the background, programs inherit that they do nothing.
     """
+    if name := config.getoption("machine"):
+        machines.choose(name)
     if asked := config.getoption("--hollow"):
         os.environ[hollow_device.ASKED] = asked
     hollow_device.open_if_asked()

@@ -8,12 +8,14 @@ import shlex
 import subprocess
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.killed import TAG
+from tests import machines
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 120.0  # for what surely comes; nothing waits so long unless it is broken
@@ -24,7 +26,7 @@ Done = subprocess.CompletedProcess[str]
 def environment(**more: str) -> dict[str, str]:
     """This process's own, without what would change the program's words."""
     kept = {key: value for key, value in os.environ.items() if key != "GCPROF_TRACEBACK"}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
+    return {**kept, "PYTHONPATH": machines.python_path(), **more}
 
 
 def gcprof(*words: str, cwd: Path, **more: str) -> Done:
@@ -46,6 +48,13 @@ def next_words(stderr: str) -> list[str]:
     name, *words = shlex.split(command)
     assert (told, name) == ("next", "gcprof")
     return words
+
+
+def row_names(stdout: str) -> list[str]:
+    """The first column of the table that the program prints; which notes stand below it depends on the machine."""
+    lines = iter(stdout.splitlines())
+    assert any(line.startswith("----") for line in lines), stdout
+    return [line.split()[0] for line in takewhile(bool, lines)]
 
 
 class Started:

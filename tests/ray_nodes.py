@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
+from tests import machines
+
 LOOPBACK = "127.0.0.2"  # of 127.0.0.1 Ray makes the address that others see
 STORE_BYTES = 80 << 20
 NICENESS = "RAY_worker_niceness"  # 15 where nobody says otherwise: tests would wait for whoever works here besides
@@ -45,7 +46,8 @@ class Nodes:
 
     def __init__(self, **environment: str) -> None:
         self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, *environment)}
-        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT), NICENESS: "0", **environment}
+        path = machines.python_path()
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, NICENESS: "0", **environment}
         from ray._common.utils import get_ray_address_file
         from ray.cluster_utils import Cluster
 

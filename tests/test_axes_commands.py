@@ -10,8 +10,8 @@ import pytest
 from profiler.case import Case, Choice
 from profiler.cli import answer
 from profiler.views.progress import describe, varying
-from tests import examples, make
-from tests.test_cli_readers import ROOT, gcprof
+from tests import examples, machines, make
+from tests.test_cli_readers import gcprof
 
 RUN = "results/batches"
 
@@ -84,7 +84,7 @@ def test_numbers_over_an_axis_need_no_matplotlib(here: Path):
     script = f"{code}\nanswer(sys.argv[1:])\nsys.exit('matplotlib' in sys.modules)"
 
     def imports_it(*words: str) -> int:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": machines.python_path()}
         return subprocess.run(
             [sys.executable, "-c", script, *words], env=environment, capture_output=True, check=False
         ).returncode

@@ -12,7 +12,7 @@ from profiler import catalogue, models, strategies
 from profiler.case import Trial
 from profiler.cli import answer
 from profiler.cli.words import run_folder
-from tests import examples, make
+from tests import examples, machines, make
 
 ROOT = Path(__file__).parents[1]
 FIRST, SECOND = "20261120T174900Z-mnist-cnn-3fa9c1", "20261121T090000Z-mnist-cnn-77ab02"
@@ -42,7 +42,7 @@ def gcprof(
     code = f"import sys\n{hook}from profiler.cli import main\nmain(sys.argv[1:])"
     return subprocess.run(
         [sys.executable, "-c", code, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": machines.python_path(), **environment},
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
@@ -256,7 +256,10 @@ HEAVY = ("torch", "numpy", "pandas", "matplotlib", "rich", "msgspec")
 def imported(*words: str) -> set[str]:
     code = f"import sys; from profiler.cli import answer; answer({list(words)!r}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": machines.python_path()},
     )
     return set(HEAVY) & set(done.stderr.split())
 

@@ -11,15 +11,13 @@ import pytest
 
 from profiler import strategies, trackers, views
 from profiler.cli import COMMANDS, answer
-from tests import examples, make
-
-ROOT = Path(__file__).parents[1]
+from tests import examples, machines, make
 
 
 def gcprof(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "profiler", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": machines.python_path(), **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -14,7 +14,7 @@ from matplotlib.font_manager import FontManager
 from profiler import store
 from profiler.cli import answer
 from profiler.engines import local
-from tests import examples
+from tests import examples, machines
 from tests.program import PATIENCE_SECONDS, environment
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -137,12 +137,14 @@ class Empty:
 
 # 59: no git, no HOME, no temporary folder
 
-BARE = (  # as sitecustomize.py: a machine without users, where temporary files have no place but the folder at hand
+BARE = (  # in sitecustomize.py: a machine without users, where temporary files have no place but the folder at hand
     "import os, pwd, tempfile\n"
     "def nobody(*_): raise KeyError('getpwuid(): uid not found')\n"
     "pwd.getpwuid = nobody\n"
     "places = ['/proc/nowhere'] + [os.getcwd()] * ('NOWHERE' not in os.environ)\n"
     "tempfile._candidate_tempdir_list = lambda: places\n"
+    "from tests import machines\n"
+    "machines.inherit()\n"
 )
 
 
@@ -154,9 +156,10 @@ def on_a_bare_machine(*command: str, cwd: Path, **more: str) -> subprocess.Compl
     (cwd / "site").mkdir(exist_ok=True)
     (cwd / "site" / "sitecustomize.py").write_text(BARE)
     path = os.pathsep.join([str(cwd / "site"), environment()["PYTHONPATH"]])
+    bare = {**machines.variables(), "PYTHONPATH": path, "PATH": "", **more}
     return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env={"PYTHONPATH": path, "PATH": "", **more}, capture_output=True,
-        text=True, timeout=PATIENCE_SECONDS, check=False,
+        [sys.executable, *command], cwd=cwd, env=bare, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+        check=False,
     )  # fmt: skip
 
 

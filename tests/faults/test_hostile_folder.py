@@ -88,6 +88,7 @@ def test_twin_57_one_question_of_git_springs_it(trap: Trap):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_twin_57_a_python_that_looks_in_the_folder_at_hand_springs_it(name: str, trap: Trap):
-    subprocess.run([sys.executable, "-c", f"import {name}"], cwd=trap.folder, capture_output=True, check=False)
+    bare = [sys.executable, "-S"]  # which has not imported a sitecustomize of the machine's own before
+    subprocess.run([*bare, "-c", f"import {name}"], cwd=trap.folder, capture_output=True, check=False)
 
     assert trap.sprung.exists()

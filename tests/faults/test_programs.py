@@ -17,7 +17,7 @@ from profiler import catalogue, cli, extras, store
 from profiler.case import Trial
 from profiler.cli import answer, bug, words
 from profiler.device_choice import choose_device
-from tests import examples, make
+from tests import examples, machines, make
 from tests.conftest import run_folder
 from tests.program import PATIENCE_SECONDS, ROOT, environment
 
@@ -174,7 +174,7 @@ def test_fault_63_trials_run_without_a_main_file_and_without_a_guard(how: str, h
 
 def test_fault_63_a_zipapp_measures_and_reports(here: Path):
     program = zipped(here)
-    apart = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
+    apart = {key: value for key, value in environment().items() if key != "PYTHONPATH"} | machines.variables()
 
     def ended(*asked: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -17,9 +17,8 @@ import pytest
 
 from profiler.cli import COMMANDS, answer
 from profiler.record import Environment
-from tests import examples, make
+from tests import examples, machines, make
 
-ROOT = Path(__file__).parents[2]
 FOREIGN = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="Gerät π")
 READERS = [
     ["show"],
@@ -50,7 +49,7 @@ def results(here: Path) -> Path:
 def environment(**more: str) -> dict[str, str]:
     dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTHONIOENCODING", "TERM")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
+    return {**kept, "PYTHONPATH": machines.python_path(), **more}
 
 
 def piped(words: list[str], **more: str) -> subprocess.CompletedProcess[bytes]:
