@@ -1,5 +1,11 @@
 # What developing needs. `just check` is what CI does besides the tests.
 python := ".venv/bin/python"
+measuring := replace("""
+    tests/test_api.py tests/test_callbacks.py tests/test_conditions.py tests/test_cost.py tests/test_engine.py
+    tests/test_max_batch.py tests/test_parent.py tests/test_plan_command.py tests/test_published.py tests/test_ranks.py
+    tests/test_run.py tests/test_sampling.py tests/test_shard.py tests/test_stages_command.py tests/test_staging.py
+    tests/faults
+""", "\n", " ")
 
 # lint, format, types
 check:
@@ -10,6 +16,10 @@ check:
 # all tests that need no GPU
 test:
     {{python}} -m pytest
+
+# the files whose tests measure for real, or others of your choice, on doubles of other machines (tests/machines.py)
+test-machines *files=measuring:
+    for machine in fast slow coarse; do {{python}} -m pytest --machine $machine {{files}} || exit 1; done
 
 # write the golden files anew; look at the difference before committing it
 golden:

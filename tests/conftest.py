@@ -110,6 +110,14 @@ def tag() -> Iterator[str]:
 
 
 @pytest.fixture
+def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's stopwatch finds a second gone by at each mark, however fast the machine and however coarse its clock."""
+    from profiler.devices.cpu import CpuStopwatch
+
+    monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(float(len(self._times))))
+
+
+@pytest.fixture
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """To start a server, which is to import torch, is a bug: exit code 70."""
 

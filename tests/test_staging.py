@@ -152,16 +152,16 @@ def test_gradients_that_the_backward_makes_are_counted_by_stage():
     assert parameters == rounded
 
 
-def test_stages_of_a_kind_are_pooled_and_their_times_clamped():
+def test_stages_of_a_kind_are_pooled_and_their_times_clamped(a_second_a_mark):
     found = timed.seconds(case("transformer:layers=6,width=32", device="cpu"), [[], [0], [1], [5], []], ["attention"])
 
     before, first, second, last, after = found
     assert first == second == last
-    assert first.forward / 2 <= first.early_stop <= first.forward
-    assert first.backward > 0
+    assert (first.forward, first.backward) == (1.0, 1.0)
+    assert first.early_stop == 0.5  # the recompute took no longer than the backward alone, and half a forward is least
     assert set(first.options) == {"attention"}
     assert before.forward == 0
-    assert after.forward >= 0
+    assert after.forward == 0  # a step of three seconds has no time beside three blocks of two
 
 
 def test_timing_leaves_no_gradient_and_no_statistics_behind(monkeypatch):
