@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and tiny models gain nothing by threads
 
@@ -24,6 +25,10 @@ from profiler.engines.local import Local
 from profiler.record import Record
 from profiler.rehearse import device as hollow_device
 from tests import machines, make
+
+# How long an example takes is the machine's affair.
+settings.register_profile("gcprof", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gcprof")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,7 +116,7 @@ def tag() -> Iterator[str]:
 
 @pytest.fixture
 def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's stopwatch finds a second gone by at each mark, however fast the machine and however coarse its clock."""
+    """At each mark the CPU's stopwatch finds a second gone by, however fast the machine and coarse its clock."""
     from profiler.devices.cpu import CpuStopwatch
 
     monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(float(len(self._times))))

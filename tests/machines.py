@@ -169,5 +169,5 @@ class _Finder(MetaPathFinder):
             if module.__name__ == MODULE:  # the modules of one zip file share a loader
                 double(module, self._machine)
 
-        spec.loader.exec_module = run_and_double  # type: ignore[method-assign]
+        spec.loader.exec_module = run_and_double
         return spec

@@ -43,8 +43,8 @@ def test_fault_50_no_duration_knows_of_the_wall_clock(monkeypatch):
 
     seconds = (*found.readings.step_seconds, *found.readings.warmup_seconds, *found.stage_seconds.values())
     assert len(seconds) == 3 + 2 + 3
-    assert all(0 <= one < 60 for one in seconds)
-    assert all(0 <= one.at_seconds < 60 for one in found.readings.conditions)
+    assert all(0 <= one < YEAR for one in seconds)  # the least jump
+    assert all(0 <= one.at_seconds < YEAR for one in found.readings.conditions)
 
 
 def test_fault_50_the_date_is_for_display_alone(monkeypatch):
@@ -54,7 +54,7 @@ def test_fault_50_the_date_is_for_display_alone(monkeypatch):
     found = measured("mlp", "none", passes=("time",))
 
     assert found.environment.started == "1926-11-21T00:00:00+00:00"
-    assert 0 < found.readings.step_seconds[0] < 60
+    assert 0 < found.readings.step_seconds[0] < YEAR
 
 
 def test_twin_50_a_stopwatch_that_looks_at_the_wall_clock_measures_its_jump(monkeypatch):
