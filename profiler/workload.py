@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 
 from profiler.errors import Invalid
 
+GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's file builds.
@@ -101,6 +103,12 @@ def storage_bytes(found: list[torch.Tensor]) -> int:
 def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
     storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
     return {storage._cdata: storage.nbytes() for storage in storages}
+
+
+def allocated_bytes(storage: torch.UntypedStorage) -> int:
+    """What a storage takes of its device's allocator."""
+    granule = GRANULE.get(storage.device.type, 1)
+    return -(-storage.nbytes() // granule) * granule
 
 
 def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

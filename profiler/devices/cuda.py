@@ -99,6 +99,7 @@ class Cuda:
 
     def release(self) -> None:
         torch.cuda.synchronize(self._device)
+        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[no-untyped-call]  # kept for each thread before 2.15
         torch.cuda.empty_cache()
 
     def facts(self) -> Facts:
@@ -113,6 +114,9 @@ class Cuda:
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self._device)
         return int(free)
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
 
     def conditions(self) -> Conditions:
         board = self._looked_up()

@@ -17,11 +17,10 @@ from profiler.timeline import BUCKETS, WORKSPACES, Allocation, Operator, Trace
 from profiler.trace.exchange import Exchange, parts
 from profiler.trace.saving import Saving
 from profiler.trace.tracer import Hidden, Life, Tracer
-from profiler.workload import Workload, local, tensors
+from profiler.workload import GRANULE, Workload, local, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
 
-GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 TRIES = 3
 BIASED = "aten.addmm"  # a linear layer's: cuBLASLt adds the bias
 MATMULS = ("aten.mm", BIASED, "aten.bmm", "aten.baddbmm")
