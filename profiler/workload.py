@@ -96,19 +96,25 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def storage_bytes(found: list[torch.Tensor]) -> int:
-    """The bytes of all storages behind these tensors, each counted once; of a sharded one, this rank's part."""
+    """What all storages behind these tensors take, each counted once; of a sharded one, this rank's part."""
     return sum(bytes_by_storage(found).values())
 
 
 def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
+    """The same, each by itself."""
     storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
-    return {storage._cdata: storage.nbytes() for storage in storages}
+    return {storage._cdata: allocated_bytes(storage) for storage in storages}
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
     """What a storage takes of its device's allocator."""
-    granule = GRANULE.get(storage.device.type, 1)
-    return -(-storage.nbytes() // granule) * granule
+    return rounded(storage.nbytes(), storage.device.type)
+
+
+def rounded(nbytes: int, kind: str) -> int:
+    """Bytes as the allocator of a kind of device rounds them up: a measurement and a prediction count by this alone."""
+    granule = GRANULE.get(kind, 1)
+    return -(-nbytes // granule) * granule
 
 
 def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

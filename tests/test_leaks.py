@@ -26,7 +26,7 @@ STAGES = ((), *((name,) for name in (*PASSES, OPERATORS)))  # without any pass, 
 
 
 def run(model: str, strategy: str, passes: tuple[str, ...], **fields: object) -> Record:
-    """One pass of a trial, compared with nothing that would have to be measured first."""
+    """Passes of a trial; its gradients have digests that nothing has, so that `none` runs beside it."""
     fields = {"model": Choice(model), "batch_size": 4, "warmup": 0, "samples": 1, "device": "cpu", **fields}
     return measure(
         Trial(case=make.case(strategy, **fields), passes=passes, digests={})

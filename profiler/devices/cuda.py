@@ -11,6 +11,8 @@ from profiler import kinds
 from profiler.devices import Conditions, Facts, Span, nvml
 from profiler.errors import Unsupported
 
+VERSION = Path("/proc/driver/nvidia/version")
+
 
 def connect(device: str) -> Cuda:
     """One CUDA device, `cuda:0` and so on; `cuda:a100` is the first, and Unsupported is raised where it is none."""
@@ -135,9 +137,6 @@ class Cuda:
 
 
 def _driver() -> str | None:
-    """The driver's version, where the system tells it."""
-    version = Path("/proc/driver/nvidia/version")
-    if not version.exists():
-        return None
-    words = version.read_text(encoding="utf-8").split()
-    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None)
+    """The driver's version, where the system or NVML tells it."""
+    words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
+    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or nvml.driver()
