@@ -101,7 +101,7 @@ class Cuda:
 
     def release(self) -> None:
         torch.cuda.synchronize(self._device)
-        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[no-untyped-call]  # kept for each thread before 2.15
+        torch._C._cuda_clearCublasWorkspaces()  # kept for each thread before 2.15
         torch.cuda.empty_cache()
 
     def facts(self) -> Facts:

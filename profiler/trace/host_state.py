@@ -25,10 +25,10 @@ def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     mode = Marking()
 
     def enter(*given: Any) -> None:
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(*given: Any) -> None:
-        mode.__exit__(None, None, None)
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     before, after = optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave)
     try:
