@@ -61,7 +61,7 @@ def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     code = answer(
         shlex.split(
             "run --model mnist-cnn:channels=4 --batch-size 4 --segments 8 --predict "
-            "--rounds 1 --samples 1 --verify off -o run"
+            "--rounds 1 --samples 1 --verify off --device cpu -o run"
         )
     )
 
