@@ -53,13 +53,12 @@ def static_bytes(ranks: int) -> dict[str, int]:
     """Parameters, gradients and the state of AdamW on the first rank, as the allocator rounds them.
 
     Each parameter is cut along its first dimension, padded to a multiple of the ranks, and has a storage of its own;
-    the gradients of a group share one.
+    the gradients of a group share one. AdamW counts its steps on the host.
     """
     groups = [[-(-shape[0] // ranks) * math.prod(shape[1:]) * ITEM for shape in group] for group in shapes()]
     parameters = sum(_rounded(one) for group in groups for one in group)
-    steps = GRANULE * sum(len(group) for group in groups)  # AdamW counts them for every parameter
     gradients = sum(_rounded(sum(group)) for group in groups)
-    return {"parameters": parameters, "gradients": gradients, "optimizer": 2 * parameters + steps}
+    return {"parameters": parameters, "gradients": gradients, "optimizer": 2 * parameters}
 
 
 def _rounded(nbytes: int) -> int:

@@ -26,12 +26,21 @@ from profiler.trials import in_rounds
 PLAN = Choice("plan")
 
 
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step takes of the device's memory, and what of it no batch and no checkpointing makes less. Bytes."""
+
+    nbytes: int
+    static_bytes: int
+    context_bytes: int
+
+
 class Largest(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy: the largest batch that was predicted to fit, and what was measured of it."""
 
     strategy: Choice
     batch_size: int  # 0: not even one sample fits
     predicted_bytes: int | None = None
+    least: Need | None = None  # where none fits, what one sample takes
     measured: tuple[Record, ...] = ()  # rounds at that size
     beyond: Record | None = None  # one sample more
 
@@ -42,55 +51,91 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch_size * accumulate / median(samples) if samples else None
 
 
-def needed(readings: Readings, device: str) -> int | None:
+def needed(readings: Readings, device: str, context_bytes: int = CONTEXT) -> int | None:
     """Bytes of the device's memory at the peak: on CUDA what the allocator reserves, and CUDA itself."""
     if "cpu" in device:
         return readings.peak_bytes
     taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
-    return None if taken is None else taken + CONTEXT
+    return None if taken is None else taken + context_bytes
 
 
-def predict(engine: Engine, case: Case, limit: int) -> Largest:
+def measured_context(engine: Engine, case: Case) -> int | None:
+    """What CUDA and other processes take besides the allocator, while one sample is trained; None where it is untold.
+
+    That is on a device whose own memory is not the limit, or that is not there.
+    """
+    if case.is_predicted or case.device == "cpu":
+        return None
+    one = msgspec.structs.replace(case, batch_size=1, verify="off")
+    (record,) = engine.run([Trial(case=one, passes=("memory",))])
+    taken, reserved = record.readings.device_bytes, record.readings.reserved_bytes
+    return None if taken is None or reserved is None else max(0, taken - reserved)
+
+
+def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT) -> Largest:
     """The largest batch of the case that is predicted to fit the limit."""
     found: dict[int, int | None] = {}
+    least: dict[int, Need | None] = {}
 
     def bytes_of(batch_size: int) -> int | None:
         one = msgspec.structs.replace(_fake(case), batch_size=batch_size)
         (record,) = engine.run([Trial(case=one, passes=("memory",))])
         if record.outcome != "ok":
             raise UserError(f"{one.strategy} cannot be predicted: {record.detail}")
-        found[batch_size] = needed(record.readings, one.device)
+        found[batch_size] = needed(record.readings, one.device, context_bytes)
+        least[batch_size] = _need(record.readings, found[batch_size], one.device, context_bytes)
         return found[batch_size]
 
     batch_size = largest(bytes_of, limit=limit, start=case.batch_size or 1)
-    return Largest(strategy=case.strategy, batch_size=batch_size, predicted_bytes=found.get(batch_size))
+    predicted = found.get(batch_size)
+    return Largest(
+        strategy=case.strategy,
+        batch_size=batch_size,
+        predicted_bytes=predicted,
+        least=None if batch_size else least.get(1),
+    )
 
 
-def predict_planned(engine: Engine, case: Case, limit: int, path: Path) -> Largest:
+def _need(readings: Readings, nbytes: int | None, device: str, context_bytes: int) -> Need | None:
+    if nbytes is None:
+        return None
+    context = 0 if "cpu" in device else context_bytes
+    return Need(nbytes=nbytes, static_bytes=sum((readings.static_bytes or {}).values()), context_bytes=context)
+
+
+def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int = CONTEXT) -> Largest:
     """The largest batch for which the smallest plan is predicted to fit, and the fastest that fits in the file `path`.
 
     That is the smallest one, where what is faster needs too much besides its stages.
     """
     found: dict[int, tuple[Recipe, int | None]] = {}
+    least: dict[int, Need | None] = {}
 
     def smallest(batch_size: int) -> int | None:
         one = msgspec.structs.replace(_fake(case), batch_size=batch_size)
         chain = proving.stages(engine, one, None, passes=("memory",))
         plan = recipe_of(chain, frontier(chain).point(0).plan)
         recipe.write(plan, path)
-        traced = proving.traced_need(engine, one, path, None, lambda readings: needed(readings, one.device))
+        told: list[Readings] = []
+
+        def need(readings: Readings) -> int | None:
+            told.append(readings)
+            return needed(readings, one.device, context_bytes)
+
+        traced = proving.traced_need(engine, one, path, None, need)
         found[batch_size] = plan, traced
+        least[batch_size] = _need(told[0], traced, one.device, context_bytes) if told else None
         return traced
 
     batch_size = largest(smallest, limit=limit, start=case.batch_size or 1)
     if not batch_size:
         path.unlink(missing_ok=True)
-        return Largest(strategy=PLAN, batch_size=0)
-    plan, least = found[batch_size]
-    fastest = _plan(engine, msgspec.structs.replace(case, batch_size=batch_size), limit, path)
+        return Largest(strategy=PLAN, batch_size=0, least=least.get(1))
+    plan, smallest_bytes = found[batch_size]
+    fastest = _plan(engine, msgspec.structs.replace(case, batch_size=batch_size), limit, path, context_bytes)
     if fastest is None:
         recipe.write(plan, path)
-    predicted = least if fastest is None else fastest
+    predicted = smallest_bytes if fastest is None else fastest
     return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=batch_size, predicted_bytes=predicted)
 
 
@@ -130,13 +175,13 @@ def _has_times(case: Case) -> bool:
     return not case.is_predicted or case.device.removeprefix(FAKE) in rates.names()
 
 
-def _plan(engine: Engine, case: Case, limit: int, path: Path) -> int | None:
+def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int) -> int | None:
     """What the fastest plan that fits needs by a traced step; it is left in the file. None where none does."""
     calibration = proving.calibrate(engine, case)
     passes = ("memory", "time") if _has_times(case) else ("memory",)  # without times, the smallest plan is the fastest
     chain = proving.stages(engine, case, calibration, passes=passes)
     settled = proving.settle(
         engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,
-        need=lambda readings: needed(readings, case.device),
+        need=lambda readings: needed(readings, case.device, context_bytes),
     )  # fmt: skip
     return settled.traced_bytes if settled else None

@@ -17,9 +17,11 @@ from profiler.here import environment, of_rank, open_device
 from profiler.meters import averaging, equality, flops, memory, operators
 from profiler.meters import time as timing
 from profiler.meters.equality import Step
+from profiler.meters.leftovers import Leftovers
 from profiler.record import Applied, Equality, Note, RankBytes, Readings, Record
 from profiler.strategies.batchnorm import is_repairable
 from profiler.switches import changed, switches
+from profiler.units import bytes_text
 from profiler.workload import Workload, tensors
 
 ALONE = Group()
@@ -58,6 +60,7 @@ def measure(
         readings |= bench.time()
         bench.note_untold()
     bench.tell_changes(before)
+    reason = bench.tell_leftovers() or reason
     return Record(
         case=trial.case,
         round=trial.round,
@@ -89,6 +92,9 @@ class _Bench:
         self.notes: list[Note] = []
         self._on_stage = on_stage
         self._stages: list[tuple[str, float]] = []
+        self._leftovers = Leftovers(self.device)
+        self._left = 0  # the most bytes that earlier passes have left for a later one
+        self._misread = 0  # bytes that they have left in the peak
 
     def passes(self) -> tuple[str, ...]:
         """Those of the trial; on a hollow device without those that need arithmetic, which a note says."""
@@ -101,10 +107,14 @@ class _Bench:
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, stage: str) -> None:
-        gc.collect()  # the last pass's model is part of reference cycles
-        self.device.release()
+        self._settle()
+        self._leftovers.start()
         self._on_stage(stage)
         self._stages.append((stage, time.monotonic()))
+
+    def _settle(self) -> None:
+        gc.collect()  # the last pass's model is part of reference cycles
+        self.device.release()
 
     def end(self) -> dict[str, float]:
         ends = [*[start for _, start in self._stages[1:]], time.monotonic()]
@@ -113,7 +123,10 @@ class _Bench:
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
         directory = self.trial.data_directory
         chosen = case or self.trial.case
-        return assemble(chosen, data_directory=directory, calls=calls, build=self._build, mesh=self._group.mesh)
+        built = assemble(chosen, data_directory=directory, calls=calls, build=self._build, mesh=self._group.mesh)
+        self._leftovers.built(built.workload)
+        self._left = max(self._left, self._leftovers.nbytes)
+        return built
 
     def equality(self) -> tuple[Equality | None, str | None]:
         """Against the digests that the baseline's trial gave, and why the trial is invalid, if it is.
@@ -145,17 +158,26 @@ class _Bench:
 
     def memory(self) -> dict[str, Any]:
         self.begin("memory")
+        held = self._leftovers.held_bytes()
+        own, gathered = self._read_memory()
+        if self.device.held_bytes() is not None:  # else the meter counts but what happens within a step
+            self._settle()
+            has_grown = self._leftovers.held_bytes() > held  # what does not is made once and used again, as a cache is
+            self._misread = self._leftovers.nbytes if has_grown else self._leftovers.model_bytes
+        if self._group.mesh is None:
+            return own
+        told = self._group.gather((own, _rank_bytes(own, gathered)))
+        highest = max((readings for readings, _ in told), key=lambda readings: int(readings["peak_bytes"]))
+        return {**highest, "ranks": tuple(rank for _, rank in told)}
+
+    def _read_memory(self) -> tuple[dict[str, Any], int | None]:
+        """The readings, and the most bytes of gathered parameters; the model is gone with the call."""
         built = self.build()
         optimizer, step = built.trainer()
         own = memory.read(
             built.workload, optimizer, self.device, lambda mark: self._check_loss(self._counted(step, mark))
         )
-        if self._group.mesh is None:
-            return own
-        gathered = built.workload.gathered() if built.workload.gathered else None
-        told = self._group.gather((own, _rank_bytes(own, gathered)))
-        highest = max((readings for readings, _ in told), key=lambda readings: int(readings["peak_bytes"]))
-        return {**highest, "ranks": tuple(held for _, held in told)}
+        return own, built.workload.gathered() if built.workload.gathered else None
 
     def operators(self) -> dict[str, Any]:
         self.begin(OPERATORS)
@@ -186,6 +208,34 @@ class _Bench:
         turned = changed(before, switches())
         if turned:
             self._note("GCP019", f"the model's code changes switches of all of torch: {', '.join(turned)}")
+
+    def tell_leftovers(self) -> str | None:
+        """What passes have left for later ones, and by whom; where the peak has it in it, why the trial is invalid."""
+        if not self._left:
+            return None
+        where = "they are in no number" if self.device.held_bytes() is None else "as a cache does, they do not grow"
+        keeper = self._keeper()
+        if self._misread:
+            text = f"{bytes_text(self._misread)} that earlier passes left are in the peak: {keeper}"
+            self._note("GCP038", text)
+            return text
+        self._note("GCP038", f"{bytes_text(self._left)} that earlier passes made are still held, {where}: {keeper}")
+        return None
+
+    def _keeper(self) -> str:
+        """Who keeps what is left: shown by one step more, of the model as it is."""
+        if self._group.mesh is not None:
+            return "by the model's code, or by what distributes or checkpoints it"
+        self._settle()
+        alone = Leftovers(self.device)
+        built = assemble(self.trial.case.baseline, data_directory=self.trial.data_directory, build=self._build)
+        alone.built(built.workload)
+        self._run(built)
+        del built
+        self._settle()
+        if alone.held_bytes() or alone.held_model_bytes():
+            return "the model's own code keeps them, without checkpointing too, by a module-level name or by a cycle"
+        return f"{self.trial.case.strategy} keeps them; the model alone leaves nothing behind"
 
     def _baseline(self, case: Case) -> Equality:
         """Against itself; in another precision than fp32 also against that."""

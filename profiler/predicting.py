@@ -29,6 +29,7 @@ from profiler.trace import allocator, roofline
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
+from profiler.trace.host_state import Marking, host_state
 from profiler.trace.step import follow
 from profiler.trace.summary import readings
 from profiler.trace.temporaries import temporary_bytes
@@ -107,10 +108,12 @@ def trace_case(
         if built.applied.changes_kernels:
             raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
         on_stage("memory")
-        optimizer, step = built.trainer()
+        with Marking() if kind == "cuda" else nullcontext():
+            optimizer, step = built.trainer()
         if kind == "cuda":
             foreach(optimizer)
-        with on_parts(optimizer) if rank else nullcontext():
+        on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
+        with on_host, on_parts(optimizer) if rank else nullcontext():
             trace = follow(
                 built.workload,
                 optimizer,

@@ -16,9 +16,11 @@ from torch.utils.checkpoint import CheckpointError
 from profiler import __version__, blame
 from profiler.case import Case, Trial, decode, encode
 from profiler.describe import describe
+from profiler.devices import arithmetic
 from profiler.errors import Invalid, Unsupported, UserError
 from profiler.group import Ranks
 from profiler.here import environment, open_device
+from profiler.kinds import visible
 from profiler.measuring import measure
 from profiler.predicting import follow_case, predict
 from profiler.ranks import Lost, launch
@@ -62,6 +64,12 @@ def survey(request: str, channel: int) -> None:
 def free_bytes(request: str, channel: int) -> None:
     """Tell how much of the memory of the device called `request` nobody holds."""
     tell(channel, {"free": open_device(request).free_bytes()})
+
+
+def compute(request: str, channel: int) -> None:
+    """Tell what the device called `request` gets wrong of arithmetic; None where it computes."""
+    open_device(request)
+    tell(channel, {"wrong": arithmetic.wrong(visible(request))})
 
 
 def outline(request: str, channel: int) -> None:

@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 
 from profiler.errors import Invalid
 
+GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's file builds.
@@ -94,13 +96,25 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def storage_bytes(found: list[torch.Tensor]) -> int:
-    """The bytes of all storages behind these tensors, each counted once; of a sharded one, this rank's part."""
+    """What all storages behind these tensors take, each counted once; of a sharded one, this rank's part."""
     return sum(bytes_by_storage(found).values())
 
 
 def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
+    """The same, each by itself."""
     storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
-    return {storage._cdata: storage.nbytes() for storage in storages}
+    return {storage._cdata: allocated_bytes(storage) for storage in storages}
+
+
+def allocated_bytes(storage: torch.UntypedStorage) -> int:
+    """What a storage takes of its device's allocator."""
+    return rounded(storage.nbytes(), storage.device.type)
+
+
+def rounded(nbytes: int, kind: str) -> int:
+    """Bytes as the allocator of a kind of device rounds them up: a measurement and a prediction count by this alone."""
+    granule = GRANULE.get(kind, 1)
+    return -(-nbytes // granule) * granule
 
 
 def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

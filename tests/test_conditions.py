@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.devices import Conditions, nvml
+from profiler.devices import Conditions, cuda, nvml
 from profiler.devices.cpu import Cpu
 
 
@@ -75,6 +75,28 @@ def test_a_board_tells_clock_heat_power_and_processes_in_base_units(monkeypatch)
         num_others=1,
         others_bytes=3 * 2**30,
     )
+
+
+def test_the_driver_is_nvmls_where_the_system_does_not_tell_it(monkeypatch, tmp_path):
+    told = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "580.95.05", NVMLError=NotSupported
+    )
+    monkeypatch.setattr(nvml, "pynvml", told)
+    monkeypatch.setattr(cuda, "VERSION", tmp_path / "version")
+
+    assert cuda._driver() == "580.95.05"
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.1.2  today\n")
+    assert cuda._driver() == "570.1.2"
+
+
+def test_without_nvml_there_is_no_driver(monkeypatch):
+    def silent() -> None:
+        raise NotSupported
+
+    monkeypatch.setattr(nvml, "pynvml", None)
+    assert nvml.driver() is None
+    monkeypatch.setattr(nvml, "pynvml", SimpleNamespace(nvmlInit=silent, NVMLError=NotSupported))
+    assert nvml.driver() is None
 
 
 def test_a_board_that_is_idle_is_not_held(monkeypatch):

@@ -216,7 +216,6 @@ def test_a_gpu_that_is_meant_twice_runs_two():
         (("--devices", "all", "--device", "cpu"), 2, "--devices has no effect with --device"),
         (("--devices", "all", "--engine", "slurm:jobs=2"), 2, "--devices has no effect with --engine slurm:jobs=2"),
         (("--allow-parallel",), 2, "--allow-parallel has no effect without --devices"),
-        (("--devices", "all"), 3, "no CUDA device"),
     ],
 )
 def test_the_command_refuses_what_cannot_be_meant(words, code, why, capsys, tmp_path, monkeypatch):
@@ -225,6 +224,16 @@ def test_the_command_refuses_what_cannot_be_meant(words, code, why, capsys, tmp_
     assert answer(["run", "--model", "mlp", *words]) == code
 
     assert why in capsys.readouterr().err
+
+
+def test_the_command_refuses_all_devices_where_there_are_none(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    survey = Local.survey
+    monkeypatch.setattr(Local, "survey", lambda self: {"cpu": survey(self)["cpu"]})
+
+    assert answer(["run", "--model", "mlp", "--devices", "all"]) == 3
+
+    assert "no CUDA device" in capsys.readouterr().err
 
 
 def test_a_run_over_several_devices_is_of_cases_that_run_on_any_of_them(tmp_path, capsys, monkeypatch):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from profiler import capacity, catalogue, models, recipe, sources, store
 from profiler.analysis.fit import CONTEXT
 from profiler.capacity import PLAN, Largest
-from profiler.case import Choice
+from profiler.case import Choice, Trial
 from profiler.cli import answer
-from profiler.record import Readings
+from profiler.record import Readings, Record
+from profiler.units import bytes_text
 from tests import make
 from tests.conftest import run_folder
 from tests.program import next_words
@@ -28,8 +32,6 @@ GIB = 2**30
 @pytest.fixture(scope="module")
 def peaks(engine: Any) -> dict[int, int]:
     """The predicted peaks of two batches without checkpointing."""
-    from profiler.case import Trial
-
     found = {}
     for size in (4, 5):
         case = make.case(model=catalogue.resolve(Choice(SMALL), models.TABLE), batch_size=size)
@@ -100,8 +102,12 @@ def test_where_not_even_one_sample_fits_that_is_said(here, capsys):
     said = capsys.readouterr()
     lines = [line.split() for line in said.out.splitlines()]
     assert code == 0
-    assert [line[:2] for line in lines[5:]] == [["none", "none"], ["all", "none"], ["plan", "none"]]
-    assert "all: a batch of 0 is predicted to fit 100 KiB" in said.err
+    assert [line[:2] for line in lines[5:8]] == [["none", "none"], ["all", "none"], ["plan", "none"]]
+    assert [line[:5] for line in lines if "static," in line] == [
+        [f"{name}:", "not", "even", "one", "sample"] for name in ("none", "all", "plan")
+    ]
+    assert "all: not even one sample fits; it needs " in said.err
+    assert "a batch of 0" not in said.err + said.out
     assert list((here / "results").glob("*.json")) == []
     run = store.load(run_folder(here / "results"))
     assert [(record.case.strategy.name, record.case.batch_size) for record in run.records] == [("none", 1), ("all", 1)]
@@ -120,6 +126,71 @@ def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, c
     assert all(one["measured_bytes"] is None for one in within)
     assert all(CONTEXT < one["predicted_bytes"] <= CONTEXT + 100 * 2**20 for one in within)
     assert within[1]["batch_size"] > within[0]["batch_size"]
+
+
+def test_where_cuda_itself_leaves_no_room_that_is_said_with_its_bytes(here, capsys):
+    words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "600MiB"]
+
+    assert answer(words) == 0
+    said = capsys.readouterr()
+    assert answer([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+
+    text = " ".join(said.out.split())
+    assert "of that CUDA itself takes 600 MiB, assumed; --context SIZE says otherwise" in text
+    one = found["strategies"][0]
+    work = one["sample_bytes"] - one["static_bytes"] - CONTEXT
+    parts = f"{bytes_text(one['static_bytes'])} static, {bytes_text(work)} at work, 600 MiB for CUDA itself"
+    assert f"none: not even one sample fits; it needs {bytes_text(one['sample_bytes'])}: {parts}" in text
+    assert found["context_bytes"] == CONTEXT
+    assert one["sample_bytes"] > 600 * 2**20
+
+
+def test_what_cuda_itself_takes_can_be_told(here, capsys):
+    words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "600MiB"]
+
+    assert answer([*words, "--context", "300MiB"]) == 0
+
+    said = capsys.readouterr()
+    text = " ".join(said.out.split())
+    assert "of that CUDA itself takes 300 MiB, as asked" in text
+    assert "not even one sample" not in said.err
+    assert answer([*words[:3], "cpu", *words[4:], "--context", "300MiB"]) == 2
+    assert "--context has no effect on a CPU" in capsys.readouterr().err
+
+
+def test_what_cuda_takes_is_measured_where_the_device_is(engine):
+    readings = Readings(peak_bytes=5, reserved_bytes=70, device_bytes=470)
+    answers = {"ok": make.record(readings=readings), "without": make.record(readings=Readings(peak_bytes=5))}
+
+    def measured(kind: str, device: str) -> int | None:
+        return capacity.measured_context(Answering(answers[kind]), make.case(device=device))
+
+    assert measured("ok", "cuda:0") == 400
+    assert measured("without", "cuda:0") is None
+    assert measured("ok", "cpu") is None
+    assert measured("ok", "fake:h100") is None
+
+
+class Answering:
+    """An engine with one answer."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def run(self, plan: Iterable[Trial]) -> Iterator[Record]:
+        return (self._record for _ in plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
+def test_on_a_device_that_is_there_its_own_context_is_counted(here, capsys):
+    words = ["max-batch", SMALL, "--device", "cuda:0", "--strategies", "none", "--memory", "1GiB", "--rounds", "1"]
+
+    assert answer(words) == 0
+
+    title = " ".join(capsys.readouterr().out.split()).partition(" strategy ")[0]
+    assert re.search(r"of that CUDA itself takes \d\S* MiB, measured", title)
 
 
 def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():

@@ -7,8 +7,12 @@ import platform
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.cli import answer
+from profiler.devices import arithmetic
+from profiler.engines.local import Local
 from profiler.views.paste import fenced
 from tests import examples, make
 
@@ -85,6 +89,7 @@ def test_doctor_gives_a_block_with_versions_and_device(shared, capsys):
     assert any(line.startswith("torch ") for line in lines)
     assert any(line.startswith("cpu ") and "GiB" in line for line in lines)
     assert "a tiny trial: ok" in out
+    assert "arithmetic: right" in out
     assert platform.node() not in out.split()
     assert getpass.getuser() not in out.split()
     assert str(Path.home()) not in out
@@ -93,3 +98,47 @@ def test_doctor_gives_a_block_with_versions_and_device(shared, capsys):
 def test_doctor_gives_a_block_or_a_document(capsys):
     assert answer(["doctor", "--paste", "--json"]) == 2
     assert "--paste has no effect with --json" in capsys.readouterr().err
+
+
+def test_a_device_that_computes_nothing_is_found_by_doctor(shared, monkeypatch, capsys):
+    """The trial works on it: its gradients are all zero, and no strategy's differ."""
+    monkeypatch.setattr(Local, "ask", answering(Local.ask))
+
+    code = answer(["doctor"])
+
+    assert code == 1
+    assert "a tiny trial: ok" in (out := capsys.readouterr().out)
+    assert "arithmetic: it computes nothing" in out
+
+
+def answering(ask):
+    """As an engine whose device leaves every result as it was."""
+
+    def told(self, entry, text, *, failing):
+        if entry != "profiler.worker:compute":
+            return ask(self, entry, text, failing=failing)
+        with NoProducts():
+            return {"wrong": arithmetic.wrong(text)}
+
+    return told
+
+
+class NoProducts(TorchDispatchMode):
+    """No product is computed: its result is zeros."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return torch.zeros_like(out) if func is torch.ops.aten.mm.default else out
+
+
+def test_a_product_and_its_gradient_are_right_on_the_cpu_and_seen_to_be_wrong():
+    assert arithmetic.wrong("cpu") is None
+    with NoProducts():
+        assert "it computes nothing" in arithmetic.wrong("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.gpu_arithmetic
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
+def test_a_gpu_computes():
+    assert arithmetic.wrong("cuda:0") is None

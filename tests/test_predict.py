@@ -7,6 +7,7 @@ import json
 import shlex
 
 import pytest
+import torch
 
 from profiler import device_choice, rates
 from profiler.analysis import fit
@@ -14,6 +15,7 @@ from profiler.analysis.rows import rows
 from profiler.case import OPERATORS, Calibration, Choice, Trial
 from profiler.cli import answer
 from profiler.errors import UserError
+from profiler.measuring import measure
 from profiler.predicting import predict
 from profiler.record import Readings
 from profiler.spec import Request, plan
@@ -59,7 +61,7 @@ def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     code = answer(
         shlex.split(
             "run --model mnist-cnn:channels=4 --batch-size 4 --segments 8 --predict "
-            "--rounds 1 --samples 1 --verify off -o run"
+            "--rounds 1 --samples 1 --verify off --device cpu -o run"
         )
     )
 
@@ -252,3 +254,43 @@ def test_segments_are_expandable_where_the_environment_says_so(monkeypatch, name
     assert expandable.peak_bytes == plain.peak_bytes
     assert expandable.reserved_bytes != plain.reserved_bytes
     assert expandable.reserved_bytes % (2 * 2**20) == 0  # whole pages
+
+
+STATE = {  # tensors of state as large as the parameters, and numbers on the device, for each parameter
+    "sgd": (0, 0),
+    "momentum": (1, 0),
+    "adam": (2, 0),  # counts its steps on the host
+    "adamw": (2, 0),
+    "torch:Adagrad": (1, 0),  # has its state from the beginning
+    "torch:NAdam": (2, 0),
+    "torch:AdamW:fused=true": (2, 1),
+    "torch:AdamW:capturable=true": (2, 1),
+    "torch:ASGD": (1, 3),
+}
+MLP_BYTES = [4 * count for count in (20 * 10, 20, 20 * 20, 20, 5 * 20, 5)]  # weights and biases of mlp, in fp32
+
+
+@pytest.mark.parametrize(("optimizer", "tensors", "numbers"), [(name, *held) for name, held in STATE.items()])
+def test_what_an_optimizer_keeps_on_the_host_is_not_predicted_for_the_device(optimizer, tensors, numbers):
+    static = foreseen(optimizer).static_bytes
+
+    rounded = [-(-nbytes // 512) * 512 for nbytes in MLP_BYTES]
+    assert static["parameters"] == static["gradients"] == sum(rounded)
+    assert static["optimizer"] == tensors * sum(rounded) + numbers * 512 * len(rounded)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
+@pytest.mark.parametrize("optimizer", STATE)
+def test_static_bytes_are_the_same_measured_and_predicted_and_what_the_allocator_counts(optimizer):
+    none = make.case(model=Choice("mlp"), batch_size=4, device="cuda:0", optimizer=Choice(optimizer), verify="off")
+
+    measured = measure(Trial(case=none, passes=("memory",))).readings
+
+    assert measured.static_bytes == foreseen(optimizer).static_bytes
+    assert measured.start_bytes == sum(measured.static_bytes.values()) - measured.static_bytes["gradients"]
+
+
+def foreseen(optimizer: str):
+    fake = make.case(model=Choice("mlp"), batch_size=4, device="fake:cuda", optimizer=Choice(optimizer), verify="off")
+    return predict(Trial(case=fake, passes=("memory",))).readings

@@ -9,6 +9,7 @@ import typer
 from profiler.cli.words import say_bytes
 
 if TYPE_CHECKING:
+    from profiler.engines import Engine
     from profiler.record import Environment
 
 
@@ -16,9 +17,9 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     paste: Annotated[bool, typer.Option("--paste", help="Print a block to paste into an issue.")] = False,
 ) -> None:
-    """Tell versions and devices, and run one tiny trial on each device.
+    """Tell versions and devices, run one tiny trial on each device, and check a product that it computes.
 
-    Ends with 1 where a trial does not work, 3 where torch does not.
+    Ends with 1 where a trial does not work or a product is wrong, 3 where torch does not.
 
     Example: gcprof doctor
     """
@@ -30,14 +31,27 @@ def doctor(
     with engines.connect() as engine:
         devices: dict[str, Environment] = engine.survey()
         trials = {name: next(engine.run([_trial(name)])) for name in devices}
+        wrong = {name: _wrong(engine, name) for name in devices}
     found = {
         "versions": _versions(),
         "devices": {name: _facts(environment) for name, environment in devices.items()},
         "trials": {name: record.detail or record.outcome for name, record in trials.items()},
+        "arithmetic": {name: text or "right" for name, text in wrong.items()},
         "start_seconds": {name: record.stage_seconds.get("start") for name, record in trials.items()},
     }
     _print_json(found) if json else _print_block(found) if paste else print("\n".join(_lines(found)))
-    raise typer.Exit(int(any(record.outcome != "ok" for record in trials.values())))
+    raise typer.Exit(int(any(wrong.values()) or any(record.outcome != "ok" for record in trials.values())))
+
+
+def _wrong(engine: Engine, device: str) -> str | None:
+    """What the device computes wrongly, or how it fails at it."""
+    from profiler.errors import UserError
+
+    try:
+        answer: str | None = engine.ask("profiler.worker:compute", device, failing="it does not compute")["wrong"]
+    except UserError as error:
+        return error.message
+    return answer
 
 
 def _trial(device: str) -> Any:
@@ -98,6 +112,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines += [
             f"{name:14} {facts['device_name']}, {bytes_text(facts['device_bytes'])}{driver}",
             f"{'':14} a tiny trial: {found['trials'][name]}; a fresh process in {started}",
+            f"{'':14} arithmetic: {found['arithmetic'][name]}",
         ]
     if len(found["devices"]) == 1:
         lines.append("no CUDA device: torch sees none, so `gcprof run` measures the CPU")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -25,6 +25,9 @@ def max_batch(
         str, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)
     ],
     memory: Annotated[str, typer.Option(help="What the device has: 16GiB, 750MiB.")],
+    context: Annotated[
+        str | None, typer.Option(help="What CUDA takes of it besides tensors. [default: as measured, or 600MiB]")
+    ] = None,
     strategies: Annotated[str, typer.Option(help="Beside `none` and the plan.")] = "all",
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its size.")] = True,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
@@ -46,6 +49,7 @@ def max_batch(
     from profiler.spec import Request, strategies_of
 
     limit = parse_bytes(memory, flag="--memory")
+    given = None if context is None else parse_bytes(context, flag="--context")
     if rounds is not None and (not measure or (device or "").startswith("fake:")):
         raise UserError("--rounds has no effect on a prediction", hint="leave it out")
     chosen = strategies_of(Request(strategies=strategies), [])
@@ -58,39 +62,75 @@ def max_batch(
             if asked.case.batch_size is None:
                 hint = "give the function a parameter batch_size"
                 raise UserError(f"'{asked.case.model}' makes its own batch, of one size", hint=hint)
-            found, folder = _predict(asked, [str(one) for one in chosen], limit)
-            lines, code = _measured(asked, found, limit, folder, rounds or ROUNDS, measure=measure)
+            taken = _context(asked, given, measure=measure)
+            found, folder = _predict(asked, [str(one) for one in chosen], limit, taken.nbytes)
+            lines, code = _measured(asked, found, folder, rounds or ROUNDS, taken.nbytes, measure=measure)
     except Interrupted as interrupted:
         if json:
             say_failure(interrupted.exit_code)
         raise typer.Exit(interrupted.exit_code) from None
-    _print(asked, lines, limit, json=json)
+    _print(asked, lines, limit, taken, json=json)
     next_command("gcprof", "plan", *asked.words, "--batch-size", str(lines[-1].batch_size or 1), "--budget", memory)
     raise typer.Exit(code)
 
 
-def _predict(asked: Model, strategies: list[str], limit: int) -> tuple[list[Largest], Path]:
+class _Context(NamedTuple):
+    """What CUDA takes besides tensors, and how that is known; None on a CPU, where there is no such thing."""
+
+    nbytes: int
+    source: str | None
+
+
+def _context(asked: Model, given: int | None, *, measure: bool) -> _Context:
+    from profiler import capacity
+    from profiler.analysis.fit import CONTEXT
+
+    case = asked.case
+    if "cpu" in case.device:
+        if given is not None:
+            raise UserError("--context has no effect on a CPU", hint="leave it out")
+        return _Context(0, None)
+    if given is not None:
+        return _Context(given, "as asked")
+    found = capacity.measured_context(asked.engine, case) if measure else None
+    return _Context(CONTEXT, "assumed") if found is None else _Context(found, "measured")
+
+
+def _predict(asked: Model, strategies: list[str], limit: int, context_bytes: int) -> tuple[list[Largest], Path]:
     import msgspec
 
     from profiler import capacity, store
     from profiler.case import Choice
-    from profiler.units import bytes_text
 
     found = []
     for word in strategies:
-        one = capacity.predict(asked.engine, msgspec.structs.replace(asked.case, strategy=Choice(word)), limit)
-        aside(f"{word}: a batch of {one.batch_size} is predicted to fit {bytes_text(limit)}")
+        case = msgspec.structs.replace(asked.case, strategy=Choice(word))
+        one = capacity.predict(asked.engine, case, limit, context_bytes)
+        _say_foreseen(word, one, limit)
         found.append(one)
     folder = store.new_folder(RESULTS, [f"max batch {asked.case.model.name}"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f"{folder.name}.json")  # beside the run's folder, which is not there yet
-    planned = capacity.predict_planned(asked.engine, asked.case, limit, path)
-    aside(f"plan: a batch of {planned.batch_size} is predicted to fit")
+    planned = capacity.predict_planned(asked.engine, asked.case, limit, path, context_bytes)
+    _say_foreseen("plan", planned, limit)
     return [*found, planned], folder
 
 
+def _say_foreseen(word: str, found: Largest, limit: int) -> None:
+    from profiler.units import bytes_text
+    from profiler.views.capacity import why_none
+
+    least = found.least
+    if found.batch_size:
+        aside(f"{word}: a batch of {found.batch_size} is predicted to fit {bytes_text(limit)}")
+    elif least is None:
+        aside(f"{word}: not even one sample is predicted to fit {bytes_text(limit)}")
+    else:
+        aside(why_none(word, least.nbytes, least.static_bytes, least.context_bytes))
+
+
 def _measured(
-    asked: Model, found: list[Largest], limit: int, folder: Path, rounds: int, *, measure: bool
+    asked: Model, found: list[Largest], folder: Path, rounds: int, context_bytes: int, *, measure: bool
 ) -> tuple[list[Line], int]:
     from profiler import capacity, device_choice, sources, store
     from profiler.analysis import progress
@@ -116,21 +156,28 @@ def _measured(
             one.measured[0] if one.measured else None,
             one.beyond,
             one.samples_per_second,
-            needed=lambda record: capacity.needed(record.readings, case.device),
+            needed=lambda record: capacity.needed(record.readings, case.device, context_bytes),
+            sample_bytes=one.least.nbytes if one.least else None,
+            static_bytes=one.least.static_bytes if one.least else None,
         )
         for one in found
     ]
     return lines, code
 
 
-def _print(asked: Model, lines: list[Line], limit: int, *, json: bool) -> None:
+def _print(asked: Model, lines: list[Line], limit: int, context: _Context, *, json: bool) -> None:
     from profiler.units import bytes_text
     from profiler.views import capacity
 
     case = asked.case
     if json:
-        say_bytes(capacity.document(lines, model=str(case.model), limit=limit))
+        say_bytes(capacity.document(lines, model=str(case.model), limit=limit, context_bytes=context.nbytes))
         return
     setting = f"{case.model}, {case.optimizer}, {case.precision}, {case.device}"
     title = f"{setting}: the largest batch that {bytes_text(limit)} hold"
-    say(capacity.table(lines, title=title, limit=limit, width=width(), encoding=encoding()))
+    if context.source:
+        title += f"; {capacity.context_text(context.nbytes, context.source)}"
+    found = capacity.table(
+        lines, title=title, limit=limit, context_bytes=context.nbytes, width=width(), encoding=encoding()
+    )
+    say(found)

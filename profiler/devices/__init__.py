@@ -88,6 +88,9 @@ class Device(Protocol):
     def free_bytes(self) -> int | None:
         """What nobody holds of the memory; None where there is no such number."""
 
+    def held_bytes(self) -> int | None:
+        """What this process's tensors hold of the memory; None where the allocator keeps no such number."""
+
     def conditions(self) -> Conditions: ...
     def untold(self) -> str | None:
         """Why `conditions` tells less than it could; None where it tells what there is."""

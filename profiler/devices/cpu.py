@@ -109,6 +109,9 @@ class Cpu:
     def free_bytes(self) -> None:
         """What the system would find for a process is no number that it keeps."""
 
+    def held_bytes(self) -> None:
+        """The allocator tells of what is taken and given back only to a profiler."""
+
     def untold(self) -> None:
         """The system always answers."""
 

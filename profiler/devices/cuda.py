@@ -11,6 +11,8 @@ from profiler import kinds
 from profiler.devices import Conditions, Facts, Span, nvml
 from profiler.errors import Unsupported
 
+VERSION = Path("/proc/driver/nvidia/version")
+
 
 def connect(device: str) -> Cuda:
     """One CUDA device, `cuda:0` and so on; `cuda:a100` is the first, and Unsupported is raised where it is none."""
@@ -100,6 +102,7 @@ class Cuda:
 
     def release(self) -> None:
         torch.cuda.synchronize(self._device)
+        torch._C._cuda_clearCublasWorkspaces()  # kept for each thread before 2.15
         torch.cuda.empty_cache()
 
     def facts(self) -> Facts:
@@ -114,6 +117,9 @@ class Cuda:
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self._device)
         return int(free)
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
 
     def conditions(self) -> Conditions:
         board = self._looked_up()
@@ -132,9 +138,6 @@ class Cuda:
 
 
 def _driver() -> str | None:
-    """The driver's version, where the system tells it."""
-    version = Path("/proc/driver/nvidia/version")
-    if not version.exists():
-        return None
-    words = version.read_text(encoding="utf-8").split()
-    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None)
+    """The driver's version, where the system or NVML tells it."""
+    words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
+    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or nvml.driver()

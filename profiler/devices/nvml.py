@@ -28,6 +28,17 @@ def find(uuid: str) -> Board | str:
         return f"NVML: {error}"
 
 
+def driver() -> str | None:
+    """The driver's version; None where NVML is not there."""
+    if pynvml is None:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
 class Board:
     """One board; every number that it does not tell is None."""
 

@@ -19,7 +19,7 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
     """The memory fields of Readings, from a step after one that creates gradients and optimizer state, or more.
 
     `step` runs one training step and tells the phases to the function that it is given. All numbers are exact. Peaks
-    are the allocator's own; static bytes are those of the storages, before the allocator rounds them up. Bytes.
+    are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. Bytes.
     """
     marks = _Marks(workload)
     with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:

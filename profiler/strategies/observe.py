@@ -14,7 +14,7 @@ from torch.utils.weak import TensorWeakRef
 
 from profiler.errors import Unsupported
 from profiler.strategies.split import ChainBytes
-from profiler.workload import Workload, storage_bytes, tensors
+from profiler.workload import Workload, tensors
 
 METADATA = {  # what may be asked of a tensor without using what it holds
     "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
@@ -137,7 +137,8 @@ class _Watcher:
         def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             self.saved.at = self._working = index
             self._calls.append(index)
-            self._inputs[index] = storage_bytes(tensors(arguments)) + self._random_state
+            given = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors(arguments)}
+            self._inputs[index] = sum(given.values()) + self._random_state
             if index and self._last and arguments:
                 output, version, further, named = self._last
                 untouched = arguments[0] is output and output._version == version

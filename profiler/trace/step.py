@@ -15,13 +15,13 @@ import torch
 
 from profiler.timeline import BUCKETS, WORKSPACES, Allocation, Operator, Trace
 from profiler.trace.exchange import Exchange, parts
+from profiler.trace.host_state import is_on_host
 from profiler.trace.saving import Saving
 from profiler.trace.tracer import Hidden, Life, Tracer
 from profiler.workload import Workload, local, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
 
-GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 TRIES = 3
 BIASED = "aten.addmm"  # a linear layer's: cuBLASLt adds the bias
 MATMULS = ("aten.mm", BIASED, "aten.bmm", "aten.baddbmm")
@@ -125,7 +125,7 @@ class _Run:
         self.arrived: set[int] = set()
         self._workload = workload
         self._optimizer = optimizer
-        self._tracer = Tracer(workload.module, granule=GRANULE[device], hidden=hidden, parts=parts())
+        self._tracer = Tracer(workload.module, device=device, hidden=hidden, parts=parts())
         self._exchange = Exchange(self._tracer)
         self._tracer.seen = self._exchange.see
         self._saving = Saving(self._tracer) if with_saves or with_calls else None
@@ -191,7 +191,8 @@ class _Run:
             if parameter.grad is not None:
                 self._keep(parameter.grad, "gradients", owner)
             for tensor in tensors(dict(self._optimizer.state.get(parameter, {}))):
-                self._keep(tensor, "optimizer", owner)
+                if not is_on_host(tensor):
+                    self._keep(tensor, "optimizer", owner)
         for name, buffer in module.named_buffers():
             self._keep(buffer, "buffers", name.rpartition(".")[0])
         for tensor in tensors(self._workload.batch):

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from profiler.errors import Unsupported
 from profiler.signature import name
 from profiler.timeline import Operator
+from profiler.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
@@ -54,20 +55,20 @@ class Life:
 class Tracer(TorchDispatchMode):
     """Every operator and every storage of what runs under it.
 
-    `granule` is what the allocator rounds up to, in bytes; `hidden` tells what an operator takes while it runs; tensors
+    `device` is the kind whose allocator rounds bytes up; `hidden` tells what an operator takes while it runs; tensors
     of the types `parts` take themselves apart before they are seen. A phase `backward` in which gradients are enabled
     is a recompute: autograd itself disables them.
     """
 
     def __init__(
-        self, module: nn.Module, *, granule: int = 1, hidden: Hidden | None = None, parts: tuple[type, ...] = ()
+        self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, parts: tuple[type, ...] = ()
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lives: list[Life] = []
         self.operators: list[Operator] = []
         self.phase = "before"
         self.uses_host = False
-        self._granule = granule
+        self._device = device
         self._hidden = hidden
         self.seen: Seen | None = None
         self._parts = parts
@@ -193,7 +194,7 @@ class Tracer(TorchDispatchMode):
         key = storage._cdata
         if key in self._there:
             return None
-        nbytes = -(-storage.nbytes() // self._granule) * self._granule
+        nbytes = rounded(storage.nbytes(), self._device)
         if not nbytes:
             return None
         life = Life(nbytes, len(self.operators) + after, operator, module, phase)

@@ -25,11 +25,14 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     beyond_outcome: str | None
     samples_per_second: float | None
     evidence: str | None = None  # what the bytes are that are called measured here
+    sample_bytes: int | None = None  # where none fits: what one sample needs,
+    static_bytes: int | None = None  # and what of it is there whatever the batch and the strategy
 
 
 def line(
     strategy: str, batch_size: int, predicted: int | None, measured: Record | None, beyond: Record | None,
-    samples_per_second: float | None, *, needed: Callable[[Record], int | None],
+    samples_per_second: float | None, *, needed: Callable[[Record], int | None], sample_bytes: int | None = None,
+    static_bytes: int | None = None,
 ) -> Line:  # fmt: skip
     """A strategy with its first record and that of one sample more."""
     return Line(
@@ -42,11 +45,30 @@ def line(
         beyond_bytes=needed(beyond) if beyond else None,
         beyond_outcome=beyond.outcome if beyond else None,
         samples_per_second=samples_per_second,
+        sample_bytes=sample_bytes,
+        static_bytes=static_bytes,
     )
 
 
-def table(lines: Sequence[Line], *, title: str, limit: int, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """A line for each strategy; samples a second are compared with those of `none`."""
+def context_text(context_bytes: int, source: str) -> str:
+    """What CUDA takes of the memory besides tensors: `source` is assumed, measured or as asked."""
+    hint = "; --context SIZE says otherwise" if source == "assumed" else ""
+    return f"of that CUDA itself takes {bytes_text(context_bytes)}, {source}{hint}"
+
+
+def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes: int) -> str:
+    """Why not even one sample fits: what it needs, and what that is made of."""
+    work = max(0, sample_bytes - static_bytes - context_bytes)
+    parts = [f"{bytes_text(static_bytes)} static", f"{bytes_text(work)} at work"]
+    parts += [f"{bytes_text(context_bytes)} for CUDA itself"] if context_bytes else []
+    return f"{strategy}: not even one sample fits; it needs {bytes_text(sample_bytes)}: {', '.join(parts)}"
+
+
+def table(
+    lines: Sequence[Line], *, title: str, limit: int, context_bytes: int = 0, width: int | None = None,
+    encoding: str = "utf-8",
+) -> Text:  # fmt: skip
+    """A line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
         Column(head=("strategy", ""), cells=tuple(one.strategy for one in lines)),
         _number("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
@@ -62,12 +84,23 @@ def table(lines: Sequence[Line], *, title: str, limit: int, width: int | None = 
             _number("against", "none", [_against(one.samples_per_second, none) for one in lines]),
         ]
     heading = paragraph(title, width=width, encoding=encoding, style="bold")
-    return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding)])
+    reasons = [
+        paragraph(
+            why_none(one.strategy, one.sample_bytes, one.static_bytes or 0, context_bytes),
+            width=width, encoding=encoding,
+        )
+        for one in lines
+        if one.sample_bytes is not None
+    ]  # fmt: skip
+    below = [Text(), *reasons] if reasons else []
+    return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding), *below])
 
 
-def document(lines: Sequence[Line], *, model: str, limit: int) -> bytes:
+def document(lines: Sequence[Line], *, model: str, limit: int, context_bytes: int) -> bytes:
     """One JSON document, one field a line."""
-    found = {"schema": 1, "model": model, "memory_bytes": limit, "strategies": lines}
+    found = {
+        "schema": 1, "model": model, "memory_bytes": limit, "context_bytes": context_bytes, "strategies": lines,
+    }  # fmt: skip
     return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 

@@ -1,0 +1,60 @@
+"""What lives on after some work, by instruments that gcprof has no part in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Storages(TorchDispatchMode):
+    """Knows every storage that an operator gave while it was entered, forward and backward, and holds none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return out
+
+    def alive(self) -> int:
+        """Bytes of those that somebody still holds."""
+        return sum(nbytes for reference, nbytes in self._made.values() if not reference.expired())
+
+
+def bytes_left_by(work: Callable[[], object]) -> int:
+    """Bytes of all storages that were made in the work and that live on after it."""
+    with Storages() as storages:
+        work()
+    gc.collect()
+    return storages.alive()
+
+
+def bytes_left_on_cuda_by(work: Callable[[], object]) -> int:
+    """By the caching allocator's own count."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    work()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated() - before
+
+
+def parameters(module: nn.Module) -> list[StorageWeakRef]:
+    return [StorageWeakRef(parameter.untyped_storage()) for parameter in module.parameters()]
+
+
+def num_alive(references: list[StorageWeakRef]) -> int:
+    return sum(not reference.expired() for reference in references)

@@ -1,0 +1,217 @@
+"""A pass leaves nothing behind: what lives after it is what lived before, under every strategy."""
+
+from __future__ import annotations
+
+import gc
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler import catalogue, models
+from profiler.case import OPERATORS, PASSES, Choice, Trial
+from profiler.measuring import measure
+from profiler.record import Record
+from profiler.workload import Workload
+from tests import make
+from tests.left_behind import bytes_left_by, bytes_left_on_cuda_by, num_alive, parameters
+from tests.plans import written
+from tests.test_equality import EVERY
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
+MODELS = ("mlp:width=16,depth=5", "transformer:layers=4,width=32,sequence=16,vocabulary=50", "cifar-resnet:depth=2")
+STRATEGIES = [choice for choices in EVERY.values() for choice in choices]
+STAGES = ((), *((name,) for name in (*PASSES, OPERATORS)))  # without any pass, the model is built
+
+
+def run(model: str, strategy: str, passes: tuple[str, ...], **fields: object) -> Record:
+    """Passes of a trial; its gradients have digests that nothing has, so that `none` runs beside it."""
+    fields = {"model": Choice(model), "batch_size": 4, "warmup": 0, "samples": 1, "device": "cpu", **fields}
+    return measure(
+        Trial(case=make.case(strategy, **fields), passes=passes, digests={})
+    )  # so that `none` runs beside it
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_pass_of_every_strategy_leaves_no_byte_on_the_cpu(model, strategy, tmp_path):
+    choice = written(strategy, model, tmp_path)
+    run(model, choice, PASSES)  # what is made once in a process is there
+
+    left = {"+".join(passes): bytes_left_by(lambda passes=passes: run(model, choice, passes)) for passes in STAGES}
+
+    assert left == dict.fromkeys(left, 0)
+
+
+@pytest.mark.parametrize("model", [pytest.param(model, marks=GPU) for model in MODELS])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_pass_of_every_strategy_leaves_no_byte_on_cuda(model, strategy, tmp_path):
+    choice = written(strategy, model, tmp_path)
+    run(model, choice, PASSES, device="cuda:0")
+
+    left = {
+        "+".join(passes): bytes_left_on_cuda_by(lambda passes=passes: run(model, choice, passes, device="cuda:0"))
+        for passes in STAGES
+    }
+
+    assert left == dict.fromkeys(left, 0)
+
+
+def test_compiled_code_keeps_no_model():
+    """Where a dispatch mode cannot be entered, parameters are watched: every graph leads to them."""
+    build, options = catalogue.load(Choice("mlp"), models.TABLE)
+    watched = []
+
+    def watching() -> Workload:
+        workload = build(batch_size=4, **options)
+        watched.extend(parameters(workload.module))
+        return workload
+
+    case = make.case("compile-budget:budget=0.5", model=Choice("mlp"), batch_size=4, warmup=0, samples=1)
+    measure(Trial(case=case, passes=("memory", "time")), build=watching)
+    gc.collect()
+
+    assert watched
+    assert num_alive(watched) == 0
+
+
+def test_storages_that_live_are_counted_where_an_operator_made_them():
+    kept = []
+
+    left = bytes_left_by(lambda: kept.append((torch.ones(3, requires_grad=True) * 2, torch.zeros(10))[0]))
+
+    assert left == 2 * 3 * 4  # the result, and the leaf that its graph holds; not the ten zeros
+
+
+OWN = """
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+MODELS, ONE = [], None
+
+
+class Cycle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        with saved_tensors_hooks(lambda tensor: (tensor.detach(), self), lambda packed: packed[0]):
+            return self.linear(x).sin().mean()  # the graph holds the hook, and so the module
+
+
+def module():
+    return nn.Sequential(nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, 16))
+
+
+def by_name(batch_size=4):
+    MODELS.append(module())
+    return MODELS[-1], torch.ones(batch_size, 16), lambda output: output.mean()
+
+
+def by_cycle(batch_size=4):
+    model = Cycle()
+    model.tried = model(torch.ones(batch_size, 16))  # which holds the graph
+    return model, torch.ones(batch_size, 16), lambda output: output
+
+
+def once(batch_size=4):
+    global ONE
+    ONE = ONE or (module(), torch.ones(batch_size, 16), lambda output: output.mean())
+    return ONE
+
+
+def clean(batch_size=4):
+    return module(), torch.ones(batch_size, 16), lambda output: output.mean()
+"""
+LAYER = (16 * 16 + 16) * 4  # bytes of a linear layer of OWN
+BATCH = 4 * 16 * 4
+DEVICES = ["cpu", pytest.param("cuda:0", marks=GPU)]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of models, some of which are kept."""
+    name = re.sub(r"\W", "_", f"own_{tmp_path.name}")
+    (tmp_path / f"{name}.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def told(record: Record) -> list[str]:
+    return [note.text for note in record.notes if note.code == "GCP038"]
+
+
+def on_device(nbytes: int, device: str) -> int:
+    return nbytes if device == "cpu" else -(-nbytes // 512) * 512
+
+
+def stated(text: str) -> float:
+    """Bytes as a note states them, in three digits."""
+    number, unit = re.match(r"([\d.,]+) (B|KiB|MiB)", text).groups()
+    return float(number.replace(",", "")) * {"B": 1, "KiB": 2**10, "MiB": 2**20}[unit]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_strategy_that_keeps_its_model_is_found_by_the_product_and_told_from_the_model(device, own):
+    record = run(f"{own}:clean", "_planted:fault=leak", ("memory",), device=device)
+
+    (text,) = told(record)
+    parameters = 2 * (on_device(16 * 16 * 4, device) + on_device(16 * 4, device))  # of the build pass, and its batch
+    assert stated(text) >= 0.99 * (parameters + on_device(BATCH, device))
+    assert "_planted:fault=leak keeps them; the model alone leaves nothing behind" in text
+
+
+@pytest.mark.parametrize("passes", [(), ("memory",), ("time",)])
+def test_a_strategy_that_keeps_its_model_is_found_by_the_test_of_leaks(passes, own):
+    run(f"{own}:clean", "none", PASSES)
+
+    assert bytes_left_by(lambda: run(f"{own}:clean", "none", passes)) == 0
+    assert bytes_left_by(lambda: run(f"{own}:clean", "_planted:fault=leak", passes)) >= 2 * LAYER + BATCH
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("name", "nbytes"), [("by_name", 2 * LAYER), ("by_cycle", LAYER)])
+@pytest.mark.parametrize("strategy", ["none", "segments:k=1"])
+def test_a_model_of_the_users_that_is_kept_is_said_to_be_kept_by_its_own_code(device, name, nbytes, strategy, own):
+    record = run(f"{own}:{name}", strategy, ("flops", "memory"), device=device)
+
+    (text,) = told(record)
+    assert stated(text) >= 0.99 * nbytes
+    assert "the model's own code keeps them, without checkpointing too" in text
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["clean", "once"])
+@pytest.mark.parametrize("strategy", ["none", "segments:k=1"])
+def test_a_model_that_goes_or_is_the_same_in_every_pass_is_not_told(device, name, strategy, own):
+    record = run(f"{own}:{name}", strategy, PASSES, device=device)
+
+    assert told(record) == []
+    assert record.outcome == "ok"
+
+
+def test_on_the_cpu_what_is_kept_is_in_no_number(own):
+    clean = run(f"{own}:clean", "none", ("memory",))
+
+    kept = run(f"{own}:by_name", "none", ("memory",))
+
+    assert kept.outcome == "ok"
+    assert "they are in no number" in told(kept)[0]
+    assert kept.readings.peak_bytes == clean.readings.peak_bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
+def test_on_cuda_a_peak_with_what_is_kept_is_invalid_and_says_by_how_much(own):
+    clean = run(f"{own}:clean", "none", ("memory",), device="cuda:0")
+
+    kept = run(f"{own}:by_name", "none", ("memory",), device="cuda:0")
+
+    moved = kept.readings.peak_bytes - clean.readings.peak_bytes
+    assert kept.outcome == "invalid"
+    assert "are in the peak" in kept.detail
+    assert stated(kept.detail) == pytest.approx(moved, rel=0.01)
+    assert moved == 2 * (1024 + 512)  # of the build pass: weights of 16 x 16, biases rounded up
