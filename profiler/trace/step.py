@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from profiler.timeline import BUCKETS, WORKSPACES, Allocation, Operator, Trace
+from profiler.trace.building import Builder
 from profiler.trace.exchange import Exchange, parts
 from profiler.trace.saving import Saving
 from profiler.trace.tracer import Hidden, Life, Tracer
@@ -39,6 +40,7 @@ def follow(
     with_saves: bool = False,
     with_calls: bool = False,
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
+    builder: Builder | None = None,
 ) -> Trace:
     """Trace a step as it is once gradients and optimizer state are there.
 
@@ -46,15 +48,16 @@ def follow(
     optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
     gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
     what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
-    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. Bytes.
+    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. With a
+    `builder`, the trace also tells what was allocated while the workload was built under it. Bytes.
     """
-    make = partial(_Run, workload, optimizer, device, hidden, with_saves=with_saves, with_calls=with_calls)
+    make = partial(_Run, workload, optimizer, device, hidden, builder, with_saves=with_saves, with_calls=with_calls)
     if buckets is not None:
         step(lambda phase: None)
         run = make()
         run.hold(buckets())
         run.go(step)
-        return _with_workspaces(run.trace(), workspace_bytes)
+        return _with_workspaces(run.trace(workspace_bytes), workspace_bytes)
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
@@ -63,7 +66,7 @@ def follow(
         if run.arrived == used and not run.left_behind():
             break
         used = run.arrived
-    return _with_workspaces(run.trace(), workspace_bytes)
+    return _with_workspaces(run.trace(workspace_bytes), workspace_bytes)
 
 
 def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
@@ -88,14 +91,17 @@ def _keeping_workspaces(trace: Trace, nbytes: int) -> Trace:
 
 
 def _hiding_workspaces(trace: Trace, nbytes: int) -> Trace:
+    return msgspec.structs.replace(trace, operators=_hiding(trace.operators, nbytes))
+
+
+def _hiding(operators: tuple[Operator, ...], nbytes: int) -> tuple[Operator, ...]:
     """A measured operator's hidden bytes have its workspace in them already."""
-    operators = [
+    return tuple(
         msgspec.structs.replace(one, hidden_bytes=one.hidden_bytes or (LT_WORKSPACE if one.name == BIASED else nbytes))
         if one.name in MATMULS
         else one
-        for one in trace.operators
-    ]
-    return msgspec.structs.replace(trace, operators=tuple(operators))
+        for one in operators
+    )
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
@@ -117,6 +123,7 @@ class _Run:
         optimizer: torch.optim.Optimizer,
         device: str,
         hidden: Hidden | None,
+        builder: Builder | None = None,
         *,
         with_saves: bool,
         with_calls: bool,
@@ -131,6 +138,8 @@ class _Run:
         self._saving = Saving(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
+        self._builder = builder
+        self._built: list[Life | None] = []  # by place, the lives that storages had while they were built
         self._hold()
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
@@ -157,7 +166,7 @@ class _Run:
             for life in self._tracer.lives
         )
 
-    def trace(self) -> Trace:
+    def trace(self, workspace_bytes: int = 0) -> Trace:
         last = len(self._tracer.operators)
         categories = _Categories(self._marks, self._tracer.operators)
         return Trace(
@@ -180,6 +189,9 @@ class _Run:
             uses_host=self._tracer.uses_host,
             saves=self._saving.saves() if self._saving else (),
             calls=self._saving.calls() if self._saving else (),
+            building=self._builder.building(self._built, partial(_hiding, nbytes=workspace_bytes))
+            if self._builder
+            else None,
         )
 
     def _hold(self) -> None:
@@ -201,6 +213,7 @@ class _Run:
         life = self._tracer.hold(local(tensor), "", module)
         if life:
             life.category = category
+            self._built.append(self._builder.life(tensor) if self._builder else None)
 
     def _mark(self, phase: str) -> None:
         self._tracer.phase = phase
