@@ -24,6 +24,7 @@ Step = Callable[[Callable[[str], None]], Any]
 
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 TRIES = 3
+COUNTS = ("step", "mu_product")  # optimizer state that stays on the host unless it is captured or fused (torch/optim)
 BIASED = "aten.addmm"  # a linear layer's: cuBLASLt adds the bias
 MATMULS = ("aten.mm", BIASED, "aten.bmm", "aten.baddbmm")
 LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device (aten/src/ATen/cuda/CublasHandlePool.cpp)
@@ -139,6 +140,10 @@ class _Run:
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
         self._builder = builder
+        groups = optimizer.param_groups
+        self._counts_on_device = isinstance(optimizer, torch.optim.ASGD) or any(
+            group.get("capturable") or group.get("fused") for group in groups
+        )
         self._built: list[Life | None] = []  # by place, the lives that storages had while they were built
         self._hold()
 
@@ -202,12 +207,19 @@ class _Run:
             self._keep(parameter.detach(), "parameters", owner)
             if parameter.grad is not None:
                 self._keep(parameter.grad, "gradients", owner)
-            for tensor in tensors(dict(self._optimizer.state.get(parameter, {}))):
+            for tensor in self._state(parameter):
                 self._keep(tensor, "optimizer", owner)
         for name, buffer in module.named_buffers():
             self._keep(buffer, "buffers", name.rpartition(".")[0])
         for tensor in tensors(self._workload.batch):
             self._keep(tensor, "inputs", "")
+
+    def _state(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """A parameter's optimizer state that is on the device."""
+        state: dict[str, Any] = dict(self._optimizer.state.get(parameter, {}))
+        if self._device != "cpu" and not self._counts_on_device:
+            state = {name: value for name, value in state.items() if name not in COUNTS}
+        return tensors(state)
 
     def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
         life = self._tracer.hold(local(tensor), "", module)
