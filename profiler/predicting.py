@@ -25,12 +25,12 @@ from profiler.record import Environment, Note, Readings, Record, Timeline
 from profiler.signature import name, signature
 from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
-from profiler.trace import allocator, roofline
+from profiler.trace import allocator, products, roofline
 from profiler.trace.building import Builder
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
-from profiler.trace.step import GRANULE, follow
+from profiler.trace.step import GRANULE, follow, keeps_workspaces
 from profiler.trace.summary import readings
 from profiler.trace.temporaries import temporary_bytes
 from profiler.trace.tracer import Hidden
@@ -57,9 +57,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
         round=trial.round,
         outcome="ok",
         built=built.describe(),
-        readings=Readings(
-            **readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds
-        ),
+        readings=Readings(**readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds),
         environment=_environment(known),
         notes=(*_notes(built, case), *_stated(trial, None if case.parallel else known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
@@ -104,6 +102,10 @@ def trace_case(
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
     kind, hidden = _kind(case), _hidden(calibration)
+    workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
+    is_kept = keeps_workspaces()
+    if kind == "cuda":
+        hidden = products.taking_workspaces(hidden, 0 if is_kept else workspace)
     builder = Builder(granule=GRANULE[kind], hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():
@@ -121,7 +123,7 @@ def trace_case(
                 step,
                 device=kind,
                 hidden=hidden,
-                workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
+                kept_bytes=workspace if is_kept else 0,
                 with_saves=with_saves,
                 with_calls=with_calls,
                 buckets=rank.buckets.values if rank else None,
