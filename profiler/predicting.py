@@ -27,6 +27,8 @@ from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
 from profiler.trace import allocator, roofline
 from profiler.trace.building import Builder
+from profiler.trace.convolutions import convolution_bytes
+from profiler.trace.copies import copied_bytes
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
@@ -37,6 +39,7 @@ from profiler.trace.tracer import Hidden
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # PyTorch reads both
 NUM_LARGEST = 5  # blocks that a record names at its peak
+ON_CUDA = (copied_bytes, convolution_bytes)  # what kernels there take besides their results
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -57,9 +60,7 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
         round=trial.round,
         outcome="ok",
         built=built.describe(),
-        readings=Readings(
-            **readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds
-        ),
+        readings=Readings(**readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds),
         environment=_environment(known),
         notes=(*_notes(built, case), *_stated(trial, None if case.parallel else known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
@@ -103,7 +104,8 @@ def trace_case(
 
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
-    kind, hidden = _kind(case), _hidden(calibration)
+    kind = _kind(case)
+    hidden = _hidden(calibration, kind)
     builder = Builder(granule=GRANULE[kind], hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():
@@ -246,14 +248,17 @@ def _stated_error(trial: Trial, known: Rates) -> str:
     return roofline.stated_error(known, trial.case.precision, is_scaled=is_scaled)
 
 
-def _hidden(calibration: Calibration | None) -> Hidden:
+def _hidden(calibration: Calibration | None, kind: str) -> Hidden:
     """What operators of the same signature were measured to take, or are known to."""
     known = calibration.hidden_bytes if calibration else {}
     names = {call.partition("(")[0] for call in known}
+    counts = (temporary_bytes, *(ON_CUDA if kind == "cuda" else ()))
 
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
         measured = known.get(signature(operator, arguments, keywords)) if names and name(operator) in names else None
-        return temporary_bytes(operator, arguments, keywords) if measured is None else measured
+        if measured is not None:
+            return measured
+        return sum(count(operator, arguments, keywords) for count in counts)
 
     return hidden
 

@@ -129,7 +129,9 @@ def replay(trace: Trace, *, expandable_segments: bool = False) -> Replayed:
     second = blocks.run(trace, _second_step(trace, blocks.held))
     return Replayed(
         trace=_with_blocks(trace, second),
-        reserved={phase: second.reserved[last] for phase, _, last in trace.spans()},  # without a capacity it never falls
+        reserved={
+            phase: second.reserved[last] for phase, _, last in trace.spans()
+        },  # without a capacity it never falls
     )
 
 
