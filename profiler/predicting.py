@@ -25,21 +25,18 @@ from profiler.record import Environment, Note, Readings, Record, Timeline
 from profiler.signature import name, signature
 from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
-from profiler.trace import allocator, roofline
+from profiler.trace import allocator, convolutions, products, roofline
 from profiler.trace.building import Builder
-from profiler.trace.convolutions import convolution_bytes
-from profiler.trace.copies import copied_bytes
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
-from profiler.trace.step import GRANULE, follow
+from profiler.trace.step import GRANULE, follow, keeps_workspaces
 from profiler.trace.summary import readings
 from profiler.trace.temporaries import temporary_bytes
 from profiler.trace.tracer import Hidden
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # PyTorch reads both
 NUM_LARGEST = 5  # blocks that a record names at its peak
-ON_CUDA = (copied_bytes, convolution_bytes)  # what kernels there take besides their results
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -104,8 +101,11 @@ def trace_case(
 
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
-    kind = _kind(case)
-    hidden = _hidden(calibration, kind)
+    kind, hidden = _kind(case), _hidden(calibration)
+    workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
+    is_kept = keeps_workspaces()
+    if kind == "cuda":
+        hidden = products.taking_workspaces(convolutions.taking_copies(hidden), 0 if is_kept else workspace)
     builder = Builder(granule=GRANULE[kind], hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():
@@ -123,7 +123,7 @@ def trace_case(
                 step,
                 device=kind,
                 hidden=hidden,
-                workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
+                kept_bytes=workspace if is_kept else 0,
                 with_saves=with_saves,
                 with_calls=with_calls,
                 buckets=rank.buckets.values if rank else None,
@@ -248,17 +248,14 @@ def _stated_error(trial: Trial, known: Rates) -> str:
     return roofline.stated_error(known, trial.case.precision, is_scaled=is_scaled)
 
 
-def _hidden(calibration: Calibration | None, kind: str) -> Hidden:
+def _hidden(calibration: Calibration | None) -> Hidden:
     """What operators of the same signature were measured to take, or are known to."""
     known = calibration.hidden_bytes if calibration else {}
     names = {call.partition("(")[0] for call in known}
-    counts = (temporary_bytes, *(ON_CUDA if kind == "cuda" else ()))
 
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
         measured = known.get(signature(operator, arguments, keywords)) if names and name(operator) in names else None
-        if measured is not None:
-            return measured
-        return sum(count(operator, arguments, keywords) for count in counts)
+        return temporary_bytes(operator, arguments, keywords) if measured is None else measured
 
     return hidden
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from profiler.timeline import Allocation, Building, Operator
+from profiler.timeline import Allocation, Building
 from profiler.trace.tracer import Hidden, Life, Tracer
 
 
@@ -33,13 +33,8 @@ class Builder:
         """What is known of a tensor's storage."""
         return self._tracer.life(tensor)
 
-    def building(
-        self, lives: Sequence[Life | None], finish: Callable[[tuple[Operator, ...]], tuple[Operator, ...]]
-    ) -> Building:
-        """What was followed; `lives` are, by place, those of the step's storages that were made then.
-
-        `finish` is given the operators and tells what they take besides their outputs.
-        """
+    def building(self, lives: Sequence[Life | None]) -> Building:
+        """What was followed; `lives` are, by place, those of the step's storages that were made then."""
         left, last = set(self._left), len(self._tracer.operators)
         places = {life: place for place, life in enumerate(lives) if life in left}
         return Building(
@@ -47,6 +42,6 @@ class Builder:
                 Allocation(life.nbytes, life.born, last if life in left else life.died or 0, life.operator, "", "", "")
                 for life in self._tracer.lives
             ),
-            operators=finish(tuple(self._tracer.operators)),
+            operators=tuple(self._tracer.operators),
             places=tuple(places.get(life) for life in self._tracer.lives),
         )

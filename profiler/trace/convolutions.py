@@ -12,11 +12,22 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from profiler.trace.copies import straightened
+from profiler.trace.copies import copied_bytes, straightened
+from profiler.trace.tracer import Hidden
 
 aten = torch.ops.aten
 SPATIAL = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 LINE = 3  # dimensions of a convolution over one axis
+
+
+def taking_copies(hidden: Hidden) -> Hidden:
+    """`hidden` with the copies that CUDA's kernels make, those of convolutions among them."""
+
+    def taken(func: Any, args: Any, kwargs: Any) -> int:
+        known = hidden(func, args, kwargs)
+        return known or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs)
+
+    return taken
 
 
 def convolution_bytes(func: Any, args: Any, kwargs: Any) -> int:

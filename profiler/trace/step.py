@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from profiler.timeline import BUCKETS, WORKSPACES, Allocation, Operator, Trace
+from profiler.trace import products
 from profiler.trace.building import Builder
 from profiler.trace.exchange import Exchange, parts
 from profiler.trace.saving import Saving
@@ -25,9 +26,6 @@ Step = Callable[[Callable[[str], None]], Any]
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 TRIES = 3
 COUNTS = ("step", "mu_product")  # optimizer state that stays on the host unless it is captured or fused (torch/optim)
-BIASED = "aten.addmm"  # a linear layer's: cuBLASLt adds the bias
-MATMULS = ("aten.mm", BIASED, "aten.bmm", "aten.baddbmm")
-LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device (aten/src/ATen/cuda/CublasHandlePool.cpp)
 
 
 def follow(
@@ -37,7 +35,7 @@ def follow(
     *,
     device: str = "cpu",
     hidden: Hidden | None = None,
-    workspace_bytes: int = 0,
+    kept_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
@@ -50,7 +48,8 @@ def follow(
     gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
     what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
     With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. With a
-    `builder`, the trace also tells what was allocated while the workload was built under it. Bytes.
+    `builder`, the trace also tells what was allocated while the workload was built under it. `kept_bytes` are what
+    each thread that multiplies matrices keeps for it. Bytes.
     """
     make = partial(_Run, workload, optimizer, device, hidden, builder, with_saves=with_saves, with_calls=with_calls)
     if buckets is not None:
@@ -58,7 +57,7 @@ def follow(
         run = make()
         run.hold(buckets())
         run.go(step)
-        return _with_workspaces(run.trace(workspace_bytes), workspace_bytes)
+        return _with_workspaces(run.trace(), kept_bytes)
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
@@ -67,42 +66,23 @@ def follow(
         if run.arrived == used and not run.left_behind():
             break
         used = run.arrived
-    return _with_workspaces(run.trace(workspace_bytes), workspace_bytes)
+    return _with_workspaces(run.trace(), kept_bytes)
 
 
-def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """With what cuBLAS's products take: kept from the first one on, or there while one runs."""
-    if not nbytes:
-        return trace
-    return _keeping_workspaces(trace, nbytes) if _keeps_workspaces() else _hiding_workspaces(trace, nbytes)
-
-
-def _keeps_workspaces() -> bool:
+def keeps_workspaces() -> bool:
     """PyTorch did before 2.15; since then it is to be asked for it (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
     return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
-def _keeping_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """Once for the thread of the forward and once for autograd's."""
-    users = {one.phase for one in trace.operators if one.name in MATMULS}
+def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """With what cuBLAS keeps: once for the thread of the forward and once for autograd's."""
+    if not nbytes:
+        return trace
+    users = {one.phase for one in trace.operators if one.name in products.NAMES}
     threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
     last = len(trace.operators)
     kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
     return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
-
-
-def _hiding_workspaces(trace: Trace, nbytes: int) -> Trace:
-    return msgspec.structs.replace(trace, operators=_hiding(trace.operators, nbytes))
-
-
-def _hiding(operators: tuple[Operator, ...], nbytes: int) -> tuple[Operator, ...]:
-    """A measured operator's hidden bytes have its workspace in them already."""
-    return tuple(
-        msgspec.structs.replace(one, hidden_bytes=one.hidden_bytes or (LT_WORKSPACE if one.name == BIASED else nbytes))
-        if one.name in MATMULS
-        else one
-        for one in operators
-    )
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
@@ -171,7 +151,7 @@ class _Run:
             for life in self._tracer.lives
         )
 
-    def trace(self, workspace_bytes: int = 0) -> Trace:
+    def trace(self) -> Trace:
         last = len(self._tracer.operators)
         categories = _Categories(self._marks, self._tracer.operators)
         return Trace(
@@ -194,9 +174,7 @@ class _Run:
             uses_host=self._tracer.uses_host,
             saves=self._saving.saves() if self._saving else (),
             calls=self._saving.calls() if self._saving else (),
-            building=self._builder.building(self._built, partial(_hiding, nbytes=workspace_bytes))
-            if self._builder
-            else None,
+            building=self._builder.building(self._built) if self._builder else None,
         )
 
     def _hold(self) -> None:
