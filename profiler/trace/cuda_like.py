@@ -8,36 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from profiler.trace.autocast import cast, cuda_autocast
+from profiler.trace.copies import is_cudnn_norm
+from profiler.trace.cuda_results import CHANGES
+from profiler.trace.fake import Fakes
+from profiler.trace.in_place import adding_in_place
 from profiler.trace.tracer import on_host
 
 aten = torch.ops.aten
+WEIGHT = 2  # its place among what F.batch_norm takes after the input
 HALF = (torch.float16, torch.bfloat16)
+unfused_dropout, out_of_place_linear, strided_batch_norm = F.dropout, F.linear, F.batch_norm
+AMPERE = (8, 0)  # the least compute capability of flash attention, and of any fused one for bfloat16
 unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
+_CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("_CAPABILITY", default=AMPERE)
 
 
 @contextmanager
-def cuda_like() -> Iterator[None]:
-    """Dropout with a boolean mask, the fused attention kernels, offloading to a host, CUDA's autocast."""
+def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
+    """Dropout with a boolean mask, the fused attention kernels, offloading to a host, CUDA's autocast.
+
+    Which kernels there are goes by the device's compute capability.
+    """
 
     def offload(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
+            straight = tensor.contiguous()  # what is not is first copied on the device (native/cuda/Copy.cu)
             with on_host():
-                return tensor.clone()
+                return straight.clone()
 
         saved_tensors_hooks.__init__(self, pack, torch.Tensor.clone)
 
+    token = _CAPABILITY.set(capability)
     with ExitStack() as stack:
+        stack.callback(_CAPABILITY.reset, token)
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
         stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
         stack.enter_context(mock.patch.object(save_on_cpu, "__init__", offload))
+        stack.enter_context(mock.patch.object(F, "linear", linear))
+        stack.enter_context(mock.patch.object(F, "batch_norm", batch_norm))
+        stack.enter_context(mock.patch.object(Fakes, "changes", CHANGES))
         stack.enter_context(cuda_autocast())
         yield
 
@@ -50,11 +69,27 @@ def foreach(optimizer: torch.optim.Optimizer) -> None:
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """The fused kernel: its mask takes one byte an element."""
+    """The fused kernel, whose mask takes one byte an element; in place there is none (native/Dropout.cpp)."""
     if not training or p == 0:
         return input
+    if inplace:
+        return unfused_dropout(input, p, training, True)
     out: torch.Tensor = torch.native_dropout(input, p, True)[0]
-    return input.copy_(out) if inplace else out
+    return out
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The bias is added in place where it is no part of the product (aten/src/ATen/native/Linear.cpp)."""
+    with adding_in_place():
+        return out_of_place_linear(input, weight, bias)
+
+
+def batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """cuDNN's takes, and keeps, a dense input (`_batch_norm_impl_index` in aten/src/ATen/native/Normalization.cpp)."""
+    weight = args[2] if len(args) > WEIGHT else kwargs.get("weight")
+    if is_cudnn_norm(input, weight):
+        input = input.contiguous(memory_format=suggest_memory_format(input))
+    return strided_batch_norm(input, *args, **kwargs)
 
 
 def attention(
@@ -69,6 +104,7 @@ def attention(
 ) -> torch.Tensor:
     """Flash attention for 16-bit tensors without a mask, the memory-efficient kernel else, as PyTorch prefers them.
 
+    What the device has no such kernel for (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) is done in steps.
     Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
     Batch and heads may be missing.
     """
@@ -79,10 +115,12 @@ def attention(
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
     if query.dim() != 4:
         return unfused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if enable_gqa and key.shape[1] != query.shape[1]:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    if query.dtype in HALF and attn_mask is None:
+    if not _is_fused(query, value):
+        stepwise: torch.Tensor = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return stepwise
+    if query.dtype in HALF and attn_mask is None and _CAPABILITY.get() >= AMPERE:
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     else:
         bias = _as_bias(attn_mask, query, key)
@@ -92,6 +130,15 @@ def attention(
         )[0]
     found: torch.Tensor = out
     return found
+
+
+def _is_fused(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the device has a kernel for this type, whose loads are as wide as these heads allow."""
+    capability = _CAPABILITY.get()
+    if query.dtype == torch.bfloat16 and capability < AMPERE:
+        return False
+    least = 8 if query.dtype in HALF else 4 if capability >= AMPERE else 1
+    return query.shape[-1] % least == 0 and value.shape[-1] % least == 0
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:

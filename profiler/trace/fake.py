@@ -5,10 +5,11 @@ Knows nothing of steps or of what is followed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.trace import temporaries
-from profiler.trace.in_place import is_in_place
+from profiler.trace.in_place import is_in_place, is_sum_in_place
 from profiler.trace.quick import QuickFakes, uncollected
 
 aten = torch.ops.aten
@@ -52,6 +53,14 @@ def fake_tensors() -> Iterator[Fakes]:
         yield stack.enter_context(Fakes())
 
 
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Transformers does as with real tensors: of fake ones, it would make masks that it else finds to be needless."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    with mock.patch.object(module, "is_fake_tensor", return_value=False) if module else nullcontext():
+        yield
+
+
 class Fakes(QuickFakes):
     """Fake tensors that know their values where these are small and follow from the code alone, not from data.
 
@@ -59,6 +68,8 @@ class Fakes(QuickFakes):
     only data could tell, a test is taken as passed and a number with a point as 0, each counted in `num_guesses`; whole
     numbers, which are sizes, are refused (DataDependentOutputException).
     """
+
+    changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # to what operators return, on another device
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -76,9 +87,14 @@ class Fakes(QuickFakes):
             return args[0] if isinstance(args[0], torch.Tensor) else None
         if is_in_place(func, args):
             return args[0]
+        if is_sum_in_place(func, args):
+            return super().__torch_dispatch__(aten.alias.default, (), (args[0],))
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is aten.all:
             out.is_true = True
+        if func in self.changes:
+            with self:
+                return self.changes[func](out, args)
         return self._as_stored(out, func, args) if func._overloadpacket in LARGER else out
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:

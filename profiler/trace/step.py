@@ -14,6 +14,8 @@ import msgspec
 import torch
 
 from profiler.timeline import BUCKETS, WORKSPACES, Allocation, Operator, Trace
+from profiler.trace import products
+from profiler.trace.building import Builder
 from profiler.trace.exchange import Exchange, parts
 from profiler.trace.host_state import is_on_host
 from profiler.trace.saving import Saving
@@ -23,9 +25,6 @@ from profiler.workload import Workload, local, tensors
 Step = Callable[[Callable[[str], None]], Any]
 
 TRIES = 3
-BIASED = "aten.addmm"  # a linear layer's: cuBLASLt adds the bias
-MATMULS = ("aten.mm", BIASED, "aten.bmm", "aten.baddbmm")
-LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device (aten/src/ATen/cuda/CublasHandlePool.cpp)
 
 
 def follow(
@@ -35,10 +34,11 @@ def follow(
     *,
     device: str = "cpu",
     hidden: Hidden | None = None,
-    workspace_bytes: int = 0,
+    kept_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
+    builder: Builder | None = None,
 ) -> Trace:
     """Trace a step as it is once gradients and optimizer state are there.
 
@@ -46,15 +46,17 @@ def follow(
     optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
     gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
     what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
-    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. Bytes.
+    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. With a
+    `builder`, the trace also tells what was allocated while the workload was built under it. `kept_bytes` are what
+    each thread that multiplies matrices keeps for it. Bytes.
     """
-    make = partial(_Run, workload, optimizer, device, hidden, with_saves=with_saves, with_calls=with_calls)
+    make = partial(_Run, workload, optimizer, device, hidden, builder, with_saves=with_saves, with_calls=with_calls)
     if buckets is not None:
         step(lambda phase: None)
         run = make()
         run.hold(buckets())
         run.go(step)
-        return _with_workspaces(run.trace(), workspace_bytes)
+        return _with_workspaces(run.trace(), kept_bytes)
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
@@ -63,39 +65,23 @@ def follow(
         if run.arrived == used and not run.left_behind():
             break
         used = run.arrived
-    return _with_workspaces(run.trace(), workspace_bytes)
+    return _with_workspaces(run.trace(), kept_bytes)
 
 
-def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """With what cuBLAS's products take: kept from the first one on, or there while one runs."""
-    if not nbytes:
-        return trace
-    return _keeping_workspaces(trace, nbytes) if _keeps_workspaces() else _hiding_workspaces(trace, nbytes)
-
-
-def _keeps_workspaces() -> bool:
+def keeps_workspaces() -> bool:
     """PyTorch did before 2.15; since then it is to be asked for it (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
     return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
-def _keeping_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """Once for the thread of the forward and once for autograd's."""
-    users = {one.phase for one in trace.operators if one.name in MATMULS}
+def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """With what cuBLAS keeps: once for the thread of the forward and once for autograd's."""
+    if not nbytes:
+        return trace
+    users = {one.phase for one in trace.operators if one.name in products.NAMES}
     threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
     last = len(trace.operators)
     kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
     return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
-
-
-def _hiding_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """A measured operator's hidden bytes have its workspace in them already."""
-    operators = [
-        msgspec.structs.replace(one, hidden_bytes=one.hidden_bytes or (LT_WORKSPACE if one.name == BIASED else nbytes))
-        if one.name in MATMULS
-        else one
-        for one in trace.operators
-    ]
-    return msgspec.structs.replace(trace, operators=tuple(operators))
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
@@ -117,6 +103,7 @@ class _Run:
         optimizer: torch.optim.Optimizer,
         device: str,
         hidden: Hidden | None,
+        builder: Builder | None = None,
         *,
         with_saves: bool,
         with_calls: bool,
@@ -131,6 +118,8 @@ class _Run:
         self._saving = Saving(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
+        self._builder = builder
+        self._built: list[Life | None] = []  # by place, the lives that storages had while they were built
         self._hold()
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
@@ -180,6 +169,7 @@ class _Run:
             uses_host=self._tracer.uses_host,
             saves=self._saving.saves() if self._saving else (),
             calls=self._saving.calls() if self._saving else (),
+            building=self._builder.building(self._built) if self._builder else None,
         )
 
     def _hold(self) -> None:
@@ -202,6 +192,7 @@ class _Run:
         life = self._tracer.hold(local(tensor), "", module)
         if life:
             life.category = category
+            self._built.append(self._builder.life(tensor) if self._builder else None)
 
     def _mark(self, phase: str) -> None:
         self._tracer.phase = phase
