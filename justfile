@@ -77,6 +77,10 @@ bench-sampling:
 bench-accuracy:
     {{python}} -m benchmarks.accuracy -o docs/accuracy.md
 
+# predicted against PyTorch's own CUDA allocator, on a device that has memory and does no arithmetic
+bench-hollow *words:
+    {{python}} -m benchmarks.hollow {{words}}
+
 # what operators allocate without memory, against what they do, on PyTorch's own samples
 bench-operators *words:
     {{python}} -m benchmarks.operators {{words}}

@@ -25,7 +25,7 @@ from profiler.record import Environment, Note, Readings, Record, Timeline
 from profiler.signature import name, signature
 from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
-from profiler.trace import allocator, products, roofline, settings
+from profiler.trace import allocator, convolutions, products, roofline, settings
 from profiler.trace.building import Builder
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
@@ -104,7 +104,7 @@ def trace_case(
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
     is_kept = keeps_workspaces()
     if kind == "cuda":
-        hidden = products.taking_workspaces(hidden, 0 if is_kept else workspace)
+        hidden = products.taking_workspaces(convolutions.taking_copies(hidden), 0 if is_kept else workspace)
     builder = Builder(granule=GRANULE[kind], hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():

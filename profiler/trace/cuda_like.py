@@ -13,13 +13,20 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from profiler.trace.autocast import cast, cuda_autocast
+from profiler.trace.copies import is_cudnn_norm
+from profiler.trace.cuda_results import CHANGES
+from profiler.trace.fake import Fakes
+from profiler.trace.in_place import adding_in_place
 from profiler.trace.tracer import on_host
 
 aten = torch.ops.aten
+WEIGHT = 2  # its place among what F.batch_norm takes after the input
 HALF = (torch.float16, torch.bfloat16)
+unfused_dropout, out_of_place_linear, strided_batch_norm = F.dropout, F.linear, F.batch_norm
 unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
 
 
@@ -39,6 +46,9 @@ def cuda_like() -> Iterator[None]:
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
         stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
         stack.enter_context(mock.patch.object(save_on_cpu, "__init__", offload))
+        stack.enter_context(mock.patch.object(F, "linear", linear))
+        stack.enter_context(mock.patch.object(F, "batch_norm", batch_norm))
+        stack.enter_context(mock.patch.object(Fakes, "changes", CHANGES))
         stack.enter_context(cuda_autocast())
         yield
 
@@ -51,11 +61,27 @@ def foreach(optimizer: torch.optim.Optimizer) -> None:
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """The fused kernel: its mask takes one byte an element."""
+    """The fused kernel, whose mask takes one byte an element; in place there is none (native/Dropout.cpp)."""
     if not training or p == 0:
         return input
+    if inplace:
+        return unfused_dropout(input, p, training, True)
     out: torch.Tensor = torch.native_dropout(input, p, True)[0]
-    return input.copy_(out) if inplace else out
+    return out
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The bias is added in place where it is no part of the product (aten/src/ATen/native/Linear.cpp)."""
+    with adding_in_place():
+        return out_of_place_linear(input, weight, bias)
+
+
+def batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """cuDNN's takes, and keeps, a dense input (`_batch_norm_impl_index` in aten/src/ATen/native/Normalization.cpp)."""
+    weight = args[2] if len(args) > WEIGHT else kwargs.get("weight")
+    if is_cudnn_norm(input, weight):
+        input = input.contiguous(memory_format=suggest_memory_format(input))
+    return strided_batch_norm(input, *args, **kwargs)
 
 
 def attention(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.trace import temporaries
-from profiler.trace.in_place import is_in_place
+from profiler.trace.in_place import is_in_place, is_sum_in_place
 from profiler.trace.quick import QuickFakes, uncollected
 
 aten = torch.ops.aten
@@ -60,6 +60,8 @@ class Fakes(QuickFakes):
     numbers, which are sizes, are refused (DataDependentOutputException).
     """
 
+    changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # to what operators return, on another device
+
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.num_guesses = 0
@@ -76,9 +78,14 @@ class Fakes(QuickFakes):
             return args[0] if isinstance(args[0], torch.Tensor) else None
         if is_in_place(func, args):
             return args[0]
+        if is_sum_in_place(func, args):
+            return super().__torch_dispatch__(aten.alias.default, (), (args[0],))
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func._overloadpacket is aten.all:
             out.is_true = True
+        if func in self.changes:
+            with self:
+                return self.changes[func](out, args)
         return self._as_stored(out, func, args) if func._overloadpacket in LARGER else out
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -6,10 +6,15 @@ of the gradients of what was used more than once (torch/csrc/autograd/input_buff
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
+
+_ADDS_IN_PLACE: ContextVar[bool] = ContextVar("_ADDS_IN_PLACE", default=False)
 
 aten = torch.ops.aten
 SUM = aten.add.Tensor
@@ -25,6 +30,21 @@ NODES = {  # whose backward has these as its in-place form
     aten.sub.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
     aten.mul.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
 }
+
+
+@contextmanager
+def adding_in_place() -> Iterator[None]:
+    """Within it, a forward's sums are written to the first of their terms."""
+    token = _ADDS_IN_PLACE.set(True)
+    try:
+        yield
+    finally:
+        _ADDS_IN_PLACE.reset(token)
+
+
+def is_sum_in_place(func: Any, args: Any) -> bool:
+    """Whether it is so a sum of a forward; the result is another tensor, of the same storage."""
+    return func is SUM and _ADDS_IN_PLACE.get()
 
 
 def is_in_place(func: Any, args: Any) -> bool:

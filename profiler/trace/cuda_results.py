@@ -1,0 +1,36 @@
+"""On fake CPU tensors, results as CUDA's kernels make them where those differ in size: knows nothing of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+Change = Callable[[Any, Any], Any]  # the results and arguments of an operator -> its results on CUDA
+
+
+def _in_float(out: Any, args: Any) -> Any:
+    """The statistics that norms of 16-bit tensors keep: `toAccumulateType` of CUDA is float.
+
+    aten/src/ATen/native/cuda/Normalization.cu, cuda/layer_norm_kernel.cu.
+    """
+    values, *statistics = out
+    if values.dtype not in HALF:
+        return out
+    return (values, *(one.new_empty(one.shape, dtype=torch.float32) for one in statistics))
+
+
+def _without_buffer(out: Any, args: Any) -> Any:
+    """aten/src/ATen/native/cuda/Activation.cpp: only the CPU's backward reads it."""
+    values, buffer = out
+    return values, buffer.new_empty((0,))
+
+
+CHANGES: dict[Any, Change] = {
+    aten.native_layer_norm.default: _in_float,
+    aten.native_batch_norm.default: _in_float,
+    aten.log_sigmoid_forward.default: _without_buffer,
+}
