@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from profiler import __version__, catalogue, models, strategies
+from profiler import __version__, catalogue, models, rates, strategies
 from profiler.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial
 from profiler.engines.local import Local
 from profiler.record import Readings, Record
@@ -96,7 +96,8 @@ def main() -> int:
             assert baseline.outcome == "ok", baseline.detail
             assert baseline.environment, "an ok record has one"
             torch, name = baseline.environment.torch, baseline.environment.device_name
-            errors = list(compare(engine, baseline, Path(folder)))
+            word = rates.word_of(name or "") or none.twin.device
+            errors = list(compare(engine, baseline, Path(folder), FAKE + word))
             missed += [(model, one) for one in errors if max(abs(one.peak), abs(one.saved)) > bound]
             lines.append(row(model, errors))
             print(lines[-1], end="", flush=True)
@@ -108,16 +109,16 @@ def main() -> int:
     return int(bool(missed))
 
 
-def compare(engine: Local, baseline: Record, folder: Path) -> Iterator[Error]:
+def compare(engine: Local, baseline: Record, folder: Path, device: str) -> Iterator[Error]:
     """The errors of every strategy that can be both measured and predicted; others say why not.
 
-    The folder is for the file of a plan.
+    The folder is for the file of a plan; `device` is the one to predict for, the one that was measured.
     """
     hidden = baseline.readings.hidden_bytes
     for strategy in ("none", *STRATEGIES):
         chosen = catalogue.resolve(Choice(written(strategy, baseline.case.model, folder)), strategies.TABLE)
         real = msgspec.structs.replace(baseline.case, strategy=chosen)
-        fake = msgspec.structs.replace(real, device=FAKE + real.twin.device)
+        fake = msgspec.structs.replace(real, device=device)
         trials = [
             Trial(case=fake, passes=("memory",), calibration=Calibration(hidden_bytes=hidden)),
             Trial(case=real, passes=("memory",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 CUDA = "cuda:"
+HOLLOW = "Hollow "  # what the name of a GPU begins with that has memory and does no arithmetic: `profiler/rehearse`
 KIND = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*", re.ASCII)  # never a number, which is that of one GPU
 
 
@@ -17,6 +18,11 @@ def of(device: str) -> str | None:
     """The kind that a device's name tells; None for the CPU and for `cuda:0`."""
     kind = device.removeprefix(CUDA)
     return kind if device.startswith(CUDA) and KIND.fullmatch(kind) else None
+
+
+def is_hollow(name: str | None) -> bool:
+    """Whether a GPU of this name has memory and does no arithmetic, so that only bytes mean something on it."""
+    return name is not None and name.startswith(HOLLOW)
 
 
 def visible(device: str) -> str:

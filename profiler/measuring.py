@@ -23,6 +23,7 @@ from profiler.switches import changed, switches
 from profiler.workload import Workload, tensors
 
 ALONE = Group()
+NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
 
 
 def measure(
@@ -39,20 +40,21 @@ def measure(
     whatever the model raises.
     """
     bench = _Bench(trial, on_stage, build, group)
+    passes = bench.passes()
     before = switches()
     bench.begin("build")
     assembled = bench.build()
     built, notes = assembled.describe(), assembled.applied.notes
     del assembled
-    verified, reason = bench.equality() if "equality" in trial.passes else (None, None)
+    verified, reason = bench.equality() if "equality" in passes else (None, None)
     readings: dict[str, Any] = {}
-    if "flops" in trial.passes:
+    if "flops" in passes:
         readings |= bench.flops()
-    if "memory" in trial.passes:
+    if "memory" in passes:
         readings |= bench.memory()
-    if OPERATORS in trial.passes:
+    if OPERATORS in passes:
         readings |= bench.operators()
-    if "time" in trial.passes:
+    if "time" in passes:
         readings |= bench.time()
         bench.note_untold()
     bench.tell_changes(before)
@@ -87,6 +89,16 @@ class _Bench:
         self.notes: list[Note] = []
         self._on_stage = on_stage
         self._stages: list[tuple[str, float]] = []
+
+    def passes(self) -> tuple[str, ...]:
+        """Those of the trial; on a hollow device without those that need arithmetic, which a note says."""
+        if not self.device.is_hollow:
+            return self.trial.passes
+        text = (
+            "rehearsed by PyTorch's own CUDA code on a device that computes nothing: bytes only, no gradients, no times"
+        )
+        self._note("GCP039", text)
+        return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, stage: str) -> None:
         gc.collect()  # the last pass's model is part of reference cycles
@@ -256,7 +268,7 @@ class _Bench:
             self._note("GCP031", f"clock, heat, power and other processes of the device are not known: {reason}")
 
     def _check_loss(self, loss: torch.Tensor) -> None:
-        if not bool(torch.isfinite(loss)):
+        if not self.device.is_hollow and not bool(torch.isfinite(loss)):
             self._note("GCP007", f"the loss is {float(loss)}: the gradients mean nothing, memory and time still do")
 
     def all_notes(self) -> list[Note]:

@@ -1,8 +1,9 @@
-"""What the known GPUs hold and do in a second: configs/devices/WORD.toml, read strictly. Knows nothing of torch."""
+"""What the known GPUs hold and do in a second: configs/devices/WORD.toml and the user's own, read strictly."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -12,8 +13,10 @@ import msgspec
 
 from profiler.errors import UserError
 from profiler.files import strict_toml
+from profiler.kinds import HOLLOW
 
 ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-3080", "rtx-4070-12": "rtx-4070"}
+WORD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)  # what a GPU may be called on the command line
 HOPPER = (9, 0)
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * 2**10  # ":4096:2:16:8", cuBLAS's own default in KiB
 LARGE_WORKSPACE = 32 * 2**20  # what NVIDIA recommends from Hopper on
@@ -55,24 +58,38 @@ def folder() -> Path:
     return installed if installed.is_dir() else Path(__file__).parent.parent / "configs" / "devices"
 
 
+def own_folder() -> Path:
+    """Returns where a user's own files are: gcprof/devices below XDG_CONFIG_HOME, or below ~/.config."""
+    root = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(root) / "gcprof" / "devices"
+
+
 def names() -> tuple[str, ...]:
-    """Every GPU once; `find` knows the aliases too."""
-    return tuple(sorted(path.stem for path in folder().glob("*.toml")))
+    """Every GPU once, the user's own too; `find` knows the aliases besides."""
+    return tuple(sorted(_paths()))
 
 
 def find(word: str) -> Rates:
     """The GPU that is called so. Raises UserError, naming the nearest, where there is none."""
     name = ALIASES.get(word.lower(), word.lower())
-    if name not in names():
+    path = _paths().get(name)
+    if path is None:
         meant = " or ".join(f"'{one}'" for one in _near(name))
         hint = f"did you mean {meant}?" if meant else f"choose from {', '.join(names())}"
         raise UserError(f"no GPU is called '{word}'", hint=hint)
-    return read(folder() / f"{name}.toml")
+    return read(path)
 
 
 def of_device(device_name: str) -> Rates | None:
-    """The GPU that its driver calls so; None where it is not known."""
-    return next((known for known in map(find, names()) if known.name == device_name), None)
+    """The GPU that its driver calls so, or its hollow likeness; None where it is not known."""
+    word = word_of(device_name)
+    return find(word) if word else None
+
+
+def word_of(device_name: str) -> str | None:
+    """What the GPU is called here that its driver calls so, or its hollow likeness; None where it is not known."""
+    name = device_name.removeprefix(HOLLOW)
+    return next((word for word in names() if find(word).name == name), None)
 
 
 def read(path: Path) -> Rates:
@@ -82,6 +99,12 @@ def read(path: Path) -> Rates:
         return msgspec.convert(found, Rates)
     except msgspec.ValidationError as error:
         raise _refused(path, text, error) from None
+
+
+def _paths() -> dict[str, Path]:
+    """The file of each GPU by its word; a user's own stands in for ours of the same word."""
+    found = {path.stem: path for place in (folder(), own_folder()) for path in sorted(place.glob("*.toml"))}
+    return {word: path for word, path in found.items() if WORD.fullmatch(word)}
 
 
 def workspace_bytes(rates: Rates) -> int:

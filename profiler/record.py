@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from profiler import kinds
 from profiler.bounds import Real, Whole
 from profiler.case import Case, Choice
 from profiler.devices import Conditions
@@ -20,6 +21,8 @@ from profiler.devices import Conditions
 SCHEMA = 1
 
 Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "crashed", "failed"]
+# how a number came about: a device ran the step; PyTorch's own CUDA code did on a hollow one; it was traced
+Evidence = Literal["measured", "rehearsed", "predicted"]
 # the median was sure enough; or their number or time was spent; or the next would have passed the limit of the stage
 Stopped = Literal["target", "samples", "seconds", "limit"]
 SOFTWARE = ("gcprof", "python", "torch")  # of an environment: the same in all of a run
@@ -176,6 +179,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     notes: tuple[Note, ...] = ()
     stage_seconds: dict[str, Real] = {}  # what the trial itself cost: start, build, equality, memory, time
     num_steps: Whole = 0  # training steps that the trial ran in all
+
+
+def evidence(case: Case, environment: Environment | None) -> Evidence:
+    """Returns what the numbers of a trial are evidence of: they are rehearsed where its device's name says Hollow."""
+    if case.is_predicted:
+        return "predicted"
+    name = environment.device_name if environment else None
+    return "rehearsed" if kinds.is_hollow(name) else "measured"
 
 
 def moment(text: str | None) -> datetime | None:

@@ -22,14 +22,36 @@ from profiler.cli import bug
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.record import Record
+from profiler.rehearse import device as hollow_device
 from tests import make
 
 
-def pytest_configure() -> None:
-    """Signals do what they do at a terminal: in the background, programs inherit that they do nothing."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "on a CUDA device that has memory and does no arithmetic: h100, or t4,count=2,bytes=4294967296"
+    parser.addoption("--hollow", metavar="DEVICE", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Opens the hollow device that is asked for, before any test imports torch; children and workers find it too.
+
+    Signals do what they do at a terminal: in the background, programs inherit that they do nothing.
+    """
+    if asked := config.getoption("--hollow"):
+        os.environ[hollow_device.ASKED] = asked
+    hollow_device.open_if_asked()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A hollow device has neither arithmetic nor times: what needs them is skipped there."""
+    if not os.environ.get(hollow_device.ASKED):
+        return
+    skip = pytest.mark.skip(reason="needs arithmetic or time, and the device is hollow (gpu)")
+    for item in items:
+        if item.get_closest_marker("gpu_arithmetic"):
+            item.add_marker(skip)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,7 +16,7 @@ LAYERS = (
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "shards", "signature"}
     | {"timeline"},
     {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "sampling", "shortage", "sources", "trials", "here"},
+    | {"device_choice", "rehearse", "sampling", "shortage", "sources", "trials", "here"},
     {"spec", "assemble", "views", "trackers", "upkeep", "changes"},
     {"describe", "measuring", "predicting", "sweep"},
     {"staging", "ranks"},

@@ -162,3 +162,25 @@ def test_a_chip_has_what_its_compute_capability_allows(word):
     assert gpu.chip is not None
     threads, kib = RESIDENT[gpu.compute_capability]
     assert (gpu.chip.threads_per_multiprocessor, gpu.chip.shared_memory_bytes) == (threads, kib * 1024)
+
+
+def test_a_user_adds_a_gpu_and_replaces_one_by_files_of_his_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    own = tmp_path / "gcprof" / "devices"
+    own.mkdir(parents=True)
+    for name in ("my-gpu", "t4", "Not a word"):
+        (own / f"{name}.toml").write_text(SMALL)
+
+    assert set(rates.names()) == {*SOLD, "my-gpu"}
+    assert rates.find("my-gpu").memory_bytes == rates.find("t4").memory_bytes == 5
+    assert rates.find("h100").memory_bytes > 5
+
+
+def test_a_fault_in_a_users_own_file_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    own = tmp_path / "gcprof" / "devices"
+    own.mkdir(parents=True)
+    (own / "my-gpu.toml").write_text(SMALL.replace("memory_bytes = 5", "memory_bytes = 'much'"))
+
+    with pytest.raises(UserError, match=r"my-gpu\.toml:4: memory_bytes"):
+        rates.find("my-gpu")

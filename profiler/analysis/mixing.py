@@ -107,7 +107,7 @@ def _values(side: Side, read: Callable[[Row], str]) -> str:
 
 
 def _how(row: Row) -> str:
-    return "predicted" if row.case.is_predicted else "measured"
+    return row.evidence
 
 
 def _of_environment(name: str) -> Callable[[Row], str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.analysis.rows import static
 from profiler.bounds import LARGEST
-from profiler.record import Readings, Record
+from profiler.record import Readings, Record, evidence
 from profiler.units import bytes_text
 
 COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # none of them can be below zero either
@@ -25,7 +25,10 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
     yield from _ranks(record)
     if readings.step_seconds and not all(readings.step_seconds):
         yield "a step of 0 seconds is among the samples"
-    is_timed = passes is not None and "time" in passes and not record.case.is_predicted
+    kind = evidence(record.case, record.environment)
+    if kind == "rehearsed" and (readings.step_seconds or record.equality):
+        yield "a device that computes nothing gave times or gradients"
+    is_timed = passes is not None and "time" in passes and kind == "measured"
     if is_timed and record.outcome == "ok" and not readings.step_seconds:
         yield "ok, and its step has no time samples"
 

@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.analysis import trust
 from profiler.case import Case
-from profiler.record import Built, Environment, Equality, Note, Readings, Record
+from profiler.record import Built, Environment, Equality, Evidence, Note, Readings, Record, evidence
 from profiler.series.interval import interval
 from profiler.series.spread import spread
 
@@ -41,6 +41,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prediction_error: float | None  # predicted over measured peak, less 1, where there are both
     notes: tuple[Note, ...]
     on_frontier: bool  # no other row of its group has both a lower peak and a lower time
+
+    @property
+    def evidence(self) -> Evidence:
+        """What its numbers are evidence of."""
+        return evidence(self.case, self.environment)
 
 
 def rows(records: Iterable[Record]) -> tuple[Row, ...]:

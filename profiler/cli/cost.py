@@ -47,7 +47,7 @@ def _kind(device: str, devices: Mapping[str, Environment], where: Words) -> str 
 
     known = devices[device].device_name if device in devices else None
     if known is not None:
-        return next((name for name in rates.names() if rates.find(name).name == known), None)
+        return rates.word_of(known)
     words = [device, *where.options.values()]
     names = (rates.ALIASES.get(word.lower(), word.lower()) for word in words)
     return next((name for name in names if name in rates.names()), None)

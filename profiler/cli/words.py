@@ -140,7 +140,7 @@ def command_line() -> str:
 
 def say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:
     """The first lines of a run: what is measured or predicted, and what the user should know of the plan."""
-    from profiler import device_choice
+    from profiler import device_choice, kinds
     from profiler.case import FAKE
 
     names = dict.fromkeys(trial.case.device for trial in plan)
@@ -150,7 +150,8 @@ def say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks:
     where = "; ".join([*_described(device), f"torch {device.torch}"])
     why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
     kind = "the CPU" if name == "cpu" else "the GPU"
-    doing = f"predicting for {', '.join(predicted)}" if plan[0].case.is_predicted else f"{why}measuring {kind}"
+    verb = "rehearsing on" if kinds.is_hollow(device.device_name) else "measuring"
+    doing = f"predicting for {', '.join(predicted)}" if plan[0].case.is_predicted else f"{why}{verb} {kind}"
     aside(f"{doing} ({where if len(predicted) < 2 else f'torch {device.torch}'})")
     for remark in (*_code(plan), *remarks):
         aside(f"note: {remark}")

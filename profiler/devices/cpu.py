@@ -84,6 +84,7 @@ class Cpu:
     """The CPU."""
 
     is_asynchronous = False
+    is_hollow = False
 
     def __init__(self, name: str) -> None:
         self.name = name

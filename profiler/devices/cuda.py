@@ -85,6 +85,7 @@ class Cuda:
         self.name = name
         self._device = torch.device(kinds.visible(name))
         torch.cuda.set_device(self._device)
+        self.is_hollow = kinds.is_hollow(torch.cuda.get_device_name(self._device))
         self._opened = time.monotonic()
         self._board: nvml.Board | str | None = None  # or why there is none; None before it is looked up
 

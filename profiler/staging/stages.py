@@ -7,9 +7,11 @@ from itertools import pairwise
 
 import msgspec
 
+from profiler import rates
 from profiler.blocks import refuse_none
 from profiler.case import FAKE, Case, Choice, Trial
 from profiler.errors import Unsupported, UserError
+from profiler.here import open_device
 from profiler.planning.chain import Block, Chain, Option, Stage
 from profiler.predicting import known_rates, observe_case, trace_case
 from profiler.rates import Rates
@@ -68,9 +70,12 @@ def _refuse_backward_in_forward(trace: Trace) -> None:
 
 
 def _rates(trial: Trial) -> Rates | None:
-    """Those of a device that need not be there; None where time is measured, or not asked for."""
-    if not trial.case.is_predicted or "time" not in trial.passes:
+    """Those of a device that need not be there, or that computes nothing; None where time is measured or not asked."""
+    if "time" not in trial.passes:
         return None
+    if not trial.case.is_predicted:
+        device = open_device(trial.case.device)
+        return rates.of_device(device.facts().name) if device.is_hollow else None
     known = known_rates(trial.case.device, trial.calibration)
     if known is None:
         message = f"nothing is known of the time that '{trial.case.device}' takes"

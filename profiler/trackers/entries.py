@@ -11,7 +11,6 @@ from profiler.errors import UserError
 from profiler.record import moment
 from profiler.store import Run
 
-PREDICTED = "predicted_"  # what the name of every number begins with that was not measured
 READ = ("saved_bytes", "peak_bytes", "reserved_bytes")
 TIMES = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
 
@@ -43,7 +42,7 @@ def entries(run: Run) -> list[Entry]:
 
 
 def _entry(row: Row, run: Run) -> Entry:
-    mark = PREDICTED if row.case.is_predicted else ""
+    mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # the name of every number says how it came about
     started = moment(row.environment.started if row.environment else None) or moment(run.manifest.created)
     if started is None:
         raise UserError(f"'{run.manifest.created}' is no time at which a run could begin", exit_code=4)

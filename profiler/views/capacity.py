@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from rich.text import Text
 
-from profiler.record import Record
+from profiler.record import Record, evidence
 from profiler.units import MISSING, bytes_text, change_text
 from profiler.views.cells import Column
 from profiler.views.terminal import fitted, paragraph
@@ -24,6 +24,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     beyond_bytes: int | None  # with one sample more
     beyond_outcome: str | None
     samples_per_second: float | None
+    evidence: str | None = None  # what the bytes are that are called measured here
 
 
 def line(
@@ -36,6 +37,7 @@ def line(
         batch_size=batch_size,
         predicted_bytes=predicted,
         measured_bytes=needed(measured) if measured else None,
+        evidence=evidence(measured.case, measured.environment) if measured else None,
         outcome=measured.outcome if measured else None,
         beyond_bytes=needed(beyond) if beyond else None,
         beyond_outcome=beyond.outcome if beyond else None,
@@ -52,8 +54,9 @@ def table(lines: Sequence[Line], *, title: str, limit: int, width: int | None = 
     ]
     if any(one.outcome for one in lines):
         none = next((one.samples_per_second for one in lines if one.strategy == "none"), None)
+        kinds = sorted({one.evidence or "measured" for one in lines if one.outcome})
         columns += [
-            _number("memory", "measured", [_memory(one.measured_bytes, one.outcome) for one in lines]),
+            _number("memory", ", ".join(kinds), [_memory(one.measured_bytes, one.outcome) for one in lines]),
             Column(head=("one sample", "more"), cells=tuple(_beyond(one, limit) for one in lines)),
             _number("samples", "a second", [_rate(one.samples_per_second) for one in lines]),
             _number("against", "none", [_against(one.samples_per_second, none) for one in lines]),

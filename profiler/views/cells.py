@@ -22,7 +22,7 @@ from profiler.units import (
     spread_text,
 )
 
-PREDICTED = "predicted, not measured"
+SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # of what no device ran
 COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
@@ -104,19 +104,20 @@ def one_strategy(rows: Sequence[Row]) -> list[str]:
 def device(rows: Sequence[Row]) -> str:
     """The device of these rows by the name that its maker gave it; of several, whether they were there."""
     if len({row.case.device for row in rows}) > 1:
-        kinds = {is_predicted(row) for row in rows}
-        words = "some measured, some predicted" if len(kinds) > 1 else PREDICTED if True in kinds else "measured"
+        kinds = sorted({row.evidence for row in rows})
+        words = ", ".join(f"some {kind}" for kind in kinds) if len(kinds) > 1 else SAID.get(kinds[0], kinds[0])
         return f"several devices: {words}"
     name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
     asked = rows[0].case.device
     text = f"{asked} ({name})" if name and name != asked else asked
-    return f"{text}: {PREDICTED}" if is_predicted(rows[0]) else text
+    said = SAID.get(rows[0].evidence)
+    return f"{text}: {said}" if said else text
 
 
 def outcome(row: Row) -> str:
-    """The outcome in words; a prediction always says that it is one."""
-    words = row.outcome.replace("_", " ")
-    return words if not is_predicted(row) else "predicted" if row.outcome == "ok" else f"{words} (predicted)"
+    """The outcome in words; a prediction or a rehearsal always says that it is one."""
+    words, kind = row.outcome.replace("_", " "), row.evidence
+    return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
 
 
 def is_predicted(row: Row) -> bool:

@@ -175,7 +175,9 @@ def _where(rows: Sequence[Row]) -> str:
         return device(rows)
     name = environment.device_name if environment else None
     asked = rows[0].case.device
-    return f"predicted for {asked}, not measured" if is_predicted(rows[0]) else name or asked
+    if is_predicted(rows[0]):
+        return f"predicted for {asked}, not measured"
+    return f"{name}: rehearsed, not measured" if rows[0].evidence == "rehearsed" else name or asked
 
 
 def _wrapped(text: str, inches: float, size: float) -> str:

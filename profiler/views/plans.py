@@ -121,11 +121,13 @@ def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
     ]
     if any(one.predicted for one in lines):
         found.append(_number("peak", "predicted", [_peak(one.predicted) for one in lines]))
-    if any(one.measured for one in lines):
+    kinds = {one.measured.evidence for one in lines if one.measured}
+    if kinds:
+        kind = ", ".join(sorted(kinds))
         found += [
-            _number("peak", "measured", [_peak(one.measured) for one in lines]),
+            _number("peak", kind, [_peak(one.measured) for one in lines]),
             _number("predicted", "off by", [_error(one.measured) for one in lines]),
-            _number("time", "measured", [_time(one.measured) for one in lines]),
+            _number("time", kind, [_time(one.measured) for one in lines]),
             Column(
                 head=("gradients", ""),
                 cells=tuple(one.measured.gradients if one.measured else MISSING for one in lines),

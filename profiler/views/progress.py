@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from profiler.analysis.progress import FAILURES
 from profiler.case import Case, Choice
-from profiler.record import Record
+from profiler.record import Record, evidence
 from profiler.units import bytes_text, seconds_text
 from profiler.views.logs import last_lines
 from profiler.views.plain import plain
@@ -78,8 +78,9 @@ def describe(record: Record, *, varying: Sequence[str] = ()) -> str:
     """One trial in one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
     readings = record.readings
     seconds = readings.step_seconds
+    kind = evidence(record.case, record.environment)
     facts = [
-        "predicted" if record.case.is_predicted and record.outcome == "ok" else record.outcome.replace("_", " "),
+        kind if kind != "measured" and record.outcome == "ok" else record.outcome.replace("_", " "),
         f"peak {bytes_text(readings.peak_bytes)}" if readings.peak_bytes is not None else "",
         f"step {seconds_text(median(seconds))}" if seconds else "",
         (record.detail or "").splitlines()[0] if record.detail else "",

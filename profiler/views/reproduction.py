@@ -8,6 +8,7 @@ from rich.text import Text
 
 from profiler.analysis.reproduction import Line, Reproduction
 from profiler.case import FAKE, encode
+from profiler.kinds import is_hollow
 from profiler.units import MISSING, in_unit_text, spread_text
 from profiler.views.cells import Column
 from profiler.views.markdown import SPECIAL
@@ -56,8 +57,9 @@ def _heading(found: Reproduction) -> str:
     name = environment.device_name if environment and environment.device_name else found.device
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     size = "reduced size" if found.reduced else "the published size"
-    predicted = ["predicted, not measured"] if found.device.startswith(FAKE) else []
-    return ", ".join([f"{found.name}: {found.title}", size, name, *predicted, *torch])
+    kind = "predicted" if found.device.startswith(FAKE) else "rehearsed" if is_hollow(name) else None
+    said = [f"{kind}, not measured"] if kind else []
+    return ", ".join([f"{found.name}: {found.title}", size, name, *said, *torch])
 
 
 def _cells(line: Line) -> tuple[str, str, str, str]:

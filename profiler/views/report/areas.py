@@ -96,7 +96,7 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
         for kind, tops in reversed(stack)
         if max(top - bottom for top, bottom in zip(tops, bottoms[kind], strict=True)) >= LEAST * highest
     ]
-    kind = "predicted peak" if row.case.is_predicted else "peak"
+    kind = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
     name, text = line_name(row), f"{kind} {bytes_text(row.readings.peak_bytes)}"
     return Panel(
         name=name,

@@ -106,7 +106,8 @@ def said(row: Row) -> str:
     slower = f" ({change_text(row.time_ratio)})" if row.time_ratio and not is_baseline else ""
     kind = "estimated step" if is_predicted(row) else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
-    peak = f"{'predicted peak' if is_predicted(row) else 'peak'} {bytes_text(row.readings.peak_bytes)}{change}"
+    what = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
+    peak = f"{what} {bytes_text(row.readings.peak_bytes)}{change}"
     return f"{_name(row, 80)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
 
 

@@ -171,7 +171,7 @@ def _explained(row: Row) -> str | None:
     parts, readings = compose(row.readings), row.readings
     if row.outcome != "ok" or parts is None:
         return None
-    kind = "predicted peak" if row.case.is_predicted else "peak"
+    kind = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
     held = [
         f"{bytes_text(parts.static)} static",
         f"{bytes_text(parts.saved)} kept by the forward",

@@ -27,7 +27,7 @@ REASONS = {
 def sentence(advice: Advice, rows: Sequence[Row]) -> str:
     """What to do, in one sentence. It says less where less is known, and that it is predicted where it is."""
     said = f"{_first(advice, rows)}{_below(advice, rows)}."
-    return f"Predicted, not measured: {said}" if rows[0].case.is_predicted else said
+    return said if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {said}"
 
 
 def name(row: Row) -> str:
@@ -47,8 +47,8 @@ def budget(stair: Stair) -> str:
 
 def no_budget(stair: Stair) -> str:
     """What is said of every budget below the first stair."""
-    kind = "predicted" if stair.best.case.is_predicted else "measured"
-    return f"nothing {kind} fits: the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
+    lowest = f"the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
+    return f"nothing {stair.best.evidence} fits: {lowest}"
 
 
 def _first(advice: Advice, rows: Sequence[Row]) -> str:
@@ -103,7 +103,7 @@ def _below(advice: Advice, rows: Sequence[Row]) -> str:
     lowest, limit = advice.lowest, advice.limit
     if lowest is None or (_is_alone(rows) and advice.baseline):
         return ""
-    kind = "predicted" if lowest.case.is_predicted else "measured"
+    kind = lowest.evidence
     by = "" if lowest is advice.chosen else f", which {name(lowest)} reaches,"
     return f"; below {_peak(lowest)}{by} nothing {kind} here helps{_because(limit) if limit else ''}"
 
