@@ -16,6 +16,7 @@ from torch.torch_version import TorchVersion
 from profiler.timeline import Allocation, Building, Operator, Trace, as_asked
 from profiler.trace import step
 from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, replay
+from profiler.trace.requests import parts_of, request
 from profiler.trace.settings import NUM_INTERVALS, Settings, read
 from profiler.trace.summary import readings
 from tests.plain_allocator import Plain
@@ -521,6 +522,35 @@ def test_what_an_operator_hides_has_all_of_its_block():
     found = replay(step).trace.operators[1]
 
     assert (found.hidden_bytes, found.unsplit) == (16 * MIB, MIB - 512)  # a segment of its own, of 16 MiB
+
+
+def test_requests_that_are_made_at_once_have_blocks_of_their_own():
+    step = trace(hidden=(0, 64 * MIB + 512, 0, 0))
+    both = replace(step.operators[1], requests=(64 * MIB, 512))
+
+    small = (Allocation(512, 0, 4, "", "", "", "parameters"),)
+    apart = replace(step, operators=(step.operators[0], both, *step.operators[2:]))
+
+    assert reserved(replace(step, allocations=small))["forward"] == (2 + 66) * MIB  # one segment, up to the next 2 MiB
+    assert reserved(replace(apart, allocations=small))["forward"] == (2 + 64) * MIB  # the small pool has room for 512
+    assert replay(apart).trace.operators[1].hidden_bytes == 64 * MIB + 512
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (request(1) + request(513), (512, 1024)),
+        (request(1) + 7, (512, 7)),
+        (7 + request(1), (7, 512)),
+        (sum([request(1), request(2), request(600)]), (0, 512, 512, 1024)),
+        (request(1) * 2, (512, 512)),
+        (max(request(1), request(513)), (1024,)),
+        (7, (7,)),
+    ],
+)
+def test_a_sum_knows_the_requests_it_is_of(nbytes, expected):
+    assert parts_of(nbytes) == tuple(part for part in expected if part)
+    assert nbytes == sum(expected)
 
 
 def test_the_peak_is_of_whole_blocks_and_static_bytes_are_of_storages():

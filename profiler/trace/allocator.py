@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from profiler.timeline import Allocation, Building, Trace
+from profiler.timeline import Allocation, Building, Operator, Trace
 from profiler.trace.expandable import ExpandablePool
 from profiler.trace.pool import GRANULE, NO_LIMIT, USED, Block, SegmentPool, round_up
 from profiler.trace.settings import NUM_INTERVALS, Settings
@@ -198,19 +198,19 @@ class _Blocks:
             for index in born[number]:
                 block = held[index] = allocator.allocate(trace.allocations[index].nbytes)
                 step.sizes[index] = block.size
-            step.hidden.append(self._hide(trace.operators[number - 1].hidden_bytes if number else 0))
+            step.hidden.append(self._hide(trace.operators[number - 1]) if number else 0)
             for index in died[number]:
                 allocator.free(held.pop(index))
             step.reserved.append(allocator.reserved)
         return step
 
-    def _hide(self, nbytes: int) -> int:
-        """What is taken and given back at once: the size of its block."""
-        if not nbytes:
-            return 0
-        block = self._allocator.allocate(nbytes)
-        size = block.size  # which changes when it is joined with what is free beside it
-        self._allocator.free(block)
+    def _hide(self, operator: Operator) -> int:
+        """What is taken while an operator runs and given back: the size of its blocks."""
+        requests = operator.requests or (operator.hidden_bytes,)
+        blocks = [self._allocator.allocate(nbytes) for nbytes in requests if nbytes]
+        size = sum(block.size for block in blocks)  # which change when they are joined with what is free beside them
+        for block in blocks:
+            self._allocator.free(block)
         return size
 
 
