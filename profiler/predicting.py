@@ -25,7 +25,7 @@ from profiler.record import Environment, Note, Readings, Record, Timeline
 from profiler.signature import name, signature
 from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
-from profiler.trace import allocator, convolutions, products, roofline
+from profiler.trace import allocator, convolutions, products, roofline, settings
 from profiler.trace.buffers import taking_buffers
 from profiler.trace.building import Builder
 from profiler.trace.cuda_like import cuda_like, foreach
@@ -37,7 +37,6 @@ from profiler.trace.summary import readings
 from profiler.trace.temporaries import temporary_bytes
 from profiler.trace.tracer import Hidden
 
-ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # PyTorch reads both
 NUM_LARGEST = 5  # blocks that a record names at its peak
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -103,7 +102,8 @@ def trace_case(
 
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
-    kind, hidden, is_kept = _kind(case), temporary_bytes, keeps_workspaces()
+    kind, is_kept = _kind(case), keeps_workspaces()
+    hidden: Hidden = temporary_bytes
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
     if kind == "cuda":
         hidden = taking_buffers(convolutions.taking_copies(hidden), known_rates(case.device, calibration))
@@ -196,13 +196,11 @@ def known_rates(device: str, calibration: Calibration | None = None) -> Rates | 
 def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
     """The trace as CUDA's caching allocator counts it in a second step, which is the one that is measured.
 
-    And what it reserves, by phase; None on the CPU. Its segments are expandable where the environment says so, as they
-    would be in a run.
+    And what it reserves, by phase; None on the CPU. The allocator is set by the environment, as it would be in a run.
     """
     if trace.device != "cuda":
         return trace, None
-    settings = ",".join(os.environ.get(name, "") for name in ALLOCATOR_SETTINGS).replace(" ", "").lower()
-    replayed = allocator.replay(trace, expandable_segments="expandable_segments:true" in settings)
+    replayed = allocator.replay(trace, settings.read(os.environ))
     return replayed.trace, replayed.reserved
 
 

@@ -39,6 +39,7 @@ class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
     moved_bytes: int = 0  # read and written; 0 where it only makes a view
     hidden_bytes: int = 0  # what it took besides its outputs while it ran, where that is known
     unsplit: int = 0  # of `hidden_bytes`, as of an allocation's
+    requests: tuple[int, ...] = ()  # what `hidden_bytes` are the sum of, in order; one request where that is not known
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -15,7 +15,9 @@ from torch.torch_version import TorchVersion
 
 from profiler.timeline import Allocation, Building, Operator, Trace, as_asked
 from profiler.trace import step
-from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, replay, reserved
+from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, replay
+from profiler.trace.requests import parts_of, request
+from profiler.trace.settings import NUM_INTERVALS, Settings, read
 from profiler.trace.summary import readings
 from tests.plain_allocator import Plain
 
@@ -106,6 +108,67 @@ def test_free_neighbours_are_joined(order, expandable_segments):
 
     assert joined.address == blocks[0].address
     assert allocator.reserved == 20 * MIB
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "divisions", "expected"),
+    [
+        (1200 * 1024, 4, 1280 * 1024),  # roundup_power2_next_division's own example: 1200 with 4 is 1280
+        (1024 * 1024, 4, 1024 * 1024),
+        (1281 * 1024, 4, 1536 * 1024),
+        (4 * 512, 4, 4 * 512),  # not above so many granules
+        (5 * 512 + 1, 4, 6 * 512),
+        (1200 * 1024, 1, 1200 * 1024),
+    ],
+)
+def test_sizes_are_rounded_up_to_divisions_of_powers_of_two(nbytes, divisions, expected):
+    allocator = CachingAllocator(divisions=(divisions,) * NUM_INTERVALS)
+
+    assert allocator.allocate(nbytes).size == expected
+
+
+def test_large_blocks_that_may_not_be_split_are_left_for_large_requests():
+    # get_free_block: neither for a request below the limit nor for one that is 20 MiB smaller
+    allocator = CachingAllocator(max_split_bytes=40 * MIB)
+    allocator.free(allocator.allocate(60 * MIB))
+
+    assert reserved_after_more(allocator, 12 * MIB) == (60 + 12) * MIB
+    assert reserved_after_more(allocator, 40 * MIB) == (60 + 12 + 40) * MIB
+    assert allocator.allocate(42 * MIB).size == 60 * MIB
+    assert allocator.reserved == (60 + 12 + 40) * MIB
+
+
+def reserved_after_more(allocator: CachingAllocator, nbytes: int) -> int:
+    allocator.allocate(nbytes)
+    return allocator.reserved
+
+
+def test_a_segment_as_large_as_the_limit_serves_only_what_it_was_taken_for():
+    allocator = CachingAllocator(max_split_bytes=20 * MIB)
+
+    first = allocator.allocate(4 * MIB)
+    second = allocator.allocate(4 * MIB)  # what was left of it is below the limit
+    for block in (first, second):
+        allocator.free(block)
+    allocator.allocate(4 * MIB)
+
+    assert allocator.reserved == 40 * MIB
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", Settings()),
+        ("expandable_segments:True", Settings(expandable_segments=True)),
+        ("max_split_size_mb:128, expandable_segments:False", Settings(max_split_bytes=128 * MIB)),
+        ("roundup_power2_divisions:8", Settings(divisions=(8,) * 16)),
+        # 256 MiB is 2 ** 8: up to it every interval has the first number, from it on each its own
+        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", Settings(divisions=(1,) * 9 + (2, 4) + (8,) * 5)),
+    ],
+)
+def test_settings_are_read_as_pytorch_reads_them(words, expected):
+    assert read({"PYTORCH_CUDA_ALLOC_CONF": words}) == expected
+    assert read({"PYTORCH_ALLOC_CONF": words}) == expected
 
 
 def test_a_used_block_keeps_its_neighbours_apart():
@@ -352,6 +415,10 @@ def trace(
     )
 
 
+def reserved(trace: Trace, **settings: bool) -> dict[str, int]:
+    return replay(trace, Settings(**settings)).reserved
+
+
 def by_phase(*mebibytes: int) -> dict[str, int]:
     phases = ("zero", "forward", "backward", "optimizer")
     return {phase: size * MIB for phase, size in zip(phases, mebibytes, strict=True)}
@@ -455,6 +522,35 @@ def test_what_an_operator_hides_has_all_of_its_block():
     found = replay(step).trace.operators[1]
 
     assert (found.hidden_bytes, found.unsplit) == (16 * MIB, MIB - 512)  # a segment of its own, of 16 MiB
+
+
+def test_requests_that_are_made_at_once_have_blocks_of_their_own():
+    step = trace(hidden=(0, 64 * MIB + 512, 0, 0))
+    both = replace(step.operators[1], requests=(64 * MIB, 512))
+
+    small = (Allocation(512, 0, 4, "", "", "", "parameters"),)
+    apart = replace(step, operators=(step.operators[0], both, *step.operators[2:]))
+
+    assert reserved(replace(step, allocations=small))["forward"] == (2 + 66) * MIB  # one segment, up to the next 2 MiB
+    assert reserved(replace(apart, allocations=small))["forward"] == (2 + 64) * MIB  # the small pool has room for 512
+    assert replay(apart).trace.operators[1].hidden_bytes == 64 * MIB + 512
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (request(1) + request(513), (512, 1024)),
+        (request(1) + 7, (512, 7)),
+        (7 + request(1), (7, 512)),
+        (sum([request(1), request(2), request(600)]), (0, 512, 512, 1024)),
+        (request(1) * 2, (512, 512)),
+        (max(request(1), request(513)), (1024,)),
+        (7, (7,)),
+    ],
+)
+def test_a_sum_knows_the_requests_it_is_of(nbytes, expected):
+    assert parts_of(nbytes) == tuple(part for part in expected if part)
+    assert nbytes == sum(expected)
 
 
 def test_the_peak_is_of_whole_blocks_and_static_bytes_are_of_storages():

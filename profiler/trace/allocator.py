@@ -10,15 +10,18 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from profiler.timeline import Allocation, Building, Trace
+from profiler.timeline import Allocation, Building, Operator, Trace
 from profiler.trace.expandable import ExpandablePool
-from profiler.trace.pool import GRANULE, USED, Block, SegmentPool, round_up
+from profiler.trace.pool import GRANULE, NO_LIMIT, USED, Block, SegmentPool, round_up
+from profiler.trace.settings import NUM_INTERVALS, Settings
 
 SMALL_REQUEST = 2**20  # bytes: the largest request that the small pool serves
 SMALL_PAGE = 2 * 2**20  # bytes: a segment of the small pool
 LARGE_PAGE = 20 * 2**20  # bytes: a segment that large requests below 10 MiB share
 LARGE_REMAINDER = SMALL_REQUEST + GRANULE  # bytes: what is left of a large block stays with it up to 1 MiB
 LARGE_BASE = LARGE_PAGE * 2**24  # the first address of the large pool, beyond all of the small one's
+
+DEFAULT = Settings()
 
 Life = tuple[int, int, int]  # the place of an allocation in a trace, and the operators with which it begins and ends
 
@@ -35,14 +38,24 @@ class CachingAllocator:
     """Blocks handed out and taken back as `torch.cuda` does it, in bytes.
 
     `capacity` is what the device has for this allocator; None is endless. With `expandable_segments`, each pool is one
-    range of addresses that grows by pages, as with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+    range of addresses that grows by pages, as with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. The other
+    settings are those of `profiler.trace.settings`.
     """
 
-    def __init__(self, *, expandable_segments: bool = False, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        expandable_segments: bool = False,
+        capacity: int | None = None,
+        max_split_bytes: int | None = None,
+        divisions: tuple[int, ...] = (),
+    ) -> None:
         kind = ExpandablePool if expandable_segments else SegmentPool
         large_remainder = GRANULE if expandable_segments else LARGE_REMAINDER
+        limit = NO_LIMIT if max_split_bytes is None else max_split_bytes
         self._small = kind(page=SMALL_PAGE, least_remainder=GRANULE, base=0)
-        self._large = kind(page=LARGE_PAGE, least_remainder=large_remainder, base=LARGE_BASE)
+        self._large = kind(page=LARGE_PAGE, least_remainder=large_remainder, base=LARGE_BASE, max_split=limit)
+        self._divisions = divisions
         self._capacity = capacity
         self._allocated = self._reserved = 0
         self._peak_allocated = self._peak_reserved = 0
@@ -50,7 +63,7 @@ class CachingAllocator:
     def allocate(self, nbytes: int) -> Block:
         """A block of at least `nbytes`, which `free` takes back. Raises OutOfMemory where it does not fit."""
         assert nbytes > 0, "PyTorch asks its allocator for nothing where a tensor is empty"
-        size = round_up(nbytes, GRANULE)
+        size = self._rounded(nbytes)
         pool = self._small if size <= SMALL_REQUEST else self._large
         block = pool.take(size) or self._grow(pool, size)
         self._allocated += block.size
@@ -89,6 +102,14 @@ class CachingAllocator:
         """The most that was ever reserved."""
         return self._peak_reserved
 
+    def _rounded(self, nbytes: int) -> int:
+        """Up to the granule; where divisions are asked for, to the next step between two powers of two."""
+        bits = nbytes.bit_length() - 1
+        divisions = self._divisions[min(max(bits - 20, 0), NUM_INTERVALS - 1)] if self._divisions else 0
+        if divisions > 1 and nbytes > GRANULE * divisions:
+            return round_up(nbytes, 2**bits >> (divisions.bit_length() - 1))
+        return round_up(nbytes, GRANULE)
+
     def _grow(self, pool: SegmentPool | ExpandablePool, size: int) -> Block:
         if self._lacks(pool.growth(size)):
             self.release()
@@ -98,7 +119,7 @@ class CachingAllocator:
         pool.grow(size)
         self._reserved += growth
         self._peak_reserved = max(self._peak_reserved, self._reserved)
-        block = pool.take(size)
+        block = pool.take(size, has_grown=True)
         assert block is not None
         return block
 
@@ -113,7 +134,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     reserved: dict[str, int]  # the largest in each phase
 
 
-def replay(trace: Trace, *, expandable_segments: bool = False) -> Replayed:
+def replay(trace: Trace, settings: Settings = DEFAULT) -> Replayed:
     """What the allocator makes of a second step, where the building of the model found it empty.
 
     The first step finds the blocks as the building left them. It has no gradients before it and no optimizer state
@@ -122,7 +143,13 @@ def replay(trace: Trace, *, expandable_segments: bool = False) -> Replayed:
     die with; an operator has its outputs before it takes what it hides, as cuBLAS's and cuDNN's do
     (aten/src/ATen/native/cuda/Blas.cpp, cudnn/ConvShared.cpp).
     """
-    blocks = _Blocks(CachingAllocator(expandable_segments=expandable_segments))
+    blocks = _Blocks(
+        CachingAllocator(
+            expandable_segments=settings.expandable_segments,
+            max_split_bytes=settings.max_split_bytes,
+            divisions=settings.divisions,
+        )
+    )
     if trace.building:
         blocks.build(trace.building)
     blocks.run(trace, _first_step(trace, blocks.held))
@@ -133,11 +160,6 @@ def replay(trace: Trace, *, expandable_segments: bool = False) -> Replayed:
             phase: second.reserved[last] for phase, _, last in trace.spans()
         },  # without a capacity it never falls
     )
-
-
-def reserved(trace: Trace, *, expandable_segments: bool = False) -> dict[str, int]:
-    """The largest reserved bytes in each phase of a second step, as `replay` finds them."""
-    return replay(trace, expandable_segments=expandable_segments).reserved
 
 
 class _Step(msgspec.Struct):
@@ -176,19 +198,19 @@ class _Blocks:
             for index in born[number]:
                 block = held[index] = allocator.allocate(trace.allocations[index].nbytes)
                 step.sizes[index] = block.size
-            step.hidden.append(self._hide(trace.operators[number - 1].hidden_bytes if number else 0))
+            step.hidden.append(self._hide(trace.operators[number - 1]) if number else 0)
             for index in died[number]:
                 allocator.free(held.pop(index))
             step.reserved.append(allocator.reserved)
         return step
 
-    def _hide(self, nbytes: int) -> int:
-        """What is taken and given back at once: the size of its block."""
-        if not nbytes:
-            return 0
-        block = self._allocator.allocate(nbytes)
-        size = block.size  # which changes when it is joined with what is free beside it
-        self._allocator.free(block)
+    def _hide(self, operator: Operator) -> int:
+        """What is taken while an operator runs and given back: the size of its blocks."""
+        requests = operator.requests or (operator.hidden_bytes,)
+        blocks = [self._allocator.allocate(nbytes) for nbytes in requests if nbytes]
+        size = sum(block.size for block in blocks)  # which change when they are joined with what is free beside them
+        for block in blocks:
+            self._allocator.free(block)
         return size
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.rates import Rates
-from profiler.trace.pool import GRANULE, round_up
+from profiler.trace.pool import round_up
+from profiler.trace.requests import request
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -57,7 +58,7 @@ def _efficient_forward(args: Any, kwargs: Any, known: Rates) -> int:
     """The result in fp32, where a head is too wide to be added up at once."""
     query, value = args[0], args[2]
     is_added_up = query.dtype in HALF and value.shape[3] > AT_ONCE
-    return round_up(query.numel() // query.shape[3] * value.shape[3] * FLOAT, GRANULE) if is_added_up else 0
+    return request(query.numel() // query.shape[3] * value.shape[3] * FLOAT) if is_added_up else 0
 
 
 def _efficient_backward(args: Any, kwargs: Any, known: Rates) -> int:
@@ -67,11 +68,11 @@ def _efficient_backward(args: Any, kwargs: Any, known: Rates) -> int:
     is_half = query.dtype in HALF
     tile = _tile(max(heads.channels, heads.value_channels), known, is_half=is_half, drops=bool(args[9]))
     copied = _copied(gradient) + _grouped_bytes(heads, key, value)
-    rows = round_up(heads.batch * heads.heads * heads.time * FLOAT, GRANULE)
-    workspace = round_up(_workspace(heads, tile, known, is_half=is_half), GRANULE)
+    rows = request(heads.batch * heads.heads * heads.time * FLOAT)
+    workspace = request(_workspace(heads, tile, known, is_half=is_half))
     if is_half and (_stays_in_registers(tile) or known.compute_capability[0] != VOLTA[0] or _is_turing(known)):
         return copied + rows + workspace
-    product = round_up(gradient.numel() * FLOAT, GRANULE) * (3 if is_half else 1)  # both factors are cast
+    product = request(gradient.numel() * FLOAT) * (3 if is_half else 1)  # both factors are cast
     straightened = rows if heads.heads > 1 and heads.time > 1 else 0
     return copied + max(product + rows + straightened, rows + workspace)
 
@@ -135,7 +136,7 @@ def _flash_forward(args: Any, kwargs: Any, known: Rates) -> int:
     if num_splits <= 1:
         return 0
     rows = num_splits * heads.batch * heads.heads * heads.time * FLOAT
-    return round_up(rows, GRANULE) + round_up(rows * _flash_width(heads.channels), GRANULE)
+    return request(rows) + request(rows * _flash_width(heads.channels))
 
 
 def _flash_splits(num_blocks: int, num_units: int, num_key_blocks: int) -> int:
@@ -162,7 +163,7 @@ def _flash_backward(args: Any, kwargs: Any, known: Rates) -> int:
     heads = _heads(query, key, value)
     rows = heads.batch * heads.heads * round_up(heads.time, 128) * FLOAT
     copied = _copied(gradient) + _copied(out)
-    found = copied + round_up(rows, GRANULE) + round_up(rows * _flash_width(heads.channels), GRANULE)
+    found = copied + request(rows) + request(rows * _flash_width(heads.channels))
     return found + _grouped_bytes(heads, key, value)
 
 
@@ -170,12 +171,12 @@ def _grouped_bytes(heads: _Heads, *of: torch.Tensor) -> int:
     """Where several heads share a key and a value, the gradients of each, before they are added up."""
     if heads.key_heads == heads.heads:
         return 0
-    return sum(round_up(one.numel() // heads.key_heads * heads.heads * one.itemsize, GRANULE) for one in of)
+    return sum(request(one.numel() // heads.key_heads * heads.heads * one.itemsize) for one in of)
 
 
 def _copied(tensor: torch.Tensor) -> int:
     """The kernels read (batch, time, heads, channels)."""
-    return 0 if tensor.transpose(1, 2).is_contiguous() else round_up(tensor.numel() * tensor.itemsize, GRANULE)
+    return 0 if tensor.transpose(1, 2).is_contiguous() else request(tensor.numel() * tensor.itemsize)
 
 
 def _heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> _Heads:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from operator import attrgetter
 
-from profiler.trace.pool import FREE, UNMAPPED, USED, Block, Pool, cut, round_up
+from profiler.trace.pool import FREE, NO_LIMIT, UNMAPPED, USED, Block, Pool, cut, round_up
 
 ENDLESS = 2**48  # bytes: an address range that is never used up
 
@@ -17,8 +17,8 @@ ENDLESS = 2**48  # bytes: an address range that is never used up
 class ExpandablePool(Pool):
     """Grows by mapping pages of one address range; returns every page of which all is free."""
 
-    def __init__(self, *, page: int, least_remainder: int, base: int) -> None:
-        super().__init__(page=page, least_remainder=least_remainder, base=base)
+    def __init__(self, *, page: int, least_remainder: int, base: int, max_split: int = NO_LIMIT) -> None:
+        super().__init__(page=page, least_remainder=least_remainder, base=base, max_split=max_split)
         self._base = base
         self._unmapped = [Block(base, round_up(ENDLESS, page), UNMAPPED, None, None)]  # by address
 
@@ -41,6 +41,9 @@ class ExpandablePool(Pool):
                 self._unmap(block, begin, end)
                 released += end - begin
         return released
+
+    def _splits(self, size: int) -> bool:
+        return True
 
     def _preferred(self, place: int) -> int:
         """A block that can grow counts as large as it can become, so that the end of the range is used last."""

@@ -12,6 +12,8 @@ USED, FREE, UNMAPPED = range(3)
 GRANULE = 512  # bytes: the CUDA caching allocator rounds every request up to this
 MAY_SHARE = 10 * 2**20  # bytes: from here on a request gets a segment of its own
 SEGMENT_GRANULE = 2 * 2**20  # bytes: what the size of such a segment is rounded up to
+MAX_ROUNDING = 20 * 2**20  # bytes: a block that is not split is no more than this larger than its request
+NO_LIMIT = 2**62  # bytes
 ADDRESS_BITS = 50  # more than CUDA's own addresses have
 
 
@@ -36,14 +38,18 @@ class Block:
 class Pool:
     """The free blocks by (size, address), which is one number here for speed. No two free ones of a segment touch."""
 
-    def __init__(self, *, page: int, least_remainder: int, base: int) -> None:
+    def __init__(self, *, page: int, least_remainder: int, base: int, max_split: int = NO_LIMIT) -> None:
         self._page = page  # bytes that are asked of the device at once
         self._least_remainder = least_remainder
+        self._max_split = max_split
         self._order: list[int] = []  # the keys of `_free`, sorted
         self._free: dict[int, Block] = {}
 
-    def take(self, size: int) -> Block | None:
-        """The smallest free block that holds `size`, the lowest of equals, cut where enough is left over."""
+    def take(self, size: int, *, has_grown: bool = False) -> Block | None:
+        """The smallest free block that holds `size`, the lowest of equals, cut where enough is left over.
+
+        One that is not to be split is left for larger requests, unless the pool has just grown for this one.
+        """
         place = bisect_left(self._order, size << ADDRESS_BITS)
         if place == len(self._order):
             return None
@@ -51,9 +57,11 @@ class Pool:
         if block.after is not None and block.after.state == UNMAPPED:
             place = self._preferred(place)
             block = self._free[self._order[place]]
+        if block.size >= self._max_split and not has_grown and not self._is_for(size, block):
+            return None
         del self._free[self._order.pop(place)]
         block.state = USED
-        if block.size - size >= self._least_remainder:
+        if block.size - size >= self._least_remainder and self._splits(size):
             self._insert(cut(block, size, FREE))
         return block
 
@@ -62,6 +70,13 @@ class Pool:
         block.state = FREE
         self._join(block)
         self._insert(block)
+
+    def _is_for(self, size: int, block: Block) -> bool:
+        """Whether a block that is too large to be split is given: only to such a request, and not much larger."""
+        return size >= self._max_split and block.size < size + MAX_ROUNDING
+
+    def _splits(self, size: int) -> bool:
+        return size < self._max_split
 
     def growth(self, size: int) -> int:
         """The bytes that the device must give before `take` finds `size`."""
@@ -109,8 +124,8 @@ class Pool:
 class SegmentPool(Pool):
     """Grows by segments of their own addresses; returns a segment when all of it is free."""
 
-    def __init__(self, *, page: int, least_remainder: int, base: int) -> None:
-        super().__init__(page=page, least_remainder=least_remainder, base=base)
+    def __init__(self, *, page: int, least_remainder: int, base: int, max_split: int = NO_LIMIT) -> None:
+        super().__init__(page=page, least_remainder=least_remainder, base=base, max_split=max_split)
         self._next = base  # the device is taken to give ever higher addresses
 
     def growth(self, size: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from profiler.trace.requests import Requests
 from profiler.trace.tracer import Hidden
 
 aten = torch.ops.aten
@@ -58,8 +59,8 @@ def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwar
     factors = [args[place] for place in PRODUCTS[func._overloadpacket]]
     if any(not factor.numel() for factor in factors):
         return 0
-    copied = sum(_copied_bytes(factor) for factor in factors)
-    return copied + (_workspace(func, args, kwargs or {}, nbytes) if nbytes else 0)
+    copies = [_copied_bytes(factor) for factor in factors]
+    return Requests(*copies, _workspace(func, args, kwargs or {}, nbytes) if nbytes else 0)
 
 
 def _workspace(func: Any, args: Any, kwargs: Any, nbytes: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.rates import Chip
-from profiler.trace.pool import GRANULE, round_up
+from profiler.trace.requests import request
 
 aten = torch.ops.aten
 WARP = 32
@@ -153,7 +153,7 @@ def _indexable(shape: _Shape) -> _Shape:
 def _kept_apart(shape: _Shape) -> int:
     """Where parts are reduced one after the other, what is carried between them, if the result is in half precision."""
     num_outputs = prod(one.size for one in shape.dims if one.output_stride)
-    return round_up(num_outputs * shape.accumulated, GRANULE) if shape.accumulated > shape.itemsize else 0
+    return request(num_outputs * shape.accumulated) if shape.accumulated > shape.itemsize else 0
 
 
 def _global_bytes(shape: _Shape, chip: Chip) -> int:
@@ -187,7 +187,7 @@ def _global_bytes(shape: _Shape, chip: Chip) -> int:
         return 0
     lanes = 1 if along_inputs else width * output_vector
     buffer = shape.accumulated * num_outputs * num_blocks * lanes
-    return round_up(buffer, GRANULE) + round_up(4 * grid, GRANULE)
+    return request(buffer) + request(4 * grid)
 
 
 def _block(wide: int, high: int, most: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import torch
 from profiler.rates import Chip
 from profiler.trace.pool import GRANULE, round_up
 from profiler.trace.reductions import buffer_bytes
+from profiler.trace.requests import request
 
 aten = torch.ops.aten
 FEW = 3072  # indices: one kernel adds them up without sorting
@@ -40,12 +41,12 @@ def _embedding_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, 
     """
     _, by_frequency = flags
     number, width = indices.numel(), gradient.shape[-1]
-    copied = 0 if gradient.is_contiguous() else round_up(gradient.numel() * gradient.itemsize, GRANULE)
+    copied = 0 if gradient.is_contiguous() else request(gradient.numel() * gradient.itemsize)
     if number <= FEW and not by_frequency:
         return copied
-    one = round_up(number * indices.itemsize, GRANULE)
+    one = request(number * indices.itemsize)
     at_once = num_weights.bit_length() <= SORTED_BITS
-    result = round_up(num_weights * width * gradient.itemsize, GRANULE)
+    result = request(num_weights * width * gradient.itemsize)
     sorting = (3 if at_once else 5) * one - result
     kept = (3 if by_frequency else 2) * one
     unique = 2 * one + 4 * GRANULE
@@ -68,7 +69,7 @@ def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_
         in_half = [num_weights * width * FLOAT] if gradient.itemsize < FLOAT else []
         sums = [num_parts * indices.itemsize, *in_half]
     lists = (LONG, LONG, *[num_segments * indices.itemsize] * 2, num_parts * indices.itemsize, *sums)
-    return sum(round_up(one, GRANULE) for one in lists)
+    return sum(request(one) for one in lists)
 
 
 def _norm_bytes(args: Any, chip: Chip) -> int:
@@ -80,5 +81,5 @@ def _norm_bytes(args: Any, chip: Chip) -> int:
         return 0
     num_parts = min(-(-num_rows // ROWS_AT_ONCE), MOST_BLOCKS // -(-width // COLUMNS_AT_ONCE))
     parts = weight.new_empty((num_parts, width))
-    both = round_up(parts.numel() * parts.itemsize, GRANULE) * (1 if bias is None else 2)
-    return both + round_up(width * weight.itemsize, GRANULE) + buffer_bytes(parts, [0], chip)
+    both = request(parts.numel() * parts.itemsize) * (1 if bias is None else 2)
+    return both + request(width * weight.itemsize) + buffer_bytes(parts, [0], chip)

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from profiler.errors import Unsupported
 from profiler.signature import name
 from profiler.timeline import Operator
+from profiler.trace.requests import Requests
 from profiler.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
@@ -101,7 +102,8 @@ class Tracer(TorchDispatchMode):
         flops = kind.flops(*args, **(kwargs or {}), out_val=out) if kind.flops else 0
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
         hidden = self._hidden(func, args, kwargs) if self._hidden else 0
-        self.operators.append(Operator(kind.name, module, phase, flops, moved, hidden))
+        requests = hidden.parts if isinstance(hidden, Requests) else ()
+        self.operators.append(Operator(kind.name, module, phase, flops, moved, int(hidden), requests=requests))
         self.uses_host = self.uses_host or _ON_HOST.get()
         if not kind.is_view and not _ON_HOST.get():
             for tensor in _tensors(out if kind.order is None else [out[place] for place in kind.order]):
