@@ -17,7 +17,8 @@ from profiler.trace.tracer import Hidden
 
 aten = torch.ops.aten
 SPATIAL = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
-LINE = 3  # dimensions of a convolution over one axis
+PLANE = 4
+LEAST_CHANNELS, LEAST_WIDTH = 32, 7  # below, cuDNN is not asked for one filter a channel
 
 
 def taking_copies(hidden: Hidden) -> Hidden:
@@ -45,20 +46,51 @@ def _forward(taken: torch.Tensor, weight: torch.Tensor, *options: Any, **named: 
 def _backward(
     gradient: torch.Tensor, taken: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, *options: Any, **named: Any
 ) -> int:
-    """The copy of the weight is for the gradient of the input only; the others are there for that of the weight too."""
+    """The copy of the weight is for the gradient of the input only, that of the input for the weight's."""
     wants_input, wants_weight, wants_bias = options[-1]
     memory_format = _format(taken, weight)
-    copies = straightened(gradient, memory_format) + (straightened(taken, memory_format) if wants_weight else 0)
-    weight_bytes, bias_bytes = weight.numel() * weight.itemsize, weight.shape[0] * weight.itemsize
-    absent = wants_bias * bias_bytes  # of the results, while the copies are there
-    for_input = straightened(weight, memory_format) - wants_weight * weight_bytes if wants_input else -absent
-    return max(copies + max(for_input, 0) - absent, 0)
+    of_gradient, of_taken, of_weight = (straightened(one, memory_format) for one in (gradient, taken, weight))
+    input_bytes, weight_bytes = taken.numel() * taken.itemsize, weight.numel() * weight.itemsize
+    results = wants_input * input_bytes + wants_weight * weight_bytes
+    if memory_format == torch.contiguous_format and _is_own(taken, weight, *options[:3], groups=options[-2]):
+        for_weight = wants_weight * (of_gradient + of_taken + weight_bytes)
+        for_input = wants_input * (of_gradient + of_weight + results)
+    else:
+        held = of_gradient + wants_weight * of_taken
+        for_input = wants_input * (held + of_weight + input_bytes)
+        for_weight = wants_weight * (held + results)
+    bias_bytes = wants_bias * weight.shape[0] * weight.itemsize  # a result that comes last
+    return max(for_input - results - bias_bytes, for_weight - results - bias_bytes, 0)
+
+
+def _is_own(
+    taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, *, groups: int
+) -> bool:
+    """Whether PyTorch's kernel for one filter a channel does it, which begins with the gradient of the weight.
+
+    `use_cudnn_depthwise` and `check_cudnn_depthwise_workload_with_filter` in Convolution.cpp.
+    """
+    num_images, channels = taken.shape[:2]
+    if not 1 < groups == channels or taken.dim() not in SPATIAL or weight.shape[0] % channels:
+        return False
+    is_plain = max(dilation) == 1 and taken.dim() == PLANE and channels >= LEAST_CHANNELS
+    if taken.dtype != torch.float16 or not is_plain or (stride[0] != stride[1] and taken.shape[2] != 1):
+        return True
+    step, width, side = stride[1], taken.shape[3], weight.shape[3]
+    if taken.shape[2] == 1 and step == 1:
+        return False
+    if weight.shape[2] != side or side not in (1, 3, 5) or width < LEAST_WIDTH or step not in (1, 2):
+        return True
+    if step == 1:
+        return False
+    if side == 1:
+        return not (width <= 28 if num_images == 1 else num_images <= 16 and channels >= 128 and width <= 7)
+    return not (num_images == 1 or channels >= 512 or (channels >= 256 and width >= 28))
 
 
 def _format(taken: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """As cudnn_conv_suggest_memory_format in ConvUtils.h chooses."""
     last = SPATIAL.get(taken.dim())
-    is_last = last is not None and taken.dtype != torch.float64
-    if is_last and last in (suggest_memory_format(taken), suggest_memory_format(weight)):
+    if taken.dtype != torch.float64 and last and last in (suggest_memory_format(taken), suggest_memory_format(weight)):
         return last
     return torch.contiguous_format
