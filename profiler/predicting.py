@@ -105,7 +105,9 @@ def trace_case(
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
     is_kept = keeps_workspaces()
     if kind == "cuda":
-        hidden = products.taking_workspaces(convolutions.taking_copies(hidden), 0 if is_kept else workspace)
+        taken = 0 if is_kept else workspace
+        machine = convolutions.machine_of(known_rates(case.device, calibration), taken)
+        hidden = products.taking_workspaces(convolutions.taking_copies(hidden, machine), taken)
     builder = Builder(granule=GRANULE[kind], hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():

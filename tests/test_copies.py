@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from profiler.trace.convolutions import convolution_bytes
+from profiler import rates
+from profiler.trace.convolutions import Machine, convolution_bytes, machine_of
 from profiler.trace.copies import copied_bytes
 from profiler.trace.cuda_like import cuda_like
 from profiler.trace.fake import fake_tensors
@@ -19,6 +20,9 @@ aten = torch.ops.aten
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 IMAGES = (4, 64, 28, 28)
 FLOAT = 4  # bytes
+AMPERE = Machine()
+TURING = Machine(capability=(7, 5), workspace_bytes=2**23)
+WITH_BIAS = [True, True, True]
 SHAPES = {"images": IMAGES, "wide images": (2, 96, 56, 40), "small images": (16, 32, 7, 9), "one": (1, 512, 14, 14)}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NO_BIAS, ALL_BUT_BIAS = [0], [True, True, False]
@@ -57,7 +61,8 @@ def convolution_backward(
     gradient = gradient_layout(taken.new_empty, tuple(taken.shape))
     weight = weight_layout(taken.new_empty, (taken.shape[1], taken.shape[1] // groups, 3, 3))
     options = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups, wanted)
-    return aten.convolution_backward.default, (gradient, taken, weight, NO_BIAS, *options)
+    bias_sizes = [taken.shape[1]] if wanted[-1] else NO_BIAS
+    return aten.convolution_backward.default, (gradient, taken, weight, bias_sizes, *options)
 
 
 def pooled_largest(taken: torch.Tensor) -> Call:
@@ -108,9 +113,15 @@ def rolled(taken: torch.Tensor, dims: list[int]) -> Call:
     return aten.roll.default, (taken, [3] * len(dims), dims)
 
 
-def counted(call: Call) -> int:
+def counted(call: Call, machine: Machine = AMPERE) -> int:
     func, args = call
-    return copied_bytes(func, args, {}) + convolution_bytes(func, args, {})
+    return copied_bytes(func, args, {}) + convolution_bytes(func, args, {}, machine)
+
+
+def machine_here() -> Machine:
+    known = rates.of_device(torch.cuda.get_device_name())
+    assert known is not None
+    return machine_of(known, rates.workspace_bytes(known))
 
 
 def on_cpu(layout: Any = dense, shape: tuple[int, ...] = IMAGES) -> torch.Tensor:
@@ -167,6 +178,15 @@ def test_a_copied_weight_is_gone_before_its_gradient_is_made():
 
     assert counted(convolution_backward(taken, channels_last, 1, ALL_BUT_BIAS)) == 0
     assert counted(convolution_backward(taken, channels_last, 1, [True, False, False])) == 64 * 64 * 9 * FLOAT
+
+
+def test_before_ampere_a_convolution_of_bfloat16_multiplies_columns_of_pixels():
+    taken = on_cpu().bfloat16()
+    columns = 64 * 9 * 28 * 28 * taken.itemsize
+
+    assert counted(convolution(taken, 1, 48, dense), TURING) == columns + 2**23
+    assert counted(convolution(taken, 1, 48, dense)) == 0
+    assert counted(convolution(taken.float(), 1, 48, dense), TURING) == 0
 
 
 def test_a_shift_of_three_dimensions_makes_two_results_on_its_way():
@@ -231,6 +251,10 @@ CALLS = {
     "backward of part of a gradient": lambda taken: convolution_backward(taken, half_the_channels, 1, ALL_BUT_BIAS),
     "backward to the input": lambda taken: convolution_backward(taken, dense, 1, [True, False, False]),
     "backward to the weight": lambda taken: convolution_backward(taken, turned, 1, [False, True, False]),
+    "backward of groups": lambda taken: convolution_backward(taken, dense, 4, ALL_BUT_BIAS),
+    "backward of groups of a turned gradient": lambda taken: convolution_backward(taken, turned, 2, ALL_BUT_BIAS),
+    "backward to the bias too": lambda taken: convolution_backward(taken, dense, 1, WITH_BIAS),
+    "backward of a turned gradient to the bias too": lambda taken: convolution_backward(taken, turned, 1, WITH_BIAS),
     "backward of each channel": lambda taken: convolution_backward(taken, dense, taken.shape[1], ALL_BUT_BIAS),
     "backward of each channel, in steps": lambda taken: strided_backward(taken, 3, 2, ALL_BUT_BIAS),
     "backward of each channel, one number": lambda taken: strided_backward(taken, 1, 2, ALL_BUT_BIAS),
@@ -268,5 +292,5 @@ def test_the_allocator_is_asked_for_what_was_counted(_, name, layout, shape, dty
 
     stats = torch.cuda.memory_stats()
     own = stats["requested_bytes.all.current"] - before
-    assert stats["requested_bytes.all.peak"] - before - own == counted((func, args))
+    assert stats["requested_bytes.all.peak"] - before - own == counted((func, args), machine_here())
     assert results is not None

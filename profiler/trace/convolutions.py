@@ -7,50 +7,84 @@ cuDNN reads the input, the weight and the gradient in one memory format, and PyT
 
 from __future__ import annotations
 
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch._prims_common import suggest_memory_format
 
+from profiler.rates import Chip, Rates
 from profiler.trace.copies import copied_bytes, straightened
+from profiler.trace.reductions import buffer_bytes
 from profiler.trace.tracer import Hidden
 
 aten = torch.ops.aten
 SPATIAL = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 PLANE = 4
+AMPERE = (8, 0)  # the least compute capability for which cuDNN is asked for bfloat16
 LEAST_CHANNELS, LEAST_WIDTH = 32, 7  # below, cuDNN is not asked for one filter a channel
 
 
-def taking_copies(hidden: Hidden) -> Hidden:
-    """`hidden` with the copies that CUDA's kernels make, those of convolutions among them."""
+class Machine(NamedTuple):
+    """What convolutions go by; without a chip, the buffers of sums are not foreseen."""
+
+    chip: Chip | None = None
+    capability: tuple[int, int] = AMPERE
+    workspace_bytes: int = 0  # cuBLAS's, while a product runs
+
+
+def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
+    """`hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
 
     def taken(func: Any, args: Any, kwargs: Any) -> int:
         known = hidden(func, args, kwargs)
-        return known or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs)
+        return known or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs, machine)
 
     return taken
 
 
-def convolution_bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """What a convolution, or its backward, copies: the most at once beyond its results."""
+def machine_of(known: Rates | None, workspace_bytes: int) -> Machine:
+    """Of a GPU, or of one of which only the kind is known."""
+    if known is None:
+        return Machine(workspace_bytes=workspace_bytes)
+    return Machine(known.chip, known.compute_capability, workspace_bytes)
+
+
+def convolution_bytes(func: Any, args: Any, kwargs: Any, machine: Machine) -> int:
+    """What a convolution, or its backward, takes: the most at once beyond its results."""
     if func is aten.convolution.default:
-        return _forward(*args, **(kwargs or {}))
-    return _backward(*args, **(kwargs or {})) if func is aten.convolution_backward.default else 0
+        return _forward(machine, *args, **(kwargs or {}))
+    return _backward(machine, *args, **(kwargs or {})) if func is aten.convolution_backward.default else 0
 
 
-def _forward(taken: torch.Tensor, weight: torch.Tensor, *options: Any, **named: Any) -> int:
+def _forward(
+    machine: Machine, taken: torch.Tensor, weight: torch.Tensor, bias: Any, *options: Any, **named: Any
+) -> int:
+    if _is_product(machine, taken, weight, *options):
+        return _product_bytes(machine, taken, weight, *options)
     memory_format = _format(taken, weight)
     return straightened(taken, memory_format) + straightened(weight, memory_format)
 
 
 def _backward(
-    gradient: torch.Tensor, taken: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, *options: Any, **named: Any
+    machine: Machine,
+    gradient: torch.Tensor,
+    taken: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Any,
+    *options: Any,
+    **named: Any,
 ) -> int:
-    """The copy of the weight is for the gradient of the input only, that of the input for the weight's."""
+    """The copy of the weight is for the gradient of the input only, that of the input for the weight's.
+
+    The bias' gradient comes last.
+    """
     wants_input, wants_weight, wants_bias = options[-1]
+    if _is_product(machine, taken, weight, *options[:-1]):
+        return _product_backward_bytes(machine, gradient, taken, weight, *options)
     memory_format = _format(taken, weight)
     of_gradient, of_taken, of_weight = (straightened(one, memory_format) for one in (gradient, taken, weight))
-    input_bytes, weight_bytes = taken.numel() * taken.itemsize, weight.numel() * weight.itemsize
+    input_bytes, weight_bytes = _nbytes(taken), _nbytes(weight)
     results = wants_input * input_bytes + wants_weight * weight_bytes
     if memory_format == torch.contiguous_format and _is_own(taken, weight, *options[:3], groups=options[-2]):
         for_weight = wants_weight * (of_gradient + of_taken + weight_bytes)
@@ -59,8 +93,77 @@ def _backward(
         held = of_gradient + wants_weight * of_taken
         for_input = wants_input * (held + of_weight + input_bytes)
         for_weight = wants_weight * (held + results)
-    bias_bytes = wants_bias * weight.shape[0] * weight.itemsize  # a result that comes last
-    return max(for_input - results - bias_bytes, for_weight - results - bias_bytes, 0)
+    of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
+    return max(of_sum, max(for_input, for_weight) - results - wants_bias * weight.shape[0] * weight.itemsize, 0)
+
+
+def _sum_bytes(machine: Machine, gradient: torch.Tensor) -> int:
+    """What the gradient of the bias takes while it is summed up."""
+    return buffer_bytes(gradient, [0, *range(2, gradient.dim())], machine.chip) if machine.chip else 0
+
+
+def _is_product(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, *options: Any) -> bool:
+    """Whether cuDNN does not take it, as bfloat16 before Ampere: columns of pixels are multiplied then.
+
+    `use_cudnn` in Convolution.cpp; of planes that are neither transposed nor dilated, and that no own kernel takes.
+    """
+    if taken.dtype != torch.bfloat16 or machine.capability >= AMPERE or taken.dim() != PLANE:
+        return False
+    stride, padding, dilation, is_transposed, _, groups = options
+    is_plane = not is_transposed and max(dilation) == 1
+    return is_plane and not _is_own(taken, weight, stride, padding, dilation, groups=groups)
+
+
+def _product_bytes(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, *options: Any) -> int:
+    """Of groups, one after the other, all results are held until they are joined (Convolution.cpp)."""
+    stride, padding, *_, groups = options
+    columns = _columns_bytes(machine, taken, weight, stride, padding)
+    if groups == 1:
+        return straightened(taken) + straightened(weight) + columns
+    out = taken.shape[0] * weight.shape[0] * prod(_places(taken, weight, stride, padding)) * taken.itemsize
+    return straightened(taken) + max(out, _group_bytes(taken, groups) + columns)
+
+
+def _product_backward_bytes(
+    machine: Machine, gradient: torch.Tensor, taken: torch.Tensor, weight: torch.Tensor, *options: Any
+) -> int:
+    """Copies are there throughout, and so are the columns, which both gradients use; files as of the forward."""
+    stride, padding, *_, groups, (wants_input, wants_weight, wants_bias) = options
+    columns = _columns_bytes(machine, taken, weight, stride, padding)
+    copies = straightened(gradient) + straightened(taken)
+    results = wants_input * _nbytes(taken) + wants_weight * _nbytes(weight)
+    if groups > 1:
+        parts = _group_bytes(taken, groups) + straightened(gradient.narrow(1, 0, gradient.shape[1] // groups))
+        return straightened(taken) + max(results, parts + columns)
+    absent = 0 if wants_weight else wants_bias * weight.shape[0] * weight.itemsize
+    of_weight = straightened(weight) - wants_weight * _nbytes(weight) if wants_input else 0
+    return copies + max(columns + max(of_weight, 0) - absent, _sum_bytes(machine, gradient) if wants_bias else 0)
+
+
+def _group_bytes(tensor: torch.Tensor, groups: int) -> int:
+    """A group's channels, which only a single image has side by side."""
+    return _nbytes(tensor) // groups if tensor.shape[0] > 1 else 0
+
+
+def _columns_bytes(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> int:
+    """The columns of one image, where they are not the image itself, and the product's workspace.
+
+    cuda/ConvolutionMM2d.cu.
+    """
+    if (*weight.shape[2:], *stride) == (1, 1, 1, 1) and not any(padding):
+        return machine.workspace_bytes
+    places = prod(_places(taken, weight, stride, padding))
+    return prod(weight.shape[1:]) * places * taken.itemsize + machine.workspace_bytes
+
+
+def _places(taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> list[int]:
+    """The height and width of the result."""
+    sides = zip(taken.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    return [(side + 2 * pad - size) // step + 1 for side, size, step, pad in sides]
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
 
 
 def _is_own(
