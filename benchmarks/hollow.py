@@ -93,7 +93,7 @@ def engines(device: str) -> Iterator[tuple[Local, Local]]:
     with ExitStack() as stack:
         plain = stack.enter_context(Local(stage_seconds=600.0))
         with _environment(hollow(device)):
-            real = stack.enter_context(Local(stage_seconds=600.0))
+            real = stack.enter_context(Local(stage_seconds=600.0, entry="benchmarks.hollow_worker:run_trial"))
         yield real, plain
 
 

@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.hollow_worker import whole_sequences
 from profiler.assemble import assemble
 from profiler.case import Case, decode
 from profiler.predicting import trace_case
@@ -34,7 +35,9 @@ class _Named(TorchDispatchMode):
 def compare(request: str, channel: int) -> None:
     """Tell the requests of the case in `request` that only the real step has, and those that only the trace has."""
     case: Case = decode(request, Case)
-    real, traced = _real(msgspec.structs.replace(case, device="cuda:0")), _traced(case)
+    with whole_sequences():
+        real = _real(msgspec.structs.replace(case, device="cuda:0"))
+    traced = _traced(case)
     sizes = Counter({}), Counter({})
     for count, requests in zip(sizes, (real, traced), strict=True):
         for (_, nbytes), times in requests.items():

@@ -26,10 +26,11 @@ from profiler.signature import name, signature
 from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
 from profiler.trace import allocator, convolutions, products, roofline
+from profiler.trace.buffers import taking_buffers
 from profiler.trace.building import Builder
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
-from profiler.trace.fake import Fakes, fake_tensors
+from profiler.trace.fake import Fakes, fake_tensors, unseen
 from profiler.trace.step import GRANULE, follow, keeps_workspaces
 from profiler.trace.summary import readings
 from profiler.trace.temporaries import temporary_bytes
@@ -101,13 +102,13 @@ def trace_case(
 
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
-    kind, hidden = _kind(case), _hidden(calibration)
+    kind, hidden, is_kept = _kind(case), temporary_bytes, keeps_workspaces()
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
-    is_kept = keeps_workspaces()
     if kind == "cuda":
-        taken = 0 if is_kept else workspace
-        machine = convolutions.machine_of(known_rates(case.device, calibration), taken)
-        hidden = products.taking_workspaces(convolutions.taking_copies(hidden, machine), taken)
+        known, taken = known_rates(case.device, calibration), 0 if is_kept else workspace
+        hidden = convolutions.taking_copies(hidden, convolutions.machine_of(known, taken))
+        hidden = products.taking_workspaces(taking_buffers(hidden, known), taken)
+    hidden = _measured_or(hidden, calibration)
     builder = Builder(granule=GRANULE[kind], hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():
@@ -118,7 +119,7 @@ def trace_case(
         optimizer, step = built.trainer()
         if kind == "cuda":
             foreach(optimizer)
-        with on_parts(optimizer) if rank else nullcontext():
+        with on_parts(optimizer) if rank else nullcontext(), unseen():
             trace = follow(
                 built.workload,
                 optimizer,
@@ -144,7 +145,9 @@ def observe_case(case: Case) -> Observation:
 
 @contextmanager
 def _fakes(case: Case) -> Iterator[Fakes]:
-    with fake_tensors() as fakes, cuda_like() if _kind(case) == "cuda" else nullcontext():
+    known = known_rates(case.device)
+    capability = (known.compute_capability,) if known else ()
+    with fake_tensors() as fakes, cuda_like(*capability) if _kind(case) == "cuda" else nullcontext():
         try:
             yield fakes
         except DATA_DEPENDENT as error:
@@ -250,14 +253,14 @@ def _stated_error(trial: Trial, known: Rates) -> str:
     return roofline.stated_error(known, trial.case.precision, is_scaled=is_scaled)
 
 
-def _hidden(calibration: Calibration | None) -> Hidden:
-    """What operators of the same signature were measured to take, or are known to."""
+def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
+    """What operators of the same signature were measured to take, or are foreseen to."""
     known = calibration.hidden_bytes if calibration else {}
     names = {call.partition("(")[0] for call in known}
 
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
         measured = known.get(signature(operator, arguments, keywords)) if names and name(operator) in names else None
-        return temporary_bytes(operator, arguments, keywords) if measured is None else measured
+        return foreseen(operator, arguments, keywords) if measured is None else measured
 
     return hidden
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 from unittest import mock
 
@@ -27,12 +28,17 @@ aten = torch.ops.aten
 WEIGHT = 2  # its place among what F.batch_norm takes after the input
 HALF = (torch.float16, torch.bfloat16)
 unfused_dropout, out_of_place_linear, strided_batch_norm = F.dropout, F.linear, F.batch_norm
+AMPERE = (8, 0)  # the least compute capability of flash attention, and of any fused one for bfloat16
 unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
+_CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("_CAPABILITY", default=AMPERE)
 
 
 @contextmanager
-def cuda_like() -> Iterator[None]:
-    """Dropout with a boolean mask, the fused attention kernels, offloading to a host, CUDA's autocast."""
+def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
+    """Dropout with a boolean mask, the fused attention kernels, offloading to a host, CUDA's autocast.
+
+    Which kernels there are goes by the device's compute capability.
+    """
 
     def offload(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -42,7 +48,9 @@ def cuda_like() -> Iterator[None]:
 
         saved_tensors_hooks.__init__(self, pack, torch.Tensor.clone)
 
+    token = _CAPABILITY.set(capability)
     with ExitStack() as stack:
+        stack.callback(_CAPABILITY.reset, token)
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
         stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
         stack.enter_context(mock.patch.object(save_on_cpu, "__init__", offload))
@@ -96,6 +104,7 @@ def attention(
 ) -> torch.Tensor:
     """Flash attention for 16-bit tensors without a mask, the memory-efficient kernel else, as PyTorch prefers them.
 
+    What the device has no such kernel for (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) is done in steps.
     Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
     Batch and heads may be missing.
     """
@@ -109,7 +118,12 @@ def attention(
     if enable_gqa and key.shape[1] != query.shape[1]:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    if query.dtype in HALF and attn_mask is None:
+    if not _is_fused(query, value):
+        stepwise: torch.Tensor = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale
+        )[0]
+        return stepwise
+    if query.dtype in HALF and attn_mask is None and _CAPABILITY.get() >= AMPERE:
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     else:
         bias = _as_bias(attn_mask, query, key)
@@ -119,6 +133,15 @@ def attention(
         )[0]
     found: torch.Tensor = out
     return found
+
+
+def _is_fused(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the device has a kernel for this type, whose loads are as wide as these heads allow."""
+    capability = _CAPABILITY.get()
+    if query.dtype == torch.bfloat16 and capability < AMPERE:
+        return False
+    least = 8 if query.dtype in HALF else 4 if capability >= AMPERE else 1
+    return query.shape[-1] % least == 0 and value.shape[-1] % least == 0
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:

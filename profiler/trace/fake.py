@@ -5,8 +5,9 @@ Knows nothing of steps or of what is followed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, ClassVar
 from unittest import mock
@@ -50,6 +51,14 @@ def fake_tensors() -> Iterator[Fakes]:
         stack.enter_context(uncollected())
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
         yield stack.enter_context(Fakes())
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Transformers does as with real tensors: of fake ones, it would make masks that it else finds to be needless."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    with mock.patch.object(module, "is_fake_tensor", return_value=False) if module else nullcontext():
+        yield
 
 
 class Fakes(QuickFakes):

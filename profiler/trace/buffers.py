@@ -1,0 +1,24 @@
+"""What CUDA's kernels take by the numbers of the GPU: knows nothing of steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from profiler.rates import Rates
+from profiler.trace.attention_buffers import attention_bytes
+from profiler.trace.reductions import reduction_bytes
+from profiler.trace.row_buffers import row_bytes
+from profiler.trace.tracer import Hidden
+
+
+def taking_buffers(hidden: Hidden, known: Rates | None) -> Hidden:
+    """`hidden` with the buffers of reductions, attentions and rows on this GPU, where its chip is known."""
+    if known is None or known.chip is None:
+        return hidden
+    chip = known.chip
+
+    def taken(func: Any, args: Any, kwargs: Any) -> int:
+        own = reduction_bytes(func, args, kwargs, chip) or attention_bytes(func, args, kwargs, known)
+        return hidden(func, args, kwargs) + (own or row_bytes(func, args, kwargs, chip))
+
+    return taken
