@@ -66,7 +66,7 @@ def _efficient_backward(args: Any, kwargs: Any, known: Rates) -> int:
     heads = _heads(query, key, value)
     is_half = query.dtype in HALF
     tile = _tile(max(heads.channels, heads.value_channels), known, is_half=is_half, drops=bool(args[9]))
-    copied = _copied(gradient)
+    copied = _copied(gradient) + _grouped_bytes(heads, key, value)
     rows = round_up(heads.batch * heads.heads * heads.time * FLOAT, GRANULE)
     workspace = round_up(_workspace(heads, tile, known, is_half=is_half), GRANULE)
     if is_half and (_stays_in_registers(tile) or known.compute_capability[0] != VOLTA[0] or _is_turing(known)):
@@ -163,11 +163,14 @@ def _flash_backward(args: Any, kwargs: Any, known: Rates) -> int:
     rows = heads.batch * heads.heads * round_up(heads.time, 128) * FLOAT
     copied = _copied(gradient) + _copied(out)
     found = copied + round_up(rows, GRANULE) + round_up(rows * _flash_width(heads.channels), GRANULE)
-    if heads.key_heads != heads.heads:  # one of each head is added up over its group
-        found += sum(
-            round_up(one.numel() // heads.key_heads * heads.heads * one.itemsize, GRANULE) for one in args[2:4]
-        )
-    return found
+    return found + _grouped_bytes(heads, key, value)
+
+
+def _grouped_bytes(heads: _Heads, *of: torch.Tensor) -> int:
+    """Where several heads share a key and a value, the gradients of each, before they are added up."""
+    if heads.key_heads == heads.heads:
+        return 0
+    return sum(round_up(one.numel() // heads.key_heads * heads.heads * one.itemsize, GRANULE) for one in of)
 
 
 def _copied(tensor: torch.Tensor) -> int:
