@@ -94,7 +94,8 @@ def _backward(
         for_input = wants_input * (held + of_weight + input_bytes)
         for_weight = wants_weight * (held + results)
     of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
-    return max(of_sum, max(for_input, for_weight) - results - wants_bias * weight.shape[0] * weight.itemsize, 0)
+    bias_bytes = wants_bias * weight.shape[0] * weight.itemsize
+    return int(max(of_sum, max(for_input, for_weight) - results - bias_bytes, 0))
 
 
 def _sum_bytes(machine: Machine, gradient: torch.Tensor) -> int:
@@ -134,10 +135,11 @@ def _product_backward_bytes(
     results = wants_input * _nbytes(taken) + wants_weight * _nbytes(weight)
     if groups > 1:
         parts = _group_bytes(taken, groups) + straightened(gradient.narrow(1, 0, gradient.shape[1] // groups))
-        return straightened(taken) + max(results, parts + columns)
+        return straightened(taken) + int(max(results, parts + columns))
     absent = 0 if wants_weight else wants_bias * weight.shape[0] * weight.itemsize
     of_weight = straightened(weight) - wants_weight * _nbytes(weight) if wants_input else 0
-    return copies + max(columns + max(of_weight, 0) - absent, _sum_bytes(machine, gradient) if wants_bias else 0)
+    of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
+    return int(copies + max(columns + max(of_weight, 0) - absent, of_sum))
 
 
 def _group_bytes(tensor: torch.Tensor, groups: int) -> int:
