@@ -106,8 +106,9 @@ def trace_case(
     hidden: Hidden = temporary_bytes
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
     if kind == "cuda":
-        hidden = taking_buffers(convolutions.taking_copies(hidden), known_rates(case.device, calibration))
-        hidden = products.taking_workspaces(hidden, 0 if is_kept else workspace)
+        known, taken = known_rates(case.device, calibration), 0 if is_kept else workspace
+        hidden = convolutions.taking_copies(hidden, convolutions.machine_of(known, taken))
+        hidden = products.taking_workspaces(taking_buffers(hidden, known), taken)
     hidden = _measured_or(hidden, calibration)
     builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:

@@ -73,8 +73,9 @@ def is_cudnn_norm(taken: torch.Tensor, weight: torch.Tensor | None) -> bool:
 
 
 def _softmax_backward(gradient: torch.Tensor, out: torch.Tensor, *options: Any, **named: Any) -> int:
-    """The product of the gradient and the result (cuda/SoftMax.cu, softmax_backward_cuda_out)."""
-    return gradient.numel() * gradient.itemsize
+    """The product of the gradient and the result, and what of both does not lie dense (cuda/SoftMax.cu)."""
+    product = torch.empty_like(gradient, device="meta")
+    return product.numel() * product.itemsize + straightened(product) + straightened(out)
 
 
 def _roll(taken: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> int:
