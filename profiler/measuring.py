@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +100,6 @@ class _Bench:
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, stage: str) -> None:
-        gc.collect()  # the last pass's model is part of reference cycles
         self.device.release()
         self._on_stage(stage)
         self._stages.append((stage, time.monotonic()))
