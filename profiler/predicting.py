@@ -25,11 +25,12 @@ from profiler.record import Environment, Note, Readings, Record, Timeline
 from profiler.signature import name, signature
 from profiler.strategies.observe import Observation, observe
 from profiler.timeline import Followed, Trace, by_category
-from profiler.trace import allocator, roofline
+from profiler.trace import allocator, products, roofline
+from profiler.trace.building import Builder
 from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors
-from profiler.trace.step import follow
+from profiler.trace.step import GRANULE, follow, keeps_workspaces
 from profiler.trace.summary import readings
 from profiler.trace.temporaries import temporary_bytes
 from profiler.trace.tracer import Hidden
@@ -50,14 +51,13 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
     built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_stage=on_stage)
     known = known_rates(case.device, trial.calibration)
     seconds = _seconds(trial, trace, known)
+    trace, reserved = _allocated(trace)
     return Record(
         case=case,
         round=trial.round,
         outcome="ok",
         built=built.describe(),
-        readings=Readings(
-            **readings(trace, _reserved(trace)), timeline=_timeline(trace, built.workload.blocks), **seconds
-        ),
+        readings=Readings(**readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds),
         environment=_environment(known),
         notes=(*_notes(built, case), *_stated(trial, None if case.parallel else known, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
@@ -82,7 +82,7 @@ def follow_case(trial: Trial) -> Followed:
     built, trace, num_guesses = trace_case(trial.case, calibration=trial.calibration)
     notes = (*_notes(built, trial.case), *_stated(trial, None, num_guesses))
     return Followed(
-        trace=trace,
+        trace=_allocated(trace)[0],
         blocks=built.workload.blocks,
         split=built.applied.split,
         remarks=tuple(note.text for note in notes),
@@ -101,9 +101,15 @@ def trace_case(
 
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
-    kind = _kind(case)
+    kind, hidden = _kind(case), _hidden(calibration)
+    workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
+    is_kept = keeps_workspaces()
+    if kind == "cuda":
+        hidden = products.taking_workspaces(hidden, 0 if is_kept else workspace)
+    builder = Builder(granule=GRANULE[kind], hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
-        built = assemble(case, mesh=rank.mesh if rank else None)
+        with builder.follow() if builder else nullcontext():
+            built = assemble(case, mesh=rank.mesh if rank else None)
         if built.applied.changes_kernels:
             raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
         on_stage("memory")
@@ -116,11 +122,12 @@ def trace_case(
                 optimizer,
                 step,
                 device=kind,
-                hidden=_hidden(calibration),
-                workspace_bytes=_workspace_bytes(case.device) if kind == "cuda" else 0,
+                hidden=hidden,
+                kept_bytes=workspace if is_kept else 0,
                 with_saves=with_saves,
                 with_calls=with_calls,
                 buckets=rank.buckets.values if rank else None,
+                builder=builder,
             )
         if rank:
             rank.refuse_unused()
@@ -179,15 +186,17 @@ def known_rates(device: str, calibration: Calibration | None = None) -> Rates | 
     return rates.of_device(calibration.device_name) if calibration and calibration.device_name else None
 
 
-def _reserved(trace: Trace) -> dict[str, int] | None:
-    """What CUDA's caching allocator reserves in a second step, which is the one that is measured.
+def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
+    """The trace as CUDA's caching allocator counts it in a second step, which is the one that is measured.
 
-    Its segments are expandable where the environment says so, as they would be in a run.
+    And what it reserves, by phase; None on the CPU. Its segments are expandable where the environment says so, as they
+    would be in a run.
     """
     if trace.device != "cuda":
-        return None
+        return trace, None
     settings = ",".join(os.environ.get(name, "") for name in ALLOCATOR_SETTINGS).replace(" ", "").lower()
-    return allocator.reserved(trace, expandable_segments="expandable_segments:true" in settings)
+    replayed = allocator.replay(trace, expandable_segments="expandable_segments:true" in settings)
+    return replayed.trace, replayed.reserved
 
 
 def _workspace_bytes(device: str) -> int:

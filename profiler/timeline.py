@@ -26,6 +26,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     phase: str  # forward, recompute, backward, optimizer, zero; "before" the step
     category: str
     let_go: int | None = None  # the last operator before all but autograd had let go of it; None where not followed
+    unsplit: int = 0  # of `nbytes`: what its block has more than it, because the allocator did not cut that off
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -37,6 +38,7 @@ class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flops: int = 0
     moved_bytes: int = 0  # read and written; 0 where it only makes a view
     hidden_bytes: int = 0  # what it took besides its outputs while it ran, where that is known
+    unsplit: int = 0  # of `hidden_bytes`, as of an allocation's
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -60,6 +62,17 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     outputs: tuple[int, ...]  # and of those that it gave
 
 
+class Building(msgspec.Struct, frozen=True):
+    """What the allocator was asked for before the first step: the model, its batch, and what a strategy ran to see it.
+
+    `places` are those that what is still there has in the trace of the step; None for everything else.
+    """
+
+    allocations: tuple[Allocation, ...]
+    operators: tuple[Operator, ...]
+    places: tuple[int | None, ...]
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `marks` are the phases in order, each with the number of the last operator before it.
 
@@ -73,6 +86,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     uses_host: bool = False  # something was moved to the host and back
     saves: tuple[Save, ...] = ()
     calls: tuple[Call, ...] = ()
+    building: Building | None = None  # None where it was not followed
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Every phase with its first and last operator, in order; the last is below the first where nothing ran."""
@@ -102,6 +116,21 @@ def live(trace: Trace) -> list[int]:
 def resting(trace: Trace, after: int) -> int:
     """The bytes that are there when an operator has ended and the next has not begun: no outputs, nothing freed."""
     return sum(one.nbytes for one in trace.allocations if one.born <= after < one.died)
+
+
+def as_asked(trace: Trace) -> Trace:
+    """The step with the bytes that were asked for, without what blocks have more because they were not split."""
+    return msgspec.structs.replace(
+        trace,
+        allocations=tuple(
+            msgspec.structs.replace(one, nbytes=one.nbytes - one.unsplit, unsplit=0) if one.unsplit else one
+            for one in trace.allocations
+        ),
+        operators=tuple(
+            msgspec.structs.replace(one, hidden_bytes=one.hidden_bytes - one.unsplit, unsplit=0) if one.unsplit else one
+            for one in trace.operators
+        ),
+    )
 
 
 def held_at(trace: Trace, operator: int) -> list[Allocation]:

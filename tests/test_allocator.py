@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch.torch_version import TorchVersion
 
-from profiler.timeline import Allocation, Operator, Trace
+from profiler.timeline import Allocation, Building, Operator, Trace, as_asked
 from profiler.trace import step
-from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, reserved
+from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory, replay, reserved
+from profiler.trace.summary import readings
 from tests.plain_allocator import Plain
 
 MIB = 2**20
@@ -431,42 +433,85 @@ def test_gradients_that_are_added_to_are_there_from_the_first_steps_end():
     assert reserved(one_step) == by_phase(12, 24, 24, 24)  # where the first step saved, the second has its gradients
 
 
-def products(*names: str, hidden: int = 0) -> Trace:
+@pytest.mark.parametrize(
+    ("asked", "block"),
+    [
+        ((9 * MIB, 10 * MIB), 11 * MIB),  # of a segment of 20, what is left is cut off above 1 MiB alone
+        ((9 * MIB, 10 * MIB - 512), 10 * MIB - 512),  # the twin: 1 MiB + 512 are left
+        ((MIB - 512, 1024, MIB - 1024), MIB - 1024),  # small blocks leave no more than they are rounded up to
+    ],
+)
+def test_a_storage_has_all_of_a_block_that_is_not_split(asked, block):
+    step = trace(*[(nbytes, 2, 2) for nbytes in asked])
+
+    last = replay(step).trace.allocations[-1]
+
+    assert (last.nbytes, last.unsplit) == (block, block - asked[-1])
+
+
+def test_what_an_operator_hides_has_all_of_its_block():
+    step = trace((4 * MIB, 2, 2), hidden=(0, 15 * MIB + 512, 0, 0))
+
+    found = replay(step).trace.operators[1]
+
+    assert (found.hidden_bytes, found.unsplit) == (16 * MIB, MIB - 512)  # a segment of its own, of 16 MiB
+
+
+def test_the_peak_is_of_whole_blocks_and_static_bytes_are_of_storages():
+    step = trace((37 * MIB, 0, 4, "parameters"), (3 * MIB, 2, 3, "saved"))
+
+    found = readings(replay(step).trace)
+
+    assert found["peak_bytes"] == (38 + 3) * MIB
+    assert found["static_bytes"]["parameters"] == 37 * MIB
+    assert as_asked(replay(step).trace) == step
+
+
+def built(*allocations: tuple[int, int, int], places: tuple[int | None, ...], num_operators: int = 3) -> Building:
+    return Building(
+        allocations=tuple(Allocation(nbytes, born, died, "", "", "", "") for nbytes, born, died in allocations),
+        operators=(Operator("", "", ""),) * num_operators,
+        places=places,
+    )
+
+
+def test_a_step_finds_what_building_its_model_left():
+    step = trace((12 * MIB, 0, 4, "parameters"), (25 * MIB, 2, 3))
+    looked_at = built((12 * MIB, 1, 3), (30 * MIB, 2, 2), places=(0, None))
+
+    assert reserved(step) == by_phase(12 + 26, 12 + 26, 12 + 26, 12 + 26)
+    assert reserved(replace(step, building=looked_at)) == by_phase(42, 42, 42, 42)  # 25 are cut from the 30
+
+
+def test_what_building_made_and_the_step_does_not_hold_is_gone_before_it():
+    step = trace((12 * MIB, 0, 4, "parameters"), (30 * MIB, 2, 3))
+    left_over = built((30 * MIB, 1, 3), (12 * MIB, 2, 3), places=(None, 0))
+
+    assert reserved(replace(step, building=left_over)) == by_phase(42, 42, 42, 42)
+
+
+def in_phases(*names: str) -> Trace:
     """One operator in the forward, the others in the backward."""
     phases = ("forward", *["backward"] * (len(names) - 1))
-    operators = tuple(Operator(name, "", phase, hidden_bytes=hidden) for name, phase in zip(names, phases, strict=True))
+    operators = tuple(Operator(name, "", phase) for name, phase in zip(names, phases, strict=True))
     return Trace(allocations=(), operators=operators, marks=(("forward", 0), ("backward", 1), ("end", len(names))))
 
 
-# Whether workspaces are kept, and how large cuBLASLt's are: aten/src/ATen/cuda/CublasHandlePool.cpp
-def test_a_product_takes_its_workspace_while_it_runs(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0+cu132"))
-    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
-
-    found = step._with_workspaces(products("aten.addmm", "aten.mm", "aten.add", "aten.bmm"), 32 * MIB)
-
-    assert [one.hidden_bytes for one in found.operators] == [MIB, 32 * MIB, 0, 32 * MIB]
-    assert not found.allocations
-    assert reserved(found) == {"forward": 34 * MIB, "backward": 34 * MIB}  # a small segment and one of 32
-
-
-def test_what_was_measured_of_a_product_has_its_workspace_in_it(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0+cu132"))
-    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
-
-    found = step._with_workspaces(products("aten.mm", hidden=33 * MIB), 32 * MIB)
-
-    assert found.operators[0].hidden_bytes == 33 * MIB
-
-
-@pytest.mark.parametrize(("version", "kept"), [("2.14.1", None), ("2.15.0", "1")])
-def test_workspaces_are_kept_by_each_thread_before_2_15_or_where_it_is_asked_for(monkeypatch, version, kept):
+# Whether workspaces are kept: aten/src/ATen/cuda/CublasHandlePool.cpp
+@pytest.mark.parametrize(
+    ("version", "asked", "kept"), [("2.14.1", None, True), ("2.15.0", "1", True), ("2.15.0", None, False)]
+)
+def test_workspaces_are_kept_before_2_15_or_where_it_is_asked_for(monkeypatch, version, asked, kept):
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
-    if kept:
-        monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", kept)
+    if asked:
+        monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", asked)
 
-    found = step._with_workspaces(products("aten.addmm", "aten.mm", "aten.mm"), 32 * MIB)
+    assert step.keeps_workspaces() is kept
+
+
+def test_workspaces_are_kept_by_each_thread():
+    found = step._with_workspaces(in_phases("aten.addmm", "aten.mm", "aten.mm"), 32 * MIB)
 
     assert [(one.nbytes, one.born, one.died) for one in found.allocations] == [(32 * MIB, 0, 3)] * 2
-    assert not any(one.hidden_bytes for one in found.operators)
+    assert not step._with_workspaces(in_phases("aten.add", "aten.add"), 32 * MIB).allocations

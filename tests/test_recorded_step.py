@@ -14,7 +14,7 @@ from torch import nn
 from profiler import assemble
 from profiler.case import Choice, Trial
 from profiler.predicting import follow_case
-from profiler.timeline import Allocation, Trace
+from profiler.timeline import Allocation, Trace, as_asked
 from profiler.trace import in_place
 from profiler.trace.allocator import CachingAllocator
 from profiler.trace.pool import GRANULE, Block, round_up
@@ -86,7 +86,7 @@ def traced_resnet(batch_size: int) -> Trace:
         model=Choice(RESNET), optimizer=Choice("momentum"), batch_size=batch_size, device="fake:cuda", verify="off"
     )
     with mock.patch.object(in_place, "SUM", None):
-        return follow_case(Trial(case=case)).trace
+        return as_asked(follow_case(Trial(case=case)).trace)
 
 
 @cache

@@ -10,7 +10,7 @@ from itertools import accumulate, count, groupby, pairwise
 import msgspec
 
 from profiler.analysis.stages import OUTSIDE, stage_of
-from profiler.timeline import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, held_at
+from profiler.timeline import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, as_asked, held_at
 
 THROUGHOUT = (*STATIC, WORKSPACES, BUCKETS)
 
@@ -38,8 +38,10 @@ def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
     - what is static, whatever is outside of all blocks, temporaries, and gradients of activations: all their life;
     - what a block saved or recomputed: in the stage that is the last to need it. If that is the block's own backward,
       from the first operator that releases any of this call's: before, the recompute may not have begun.
-    What is not counted is what `all` keeps of the other blocks: their inputs. Bytes.
+    What is not counted is what `all` keeps of the other blocks: their inputs; nor what the allocator left with blocks
+    that it did not split, which is otherwise in every step. Bytes.
     """
+    trace = as_asked(trace)
     needs = _Needs(trace, blocks)
     bounds = needs.bounds()
     at = max(needs.counted(), key=bounds.__getitem__)

@@ -5,9 +5,12 @@ The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from profiler.timeline import Allocation, Trace
+import msgspec
+from msgspec.structs import replace
+
+from profiler.timeline import Allocation, Building, Trace
 from profiler.trace.expandable import ExpandablePool
 from profiler.trace.pool import GRANULE, USED, Block, SegmentPool, round_up
 
@@ -103,55 +106,129 @@ class CachingAllocator:
         return self._capacity is not None and self._reserved + growth > self._capacity
 
 
-def reserved(trace: Trace, *, expandable_segments: bool = False) -> dict[str, int]:
-    """The largest reserved bytes in each phase of a second step, where the first one found the allocator empty.
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """A second step as the allocator counts it. Bytes."""
 
-    The first has no gradients before it and no optimizer state before its optimizer's phase; gradients that steps add
-    to come with that state. The second finds the blocks as the first left them. Storages are allocated in the order in
-    which they are born and freed after the operator that they die with; an operator has its outputs before it takes
-    what it hides, as cuBLAS's and cuDNN's do (aten/src/ATen/native/cuda/Blas.cpp, cudnn/ConvShared.cpp).
+    trace: Trace  # every storage with all of its block, of which `unsplit` tells what was not asked for
+    reserved: dict[str, int]  # the largest in each phase
+
+
+def replay(trace: Trace, *, expandable_segments: bool = False) -> Replayed:
+    """What the allocator makes of a second step, where the building of the model found it empty.
+
+    The first step finds the blocks as the building left them. It has no gradients before it and no optimizer state
+    before its optimizer's phase; gradients that steps add to come with that state. The second finds the blocks as the
+    first left them. Storages are allocated in the order in which they are born and freed after the operator that they
+    die with; an operator has its outputs before it takes what it hides, as cuBLAS's and cuDNN's do
+    (aten/src/ATen/native/cuda/Blas.cpp, cudnn/ConvShared.cpp).
     """
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
-    held: dict[int, Block] = {}
-    _replay(trace, _first_step(trace), held, allocator)
-    after = _replay(trace, _second_step(trace, held), held, allocator)
-    return {phase: after[last] for phase, _, last in trace.spans()}  # without a capacity it never falls
+    blocks = _Blocks(CachingAllocator(expandable_segments=expandable_segments))
+    if trace.building:
+        blocks.build(trace.building)
+    blocks.run(trace, _first_step(trace, blocks.held))
+    second = blocks.run(trace, _second_step(trace, blocks.held))
+    return Replayed(
+        trace=_with_blocks(trace, second),
+        reserved={
+            phase: second.reserved[last] for phase, _, last in trace.spans()
+        },  # without a capacity it never falls
+    )
 
 
-def _first_step(trace: Trace) -> Iterator[Life]:
+def reserved(trace: Trace, *, expandable_segments: bool = False) -> dict[str, int]:
+    """The largest reserved bytes in each phase of a second step, as `replay` finds them."""
+    return replay(trace, expandable_segments=expandable_segments).reserved
+
+
+class _Step(msgspec.Struct):
+    """What one replay found: block sizes by the places of allocations and by operators, and the reserved bytes.
+
+    `reserved` is after each operator; index 0 is before the step.
+    """
+
+    sizes: dict[int, int]
+    hidden: list[int]
+    reserved: list[int]
+
+
+class _Blocks:
+    """The blocks that a trace's storages have; `held` are those of what is there, by their places."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self.held: dict[int, Block] = {}
+        self._allocator = allocator
+
+    def build(self, building: Building) -> None:
+        """Hold what the building leaves to the step."""
+        last = len(building.operators)
+        lives = [(index, one.born, min(one.died, last)) for index, one in enumerate(building.allocations)]
+        kept = {index: place for index, place in enumerate(building.places) if place is not None}
+        lives = [(index, born, last + 1 if index in kept else died) for index, born, died in lives]
+        self.run(building, lives)
+        self.held = {kept[index]: block for index, block in self.held.items()}
+
+    def run(self, trace: Trace | Building, lives: Iterable[Life]) -> _Step:
+        """What is allocated and freed as these lives tell."""
+        allocator, held = self._allocator, self.held
+        step = _Step({index: block.size for index, block in held.items()}, [], [])
+        born, died = _by_operator(lives, len(trace.operators))
+        for number in range(len(trace.operators) + 1):
+            for index in born[number]:
+                block = held[index] = allocator.allocate(trace.allocations[index].nbytes)
+                step.sizes[index] = block.size
+            step.hidden.append(self._hide(trace.operators[number - 1].hidden_bytes if number else 0))
+            for index in died[number]:
+                allocator.free(held.pop(index))
+            step.reserved.append(allocator.reserved)
+        return step
+
+    def _hide(self, nbytes: int) -> int:
+        """What is taken and given back at once: the size of its block."""
+        if not nbytes:
+            return 0
+        block = self._allocator.allocate(nbytes)
+        size = block.size  # which changes when it is joined with what is free beside it
+        self._allocator.free(block)
+        return size
+
+
+def _with_blocks(trace: Trace, step: _Step) -> Trace:
+    """The trace with what its storages and its operators have of the allocator; hidden bytes are one block."""
+    allocations, operators = list(trace.allocations), list(trace.operators)
+    for index, size in step.sizes.items():
+        unsplit = size - allocations[index].nbytes
+        if unsplit:
+            allocations[index] = replace(allocations[index], nbytes=size, unsplit=unsplit)
+    for place, size in enumerate(step.hidden[1:]):
+        unsplit = size - operators[place].hidden_bytes
+        if unsplit:
+            operators[place] = replace(operators[place], hidden_bytes=size, unsplit=unsplit)
+    return replace(trace, allocations=tuple(allocations), operators=tuple(operators), building=None)
+
+
+def _first_step(trace: Trace, held: dict[int, Block]) -> list[Life]:
     last = len(trace.operators)
     optimizer = min(last, next((before + 1 for phase, before in trace.marks if phase == "optimizer"), last))
+    lives = []
     for index, one in enumerate(trace.allocations):
         is_later = not one.born and one.category in ("gradients", "optimizer")
-        yield index, optimizer if is_later else one.born, _died(one, last)
+        if index not in held:
+            lives.append((index, optimizer if is_later else one.born, _died(one, last)))
+    return lives
 
 
-def _second_step(trace: Trace, held: dict[int, Block]) -> Iterator[Life]:
+def _second_step(trace: Trace, held: dict[int, Block]) -> list[Life]:
     """Gradients that are there before it and not held are the first step's, which it begins by letting go of."""
-    for index, one in enumerate(trace.allocations):
-        if index not in held and (one.born or one.category != "gradients"):
-            yield index, one.born, _died(one, len(trace.operators))
+    return [
+        (index, one.born, _died(one, len(trace.operators)))
+        for index, one in enumerate(trace.allocations)
+        if index not in held and (one.born or one.category != "gradients")
+    ]
 
 
 def _died(one: Allocation, last: int) -> int:
     """Beyond the last operator, for what is there both before the step and after it; a step's own ends with it."""
     return one.died if one.born or one.died < last else last + 1
-
-
-def _replay(trace: Trace, lives: Iterable[Life], held: dict[int, Block], allocator: CachingAllocator) -> list[int]:
-    """The bytes that are reserved when each operator has run; index 0 is before the step."""
-    born, died = _by_operator(lives, len(trace.operators))
-    after = []
-    for number in range(len(trace.operators) + 1):
-        for index in born[number]:
-            held[index] = allocator.allocate(trace.allocations[index].nbytes)
-        hidden = trace.operators[number - 1].hidden_bytes if number else 0
-        if hidden:
-            allocator.free(allocator.allocate(hidden))
-        for index in died[number]:
-            allocator.free(held.pop(index))
-        after.append(allocator.reserved)
-    return after
 
 
 def _by_operator(lives: Iterable[Life], last: int) -> tuple[list[list[int]], list[list[int]]]:

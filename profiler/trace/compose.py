@@ -43,6 +43,7 @@ def compose(trace: Trace, blocks: Sequence[str], runs: Iterable[Sequence[int]]) 
         marks=tuple((phase, moved[before]) for phase, before in trace.marks),
         saves=(),
         calls=(),
+        building=None,
     )
 
 

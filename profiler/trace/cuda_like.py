@@ -29,8 +29,9 @@ def cuda_like() -> Iterator[None]:
 
     def offload(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
+            straight = tensor.contiguous()  # what is not is first copied on the device (native/cuda/Copy.cu)
             with on_host():
-                return tensor.clone()
+                return straight.clone()
 
         saved_tensors_hooks.__init__(self, pack, torch.Tensor.clone)
 

@@ -14,6 +14,8 @@ import msgspec
 import torch
 
 from profiler.timeline import BUCKETS, WORKSPACES, Allocation, Operator, Trace
+from profiler.trace import products
+from profiler.trace.building import Builder
 from profiler.trace.exchange import Exchange, parts
 from profiler.trace.saving import Saving
 from profiler.trace.tracer import Hidden, Life, Tracer
@@ -23,9 +25,7 @@ Step = Callable[[Callable[[str], None]], Any]
 
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 TRIES = 3
-BIASED = "aten.addmm"  # a linear layer's: cuBLASLt adds the bias
-MATMULS = ("aten.mm", BIASED, "aten.bmm", "aten.baddbmm")
-LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device (aten/src/ATen/cuda/CublasHandlePool.cpp)
+COUNTS = ("step", "mu_product")  # optimizer state that stays on the host unless it is captured or fused (torch/optim)
 
 
 def follow(
@@ -35,10 +35,11 @@ def follow(
     *,
     device: str = "cpu",
     hidden: Hidden | None = None,
-    workspace_bytes: int = 0,
+    kept_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
+    builder: Builder | None = None,
 ) -> Trace:
     """Trace a step as it is once gradients and optimizer state are there.
 
@@ -46,15 +47,17 @@ def follow(
     optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
     gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
     what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
-    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. Bytes.
+    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. With a
+    `builder`, the trace also tells what was allocated while the workload was built under it. `kept_bytes` are what
+    each thread that multiplies matrices keeps for it. Bytes.
     """
-    make = partial(_Run, workload, optimizer, device, hidden, with_saves=with_saves, with_calls=with_calls)
+    make = partial(_Run, workload, optimizer, device, hidden, builder, with_saves=with_saves, with_calls=with_calls)
     if buckets is not None:
         step(lambda phase: None)
         run = make()
         run.hold(buckets())
         run.go(step)
-        return _with_workspaces(run.trace(), workspace_bytes)
+        return _with_workspaces(run.trace(), kept_bytes)
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
@@ -63,39 +66,23 @@ def follow(
         if run.arrived == used and not run.left_behind():
             break
         used = run.arrived
-    return _with_workspaces(run.trace(), workspace_bytes)
+    return _with_workspaces(run.trace(), kept_bytes)
 
 
-def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """With what cuBLAS's products take: kept from the first one on, or there while one runs."""
-    if not nbytes:
-        return trace
-    return _keeping_workspaces(trace, nbytes) if _keeps_workspaces() else _hiding_workspaces(trace, nbytes)
-
-
-def _keeps_workspaces() -> bool:
+def keeps_workspaces() -> bool:
     """PyTorch did before 2.15; since then it is to be asked for it (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
     return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
-def _keeping_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """Once for the thread of the forward and once for autograd's."""
-    users = {one.phase for one in trace.operators if one.name in MATMULS}
+def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """With what cuBLAS keeps: once for the thread of the forward and once for autograd's."""
+    if not nbytes:
+        return trace
+    users = {one.phase for one in trace.operators if one.name in products.NAMES}
     threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
     last = len(trace.operators)
     kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
     return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
-
-
-def _hiding_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """A measured operator's hidden bytes have its workspace in them already."""
-    operators = [
-        msgspec.structs.replace(one, hidden_bytes=one.hidden_bytes or (LT_WORKSPACE if one.name == BIASED else nbytes))
-        if one.name in MATMULS
-        else one
-        for one in trace.operators
-    ]
-    return msgspec.structs.replace(trace, operators=tuple(operators))
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
@@ -117,6 +104,7 @@ class _Run:
         optimizer: torch.optim.Optimizer,
         device: str,
         hidden: Hidden | None,
+        builder: Builder | None = None,
         *,
         with_saves: bool,
         with_calls: bool,
@@ -131,6 +119,12 @@ class _Run:
         self._saving = Saving(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
+        self._builder = builder
+        groups = optimizer.param_groups
+        self._counts_on_device = isinstance(optimizer, torch.optim.ASGD) or any(
+            group.get("capturable") or group.get("fused") for group in groups
+        )
+        self._built: list[Life | None] = []  # by place, the lives that storages had while they were built
         self._hold()
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
@@ -180,6 +174,7 @@ class _Run:
             uses_host=self._tracer.uses_host,
             saves=self._saving.saves() if self._saving else (),
             calls=self._saving.calls() if self._saving else (),
+            building=self._builder.building(self._built) if self._builder else None,
         )
 
     def _hold(self) -> None:
@@ -190,17 +185,25 @@ class _Run:
             self._keep(parameter.detach(), "parameters", owner)
             if parameter.grad is not None:
                 self._keep(parameter.grad, "gradients", owner)
-            for tensor in tensors(dict(self._optimizer.state.get(parameter, {}))):
+            for tensor in self._state(parameter):
                 self._keep(tensor, "optimizer", owner)
         for name, buffer in module.named_buffers():
             self._keep(buffer, "buffers", name.rpartition(".")[0])
         for tensor in tensors(self._workload.batch):
             self._keep(tensor, "inputs", "")
 
+    def _state(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """A parameter's optimizer state that is on the device."""
+        state: dict[str, Any] = dict(self._optimizer.state.get(parameter, {}))
+        if self._device != "cpu" and not self._counts_on_device:
+            state = {name: value for name, value in state.items() if name not in COUNTS}
+        return tensors(state)
+
     def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
         life = self._tracer.hold(local(tensor), "", module)
         if life:
             life.category = category
+            self._built.append(self._builder.life(tensor) if self._builder else None)
 
     def _mark(self, phase: str) -> None:
         self._tracer.phase = phase

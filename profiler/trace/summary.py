@@ -9,7 +9,10 @@ from profiler.timeline import STATIC, Trace, live, resting
 
 
 def readings(trace: Trace, reserved: dict[str, int] | None = None) -> dict[str, Any]:
-    """The memory and FLOP fields of Readings. `reserved` is the caching allocator's largest by phase. Bytes."""
+    """The memory and FLOP fields of Readings. `reserved` is the caching allocator's largest by phase. Bytes.
+
+    Static bytes are those of the storages; all others are of the blocks that hold them, where the trace tells those.
+    """
     held = live(trace)
     peaks = [(phase, *_peak(trace, held, first, last)) for phase, first, last in trace.spans()]
     phase, at, peak = max(peaks, key=lambda one: one[2])
@@ -49,5 +52,5 @@ def _static(trace: Trace) -> dict[str, int]:
     found = dict.fromkeys(STATIC, 0)
     for one in trace.allocations:
         if not one.born:
-            found[one.category] = found.get(one.category, 0) + one.nbytes
+            found[one.category] = found.get(one.category, 0) + one.nbytes - one.unsplit
     return found

@@ -25,6 +25,11 @@ Seen = Callable[[str, Any], None]  # told of every operator that has run: its na
 
 DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
 
+ORDERS = {  # of results that are not allocated in the order in which they are returned: places, the first first
+    "aten.native_dropout": (1, 0),  # aten/src/ATen/native/cuda/Dropout.cu
+    "aten._scaled_dot_product_efficient_attention": (2, 3, 0, 1),  # transformers/cuda/attention.cu beside it
+}
+
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
 
 
@@ -98,7 +103,7 @@ class Tracer(TorchDispatchMode):
         self.operators.append(Operator(kind.name, module, phase, flops, moved, hidden))
         self.uses_host = self.uses_host or _ON_HOST.get()
         if not kind.is_view and not _ON_HOST.get():
-            for tensor in _tensors(out):
+            for tensor in _tensors(out if kind.order is None else [out[place] for place in kind.order]):
                 self._find(tensor, kind.name, module, phase)
         if self.seen:
             self.seen(kind.name, args)
@@ -209,13 +214,14 @@ class Tracer(TorchDispatchMode):
 class _Kind:
     """What is the same for every call of an operator."""
 
-    __slots__ = ("flops", "is_question", "is_view", "name")
+    __slots__ = ("flops", "is_question", "is_view", "name", "order")
 
     def __init__(self, func: Any) -> None:
         self.name = name(func)
         self.flops: Any = flop_registry.get(func._overloadpacket)
         self.is_question = func.namespace in ("prim", "profiler")  # of a fake tensor's device; or a mark
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
+        self.order = ORDERS.get(self.name)
 
 
 _KINDS: dict[Any, _Kind] = {}

@@ -1,0 +1,64 @@
+"""Real steps on the CUDA device that is here, held to what is predicted of them without calibration."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from profiler import catalogue, rates, strategies
+from profiler.case import FAKE, Case, Choice, Trial
+from profiler.engines.local import Local
+from tests import make
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
+
+MLP, TRANSFORMER = "mlp:width=1024,depth=8", "transformer:layers=4,width=256"
+ROWS = [
+    (MLP, 256, "sgd", {}),
+    (MLP, 8192, "sgd", {}),
+    (MLP, 256, "adamw", {"accumulate": 4}),
+    (MLP, 256, "sgd", {"keep_gradients": True}),
+    (MLP, 256, "adamw", {"precision": "bf16"}),
+    (TRANSFORMER, 32, "sgd", {}),
+    (TRANSFORMER, 32, "adamw", {}),
+    (TRANSFORMER, 32, "adamw", {"precision": "amp-bf16", "accumulate": 2}),
+]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Local(stage_seconds=120.0) as engine:
+        yield engine
+
+
+def case(model: str, strategy: str, batch_size: int, optimizer: str, settings: dict) -> Case:
+    chosen = make.case(
+        model=Choice(model),
+        optimizer=Choice(optimizer),
+        batch_size=batch_size,
+        device="cuda:0",
+        verify="off",
+        **settings,
+    )
+    return msgspec.structs.replace(chosen, strategy=catalogue.resolve(Choice(strategy), strategies.TABLE))
+
+
+def predicted_for(case: Case) -> Case:
+    """The same on the kind of device that is here."""
+    kind = next(word for word in rates.names() if rates.find(word).name == torch.cuda.get_device_name())
+    return msgspec.structs.replace(case, device=FAKE + kind)
+
+
+@pytest.mark.parametrize("strategy", ["none", "segments:k=2", "all", "selective", "offload"])
+@pytest.mark.parametrize(("model", "batch_size", "optimizer", "settings"), ROWS)
+def test_a_step_holds_what_was_predicted(engine, model, batch_size, optimizer, settings, strategy):
+    real = case(model, strategy, batch_size, optimizer, settings)
+
+    trials = [Trial(case=one, passes=("memory",)) for one in (real, predicted_for(real))]
+    measured, predicted = (record.readings for record in engine.run(trials))
+
+    assert predicted.peak_bytes == pytest.approx(measured.peak_bytes, rel=1e-4)
+    assert predicted.saved_bytes == pytest.approx(measured.saved_bytes, rel=1e-4)
+    assert predicted.start_bytes == pytest.approx(measured.start_bytes, rel=1e-4)
+    assert predicted.reserved_bytes == pytest.approx(measured.reserved_bytes, rel=0.02)
