@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -107,14 +106,10 @@ class _Bench:
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, stage: str) -> None:
-        self._settle()
+        self.device.release()
         self._leftovers.start()
         self._on_stage(stage)
         self._stages.append((stage, time.monotonic()))
-
-    def _settle(self) -> None:
-        gc.collect()  # the last pass's model is part of reference cycles
-        self.device.release()
 
     def end(self) -> dict[str, float]:
         ends = [*[start for _, start in self._stages[1:]], time.monotonic()]
@@ -161,7 +156,7 @@ class _Bench:
         held = self._leftovers.held_bytes()
         own, gathered = self._read_memory()
         if self.device.held_bytes() is not None:  # else the meter counts but what happens within a step
-            self._settle()
+            self.device.release()
             has_grown = self._leftovers.held_bytes() > held  # what does not is made once and used again, as a cache is
             self._misread = self._leftovers.nbytes if has_grown else self._leftovers.model_bytes
         if self._group.mesh is None:
@@ -226,13 +221,13 @@ class _Bench:
         """Who keeps what is left: shown by one step more, of the model as it is."""
         if self._group.mesh is not None:
             return "by the model's code, or by what distributes or checkpoints it"
-        self._settle()
+        self.device.release()
         alone = Leftovers(self.device)
         built = assemble(self.trial.case.baseline, data_directory=self.trial.data_directory, build=self._build)
         alone.built(built.workload)
         self._run(built)
         del built
-        self._settle()
+        self.device.release()
         if alone.held_bytes() or alone.held_model_bytes():
             return "the model's own code keeps them, without checkpointing too, by a module-level name or by a cycle"
         return f"{self.trial.case.strategy} keeps them; the model alone leaves nothing behind"

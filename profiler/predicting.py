@@ -243,7 +243,7 @@ def _stated(trial: Trial, known: Rates | None, num_guesses: int) -> list[Note]:
 
 
 def _stated_ranks(case: Case) -> str:
-    on_cuda = " reserved as if all ran in one stream;" if case.twin.device == "cuda" else ""
+    on_cuda = " without what NCCL takes of the device itself;" if case.twin.device == "cuda" else ""
     return (
         f"one of {case.num_ranks} ranks, the one that holds the most;{on_cuda} no time, for want of a network's rates"
     )

@@ -27,6 +27,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     category: str
     let_go: int | None = None  # the last operator before all but autograd had let go of it; None where not followed
     unsplit: int = 0  # of `nbytes`: what its block has more than it, because the allocator did not cut that off
+    stream: int = 0  # CUDA's, in which it was asked for: FSDP2 has several, and the allocator keeps their blocks apart
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):

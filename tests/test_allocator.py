@@ -61,6 +61,17 @@ def test_small_and_large_requests_share_no_segment():
     assert reserved_after(2 * MIB, 3 * MIB) == 20 * MIB  # the twin: large ones share
 
 
+def test_a_block_of_one_stream_serves_no_other():
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(MIB, stream=1), stream=1)
+
+    allocator.allocate(MIB, stream=1)
+    alone = allocator.reserved
+    allocator.allocate(MIB)
+
+    assert (alone, allocator.reserved) == (2 * MIB, 4 * MIB)
+
+
 def test_the_smallest_block_that_fits_is_taken():
     allocator = CachingAllocator()
     for block in [allocator.allocate(30 * MIB), allocator.allocate(12 * MIB)]:

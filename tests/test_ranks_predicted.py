@@ -124,7 +124,7 @@ def test_a_prediction_of_ranks_says_whose_it_is_and_tells_no_time():
 
     (text,) = [note.text for note in record.notes if note.code == "GCP037"]
     assert "one of 64 ranks" in text
-    assert "stream" in text
+    assert "NCCL" in text
     assert record.readings.step_seconds is None
 
 

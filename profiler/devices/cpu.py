@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import time
 from pathlib import Path
@@ -101,7 +102,7 @@ class Cpu:
         pass
 
     def release(self) -> None:
-        pass
+        gc.collect()  # the last pass's model is part of reference cycles
 
     def facts(self) -> Facts:
         return Facts(name=_processor(), total_bytes=psutil.virtual_memory().total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 
@@ -101,6 +102,8 @@ class Cuda:
         torch.cuda.synchronize(self._device)
 
     def release(self) -> None:
+        _let_go_of_graphs(self._device)
+        gc.collect()  # the last pass's model is part of reference cycles
         torch.cuda.synchronize(self._device)
         torch._C._cuda_clearCublasWorkspaces()  # kept for each thread before 2.15
         torch.cuda.empty_cache()
@@ -135,6 +138,16 @@ class Cuda:
             uuid = self.facts().uuid
             self._board = nvml.find(uuid) if uuid else "torch does not tell the device's UUID"
         return self._board
+
+
+def _let_go_of_graphs(device: torch.device) -> None:
+    """Have autograd's thread of this device drop the last backward's graph, by giving it a backward of nothing.
+
+    The thread tells that a backward is done before it lets go of the last node, and with it of a module that FSDP2
+    shards; it does so before it takes up the next. No element, no byte.
+    """
+    nothing = torch.zeros(0, device=device, requires_grad=True)
+    torch.autograd.backward(nothing.view(-1), torch.empty_like(nothing))
 
 
 def _driver() -> str | None:

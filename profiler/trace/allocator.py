@@ -1,6 +1,6 @@
 """A simulation of PyTorch's caching allocator for CUDA, and what it reserves in traced steps: knows nothing of torch.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings, for one stream.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from profiler.timeline import Allocation, Building, Operator, Trace
 from profiler.trace.expandable import ExpandablePool
-from profiler.trace.pool import GRANULE, NO_LIMIT, USED, Block, SegmentPool, round_up
+from profiler.trace.pool import GRANULE, NO_LIMIT, USED, Block, Pool, SegmentPool, round_up
 from profiler.trace.settings import NUM_INTERVALS, Settings
 
 SMALL_REQUEST = 2**20  # bytes: the largest request that the small pool serves
@@ -50,37 +50,36 @@ class CachingAllocator:
         max_split_bytes: int | None = None,
         divisions: tuple[int, ...] = (),
     ) -> None:
-        kind = ExpandablePool if expandable_segments else SegmentPool
-        large_remainder = GRANULE if expandable_segments else LARGE_REMAINDER
-        limit = NO_LIMIT if max_split_bytes is None else max_split_bytes
-        self._small = kind(page=SMALL_PAGE, least_remainder=GRANULE, base=0)
-        self._large = kind(page=LARGE_PAGE, least_remainder=large_remainder, base=LARGE_BASE, max_split=limit)
+        self._kind = ExpandablePool if expandable_segments else SegmentPool
+        self._large_remainder = GRANULE if expandable_segments else LARGE_REMAINDER
+        self._max_split = NO_LIMIT if max_split_bytes is None else max_split_bytes
         self._divisions = divisions
+        self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream: of small requests, and of large ones
         self._capacity = capacity
         self._allocated = self._reserved = 0
         self._peak_allocated = self._peak_reserved = 0
 
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: int, stream: int = 0) -> Block:
         """A block of at least `nbytes`, which `free` takes back. Raises OutOfMemory where it does not fit."""
         assert nbytes > 0, "PyTorch asks its allocator for nothing where a tensor is empty"
         size = self._rounded(nbytes)
-        pool = self._small if size <= SMALL_REQUEST else self._large
+        small, large = self._pools.get(stream) or self._open(stream)
+        pool = small if size <= SMALL_REQUEST else large
         block = pool.take(size) or self._grow(pool, size)
         self._allocated += block.size
         if self._allocated > self._peak_allocated:
             self._peak_allocated = self._allocated
         return block
 
-    def free(self, block: Block) -> None:
-        """Take a block back. What it was part of stays reserved."""
+    def free(self, block: Block, stream: int = 0) -> None:
+        """Take a block back, for the stream that had it. What it was part of stays reserved."""
         assert block.state == USED, "this block is free already"
         self._allocated -= block.size
-        pool = self._large if block.address >= LARGE_BASE else self._small
-        pool.give(block)
+        self._pools[stream][block.address >= LARGE_BASE].give(block)
 
     def release(self) -> None:
         """Return to the device every segment, or page, that is wholly free, as `torch.cuda.empty_cache` does."""
-        self._reserved -= self._small.release() + self._large.release()
+        self._reserved -= sum(pool.release() for pools in self._pools.values() for pool in pools)
 
     @property
     def allocated(self) -> int:
@@ -110,7 +109,14 @@ class CachingAllocator:
             return round_up(nbytes, 2**bits >> (divisions.bit_length() - 1))
         return round_up(nbytes, GRANULE)
 
-    def _grow(self, pool: SegmentPool | ExpandablePool, size: int) -> Block:
+    def _open(self, stream: int) -> tuple[Pool, Pool]:
+        """Streams share no block: one would have to wait until the other is done with it."""
+        remainder, limit = self._large_remainder, self._max_split
+        small = self._kind(page=SMALL_PAGE, least_remainder=GRANULE, base=0)
+        large = self._kind(page=LARGE_PAGE, least_remainder=remainder, base=LARGE_BASE, max_split=limit)
+        return self._pools.setdefault(stream, (small, large))
+
+    def _grow(self, pool: Pool, size: int) -> Block:
         if self._lacks(pool.growth(size)):
             self.release()
         growth = pool.growth(size)
@@ -196,11 +202,12 @@ class _Blocks:
         born, died = _by_operator(lives, len(trace.operators))
         for number in range(len(trace.operators) + 1):
             for index in born[number]:
-                block = held[index] = allocator.allocate(trace.allocations[index].nbytes)
+                one = trace.allocations[index]
+                block = held[index] = allocator.allocate(one.nbytes, one.stream)
                 step.sizes[index] = block.size
             step.hidden.append(self._hide(trace.operators[number - 1]) if number else 0)
             for index in died[number]:
-                allocator.free(held.pop(index))
+                allocator.free(held.pop(index), trace.allocations[index].stream)
             step.reserved.append(allocator.reserved)
         return step
 

@@ -160,6 +160,7 @@ class _Run:
                     life.phase,
                     life.category or categories.of(life),
                     last if self._saving and life.let_go is None else life.let_go,
+                    stream=life.stream,
                 )
                 for life in self._tracer.lives
             ),

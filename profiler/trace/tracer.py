@@ -48,10 +48,11 @@ def on_host() -> Iterator[None]:
 class Life:
     """One storage as it is followed; `died` is None while it is there."""
 
-    __slots__ = ("born", "category", "died", "let_go", "module", "nbytes", "operator", "phase", "watch")
+    __slots__ = ("born", "category", "died", "let_go", "module", "nbytes", "operator", "phase", "stream", "watch")
 
-    def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str) -> None:
+    def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str, stream: int = 0) -> None:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
+        self.stream = stream
         self.died: int | None = None
         self.let_go: int | None = None  # where saves are followed: when all but autograd had let go
         self.category: str | None = None
@@ -82,6 +83,7 @@ class Tracer(TorchDispatchMode):
         self._stack = [""]
         self._is_paused = False
         self._there: dict[int, Life] = {}  # by the address of the storage
+        self._streams = {torch.cpu.current_stream(): 0}  # which do nothing, but are entered where CUDA's would be
         self._module_of_node: dict[int, str] = {}  # by the sequence number of autograd's node
         self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
 
@@ -204,11 +206,14 @@ class Tracer(TorchDispatchMode):
         nbytes = rounded(storage.nbytes(), self._device)
         if not nbytes:
             return None
-        life = Life(nbytes, len(self.operators) + after, operator, module, phase)
+        life = Life(nbytes, len(self.operators) + after, operator, module, phase, self._stream())
         life.watch = weakref.ref(storage, lambda _: self._gone(key))
         self._there[key] = life
         self.lives.append(life)
         return life
+
+    def _stream(self) -> int:
+        return self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
 
     def _gone(self, key: int) -> None:
         self._there.pop(key).died = len(self.operators)

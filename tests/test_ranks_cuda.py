@@ -1,0 +1,118 @@
+"""Ranks by NCCL, each on a CUDA device of its own, hollow or not: what each holds against what is predicted.
+
+`pytest --hollow h100,count=8 -m gpu -n 0 tests/test_ranks_cuda.py` needs no GPU.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from profiler import kinds, rates
+from profiler.assemble import assemble
+from profiler.case import FAKE, Choice, Trial
+from profiler.record import Record
+from tests import make
+from tests.plans import written
+
+pytestmark = pytest.mark.gpu
+
+MODELS = {
+    "transformer": ("transformer", 8),
+    "resnet": ("torchvision:resnet18:size=64,classes=10", 8),
+}
+WAYS = ("ddp", "fsdp2")
+GRANULE = 512  # bytes: what the allocator rounds up to
+STRATEGIES = ("none", "all", "plan")
+EVERY = [(model, way, one, 2) for model in MODELS for way in WAYS for one in STRATEGIES]
+EIGHT = [("transformer", way, "all", 8) for way in WAYS]
+
+
+def has(devices: int) -> pytest.MarkDecorator:
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return pytest.mark.skipif(here < devices, reason=f"needs {devices} CUDA devices, and {here} are here (gpu)")
+
+
+def parameter(key):
+    return pytest.param(key, marks=has(key[-1]), id="-".join(map(str, key)))
+
+
+@pytest.fixture(scope="module")
+def ran(engine, tmp_path_factory):
+    """A key's record of its ranks, and that of its prediction; each is made once."""
+    folder = tmp_path_factory.mktemp("plans")
+    records: dict[tuple[str, str, str, int], tuple[Record, Record]] = {}
+
+    def run(key):
+        if key not in records:
+            records[key] = measured_and_predicted(engine, key, folder)
+        return records[key]
+
+    return run
+
+
+def measured_and_predicted(engine, key, folder):
+    model, way, strategy, ranks = key
+    name, batch_size = MODELS[model]
+    case = make.case(
+        written(strategy, name, folder), model=Choice(name), batch_size=batch_size, optimizer=Choice("adam"),
+        parallel=Choice(way), ranks=ranks, device="cuda:0",
+    )  # fmt: skip
+    foreseen = msgspec.structs.replace(case, device=FAKE + word())
+    return tuple(engine.run([Trial(case=case, passes=("flops", "memory")), Trial(case=foreseen, passes=("memory",))]))
+
+
+def word():
+    """That of the GPU that is here, or that it is the likeness of."""
+    here = torch.cuda.get_device_name().removeprefix(kinds.HOLLOW)
+    return next((name for name in rates.names() if rates.find(name).name == here), "cuda")
+
+
+@pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT])
+def test_each_rank_holds_what_one_rank_was_predicted_to_hold(ran, key):
+    measured, predicted = ran(key)
+
+    assert measured.outcome == "ok", measured.detail
+    assert len(measured.readings.ranks) == key[-1]
+    for rank in measured.readings.ranks:
+        assert predicted.readings.saved_bytes == pytest.approx(rank.saved_bytes, rel=0.01)
+        assert predicted.readings.peak_bytes == pytest.approx(rank.peak_bytes, rel=0.01)
+        held = sum(rank.static_bytes.values())
+        assert held <= sum(predicted.readings.static_bytes.values()) < held + most_rounded_up(key[0])
+
+
+def most_rounded_up(model):
+    """Measured are storages, predicted their blocks: of parameters, gradients, Adam's moments, buffers, a batch."""
+    name, batch_size = MODELS[model]
+    module = assemble(make.case(model=Choice(name), batch_size=batch_size)).workload.module
+    return GRANULE * (4 * len(list(module.parameters())) + len(list(module.buffers())) + 4)
+
+
+@pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT if key[1] == "fsdp2"])
+def test_the_streams_of_fsdp2_reserve_what_was_predicted(ran, key):
+    """With DDP it may be more: buckets are made anew while the first ones are there, which is not predicted."""
+    measured, predicted = ran(key)
+
+    assert predicted.readings.reserved_bytes == pytest.approx(measured.readings.reserved_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT])
+def test_a_rank_begins_its_step_with_nothing_of_the_pass_before(ran, key):
+    """What is there before the forward is static, in blocks that are rounded up, and gradients are gone."""
+    measured, _ = ran(key)
+    static, readings = measured.readings.static_bytes, measured.readings
+
+    resting = sum(static.values()) - static["gradients"]
+
+    assert resting <= readings.start_bytes < resting * 1.05
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=has(8)) for way in WAYS])
+def test_more_ranks_hold_parts_of_parameters_with_fsdp2_alone(ran, way):
+    (two, _), (eight, _) = (ran(("transformer", way, "all", ranks)) for ranks in (2, 8))
+    parameters = 4 * two.built.num_parameters
+
+    held = [record.readings.static_bytes["parameters"] for record in (two, eight)]
+
+    assert held == ([parameters, parameters] if way == "ddp" else [parameters // 2, parameters // 8])
