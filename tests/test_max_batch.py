@@ -190,7 +190,7 @@ def test_on_a_device_that_is_there_its_own_context_is_counted(here, capsys):
     assert answer(words) == 0
 
     title = " ".join(capsys.readouterr().out.split()).partition(" strategy ")[0]
-    assert re.search(r"of that CUDA itself takes \d\S* MiB, measured", title)
+    assert re.search(r"of that CUDA itself takes \d\S* \w+, measured", title)
 
 
 def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
