@@ -46,8 +46,10 @@ def observe(workload: Workload) -> Observation:
 def _observe(workload: Workload, *, keeps: bool) -> Observation:
     watcher = _Watcher(workload)
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor | None:
-        watcher.save(tensor)
+    saved = watcher.saved
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | None:  # kept by every node of the graph: see _Saved
+        saved.add(tensor)
         return tensor.detach() if keeps else None
 
     buffers = [buffer.clone() for buffer in workload.module.buffers()]
@@ -63,13 +65,33 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
     return watcher.observation()
 
 
+class _Saved:
+    """What is saved, by the place that is at work.
+
+    All that the hooks on saved tensors lead to. Every node of the graph holds those hooks in C++, where Python's
+    collector does not see them: a hook that led to an output, and so to the graph, would keep both for good, with every
+    parameter and gradient below them.
+    """
+
+    def __init__(self, known: list[torch.Tensor], count: int) -> None:
+        self.at: int | None = None  # before the blocks, nothing of what is saved can be checkpointed
+        self.nbytes = [0] * (count + 1)
+        self._seen = {tensor.untyped_storage()._cdata: StorageWeakRef(tensor.untyped_storage()) for tensor in known}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        seen = self._seen.get(storage._cdata)
+        if self.at is not None and (seen is None or seen.expired()):
+            self.nbytes[self.at] += storage.nbytes()
+        self._seen[storage._cdata] = StorageWeakRef(storage)
+
+
 class _Watcher:
     """Follows which block is at work by hooks on the blocks."""
 
     def __init__(self, workload: Workload) -> None:
         count = len(workload.blocks)
         self._names = workload.blocks
-        self._saved = [0] * (count + 1)
         self._inputs = [0] * count
         self._calls: list[int] = []
         self._linked = [False] * count
@@ -80,22 +102,14 @@ class _Watcher:
         self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
         on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
         self._random_state = torch.get_rng_state().nbytes if on_host else 0  # what every checkpoint keeps besides
-        self._at: int | None = None  # before the blocks, nothing of what is saved can be checkpointed
         known = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
-        self._seen = {tensor.untyped_storage()._cdata: StorageWeakRef(tensor.untyped_storage()) for tensor in known}
+        self.saved = _Saved(known, count)
         self._handles = [
             handle
             for index, name in enumerate(workload.blocks)
             for handle in self._watch(index, workload.module.get_submodule(name))
         ]
         self._handles.append(workload.module.register_forward_hook(self._returned))
-
-    def save(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        seen = self._seen.get(storage._cdata)
-        if self._at is not None and (seen is None or seen.expired()):
-            self._saved[self._at] += storage.nbytes()
-        self._seen[storage._cdata] = StorageWeakRef(storage)
 
     def use(self, tensor: torch.Tensor) -> None:
         """Something is done with a tensor: only the next block may, where it is a block's output."""
@@ -112,16 +126,16 @@ class _Watcher:
             raise Unsupported(
                 "the blocks do not run once each in the order of their names; choose others with --blocks"
             )
-        count = len(self._names)
+        count, nbytes = len(self._names), self.saved.nbytes
         return Observation(
-            chain=ChainBytes(saved=tuple(self._saved[:count]), inputs=tuple(self._inputs), tail=self._saved[count]),
+            chain=ChainBytes(saved=tuple(nbytes[:count]), inputs=tuple(self._inputs), tail=nbytes[count]),
             linked=tuple(fed and index not in self._tapped for index, fed in enumerate(self._linked)),
             in_tuples=self._in_tuples,
         )
 
     def _watch(self, index: int, block: nn.Module) -> list[Any]:
         def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            self._at = self._working = index
+            self.saved.at = self._working = index
             self._calls.append(index)
             self._inputs[index] = storage_bytes(tensors(arguments)) + self._random_state
             if index and self._last and arguments:
@@ -131,7 +145,7 @@ class _Watcher:
             self._last = None
 
         def leave(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-            self._at = index + 1 if index + 1 == len(self._names) else index
+            self.saved.at = index + 1 if index + 1 == len(self._names) else index
             self._working = None
             if isinstance(output, tuple) and len(output) == 1:
                 self._in_tuples.add(index)
