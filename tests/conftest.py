@@ -24,6 +24,7 @@ from profiler.engines.local import Local
 from profiler.record import Record
 from profiler.rehearse import device as hollow_device
 from tests import make
+from tests.hollow import Hollow, absent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,6 +82,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 def _logs_of_bugs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of our own, which some tests provoke, leave nothing behind."""
     monkeypatch.setattr(bug, "FOLDER", str(tmp_path_factory.getbasetemp()))
+
+
+@pytest.fixture(scope="session")
+def hollow() -> Hollow:
+    """Programs on a hollow CUDA device; skipped where none can be had."""
+    if why := absent():
+        pytest.skip(f"no hollow device: {why}")
+    return Hollow()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from profiler.engines.order import in_waves
 from profiler.engines.returned import WAIT_SECONDS, still_held
 from profiler.errors import UserError
 from profiler.record import SCHEMA, Environment, Outcome, Record
+from profiler.rehearse.device import prepare_if_asked
 from profiler.units import bytes_text
 
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
@@ -177,6 +178,7 @@ class _Server:
     """The client's end of the fork server."""
 
     def __init__(self, visible: str | None) -> None:
+        prepare_if_asked()
         self.control, theirs = socket.socketpair()
         self._errors = _nameless()
         python = [sys.executable, "-P", "-c", _BOOT]  # -P: a json.py in the folder at hand is none of its modules

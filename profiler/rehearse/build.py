@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,8 @@ from profiler.errors import UserError
 
 SOURCES = Path(__file__).parent / "hollow"
 FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-declaration-mismatch")
+BUILDING = ".building-"  # what the name of a folder begins with in which a build is at work
+OLD_SECONDS = 3600  # no build takes so long
 NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
 ASK_ARCHS = """
 import torch
@@ -51,8 +55,9 @@ RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c")
 def libraries(folder: Path | None = None) -> Path:
     """Returns the folder of the libraries for the installed torch; builds them where they are not there yet.
 
-    They are kept in the user's cache folder, by the digest of torch's version and of the sources. Raises UserError
-    (exit code 3) where torch is absent or has no CUDA, where a tool is missing, or where a source does not compile.
+    They are kept in the user's cache folder, by the digest of torch's version and of the sources. Raises UserError with
+    exit code 3 where torch is absent or has no CUDA, where a tool is missing, or where a source does not compile; with
+    74 where they cannot be kept.
     """
     torch = _torch()
     kept = (folder or cache()) / _digest(torch)
@@ -65,12 +70,14 @@ def libraries(folder: Path | None = None) -> Path:
                 hint="install gcc and binutils: apt install gcc, or dnf install gcc",
                 exit_code=3,
             )
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".building-") as name:
-        out = Path(name) / "lib"
-        out.mkdir()
-        _build(torch, Path(name), out)
-        _publish(out, kept)
+    try:
+        _build_into(kept, torch)
+    except OSError as error:
+        raise UserError(
+            f"the hollow device's libraries cannot be kept in {kept.parent}: {error.strerror or error}",
+            hint="XDG_CACHE_HOME chooses another folder",
+            exit_code=74,
+        ) from None
     return kept
 
 
@@ -101,6 +108,25 @@ def _digest(torch: Path) -> str:
     for source in [Path(__file__), *sorted(path for path in SOURCES.rglob("*") if path.is_file())]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _build_into(kept: Path, torch: Path) -> None:
+    """Build beside the folder, which appears whole or not at all."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(kept.parent)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=BUILDING) as name:
+        out = Path(name) / "lib"
+        out.mkdir()
+        _build(torch, Path(name), out)
+        _publish(out, kept)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what builds have left that were killed: nothing else is so old."""
+    for left in folder.glob(f"{BUILDING}*"):
+        with suppress(FileNotFoundError):  # its build has just ended
+            if time.time() - left.stat().st_mtime > OLD_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _publish(out: Path, kept: Path) -> None:
@@ -203,6 +229,7 @@ def _run(*words: str, env: dict[str, str] | None = None) -> str:
     """What a tool prints. Raises UserError (exit code 3) with its last words where it fails."""
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        said = next((line for line in lines if "error" in line), lines[-1])
         raise UserError(f"the hollow device cannot be built: {Path(words[0]).name}: {said}", exit_code=3)
     return done.stdout

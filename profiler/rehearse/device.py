@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -35,13 +36,13 @@ LIMITS = {
 }  # fmt: skip
 
 
-class Hollow(msgspec.Struct, frozen=True, kw_only=True):
+class Hollow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which device to be. Bytes; None where they are those of the GPU."""
 
     gpu: str  # a word of configs/devices
-    count: int = 1
-    bytes: int | None = None  # memory of each
-    context_bytes: int = 0  # what a context takes of it
+    count: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # MAX_DEVICES of hollow/hollow.h
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)] | None = None  # memory of each
+    context_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0  # what a context takes of it
 
 
 def parse(text: str) -> Hollow:
@@ -52,6 +53,16 @@ def parse(text: str) -> Hollow:
         return msgspec.convert({"gpu": gpu, **pairs}, Hollow, strict=False)
     except msgspec.ValidationError as error:
         raise UserError(f"{ASKED}: '{text}': {error}", hint="for example h100, or t4,count=2") from None
+
+
+def prepare_if_asked() -> None:
+    """Build what `open_if_asked` will open in another process.
+
+    Raises UserError for all that would stop it there: no such word or GPU, libraries that cannot be built.
+    """
+    if text := os.environ.get(ASKED):
+        _kind(rates.find(parse(text).gpu))
+        libraries()
 
 
 def open_if_asked() -> None:
@@ -69,6 +80,7 @@ def open_hollow(hollow: Hollow) -> None:
     if "torch" in sys.modules and not is_open():
         raise UserError("a hollow device is opened before torch is imported, and torch is there", exit_code=3)
     folder = libraries()
+    os.environ.pop("HOLLOW_BYTES", None)  # of another device, in the process that started this one
     os.environ |= _settings(hollow, gpu, folder)
     for name in ORDER:
         for path in sorted(folder.glob(f"{name}.so.*")):

@@ -1,0 +1,54 @@
+"""Programs on a hollow CUDA device, each in a process of its own: knows nothing of what they should do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from profiler.rehearse.device import ASKED
+from tests.program import PATIENCE_SECONDS, Done, environment, gcprof
+
+OPEN = "from profiler.rehearse.device import open_if_asked; open_if_asked()\n"
+BUILD = "from profiler.rehearse.build import libraries; print(libraries())"
+LEAVE = "\nimport os, sys; sys.stdout.flush(); os._exit(0)"  # autograd's threads may want an interpreter that is gone
+
+
+def absent() -> str | None:
+    """Why no hollow device can be had here; None where one can."""
+    spec = find_spec("torch")
+    folders = list((spec.submodule_search_locations or ()) if spec else ())
+    if not folders or not Path(folders[0], "lib", "libtorch_cuda.so").exists():
+        return "torch has no CUDA here"
+    missing = [tool for tool in ("gcc", "nm", "readelf") if not shutil.which(tool)]
+    return f"there is no {missing[0]}" if missing else None
+
+
+class Hollow:
+    """Runs programs on hollow devices, as `device` says: h100, or t4,count=2."""
+
+    def python(self, code: str, device: str = "h100", **more: str) -> Any:
+        """What the code leaves in `found`, by JSON."""
+        text = f"{OPEN}{code}\nimport json; print(json.dumps(found)){LEAVE}"
+        done = self.run(text, device, **more)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def run(self, code: str, device: str = "h100", **more: str) -> Done:
+        """Python as it is, to its end."""
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment(**{ASKED: device, **more}),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+
+    def gcprof(self, *words: str, cwd: Path, device: str = "h100", **more: str) -> Done:
+        """The program from its first word to its end."""
+        return gcprof(*words, cwd=cwd, **{ASKED: device, **more})

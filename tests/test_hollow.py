@@ -1,0 +1,406 @@
+"""A CUDA device that has memory and does no arithmetic: what torch sees of it, how it is built, what is told of it.
+
+Every test runs in processes of its own, whatever device this one has.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from profiler import rates, store
+from profiler.analysis.possible import impossible
+from profiler.cli import answer
+from profiler.errors import UserError
+from profiler.rehearse import build
+from profiler.rehearse.device import parse, prepare_if_asked
+from profiler.units import GIB, MIB
+from tests import examples, make
+from tests.hollow import BUILD
+from tests.program import PATIENCE_SECONDS, environment
+
+GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
+
+SEEN = """
+import ctypes, os, torch
+from torch import nn
+
+def taken(make):
+    before = torch.cuda.memory_allocated()
+    kept = make()
+    return torch.cuda.memory_allocated() - before
+
+def refused(make):
+    try:
+        make()
+    except RuntimeError as error:
+        return type(error).__name__ + ": " + str(error)
+
+def in_child(read):
+    mine, theirs = os.pipe()
+    if os.fork() == 0:
+        os.write(theirs, str(read()).encode())
+        os._exit(0)
+    os.wait()
+    return os.read(mine, 4096).decode()
+
+properties = torch.cuda.get_device_properties(0)
+found = {
+    "count": torch.cuda.device_count(),
+    "name": properties.name,
+    "multiprocessors": properties.multi_processor_count,
+    "bytes": properties.total_memory,
+    "capability": list(torch.cuda.get_device_capability(0)),
+    "uuids": [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())],
+    "3 MiB": taken(lambda: torch.empty(3 * 2**20, dtype=torch.uint8, device="cuda")),
+    "linear": taken(lambda: nn.Linear(1000, 10, device="cuda")),
+    "runtime in a child": in_child(lambda: ctypes.CDLL(None).cudaSetDevice(0)),
+    "runtime here": str(ctypes.CDLL(None).cudaSetDevice(0)),
+    "torch in a child": in_child(lambda: refused(lambda: torch.empty(1, device="cuda"))),
+}
+torch.cuda.empty_cache()
+whole = torch.empty(properties.total_memory, dtype=torch.uint8, device="cuda:1")
+found["whole"] = torch.cuda.memory_allocated(1)
+found["one more"] = refused(lambda: torch.empty(1, dtype=torch.uint8, device="cuda:1"))
+"""
+
+
+@pytest.fixture(scope="module")
+def seen(hollow):
+    """What torch tells of two T4 of 4 GiB."""
+    return hollow.python(SEEN, f"t4,count=2,bytes={4 * GIB}")
+
+
+def test_torch_sees_the_gpu_by_its_hollow_name_with_the_numbers_of_its_file(seen):
+    t4 = rates.find("t4")
+
+    assert seen["name"] == f"Hollow {t4.name}"
+    assert seen["count"] == len(set(seen["uuids"])) == 2
+    assert seen["multiprocessors"] == t4.chip.multiprocessors
+    assert tuple(seen["capability"]) == t4.compute_capability
+    assert seen["bytes"] == 4 * GIB
+
+
+def test_what_tensors_take_is_arithmetic(seen):
+    weight, bias = 4 * 1000 * 10, 4 * 10
+
+    assert seen["3 MiB"] == 3 * MIB
+    assert seen["linear"] == -(-weight // GRANULE) * GRANULE + -(-bias // GRANULE) * GRANULE == 40960
+
+
+def test_memory_runs_out_where_the_card_does(seen):
+    assert seen["whole"] == 4 * GIB
+    assert seen["one more"].startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has")
+
+
+def test_a_child_that_was_forked_after_cuda_was_touched_cannot_use_it(seen):
+    initialization_error = "3"  # cudaErrorInitializationError
+
+    assert seen["runtime in a child"] == initialization_error
+    assert seen["runtime here"] == "0"
+    assert "Cannot re-initialize CUDA in forked subprocess" in seen["torch in a child"]
+
+
+@pytest.fixture(scope="module")
+def run(hollow, tmp_path_factory):
+    """A run on a T4 of 1 GiB: a model that does not fit, then one that does; and what the program said."""
+    here = tmp_path_factory.mktemp("run")
+    words = ("run", "--model", "mlp:width=16384|64", "--strategies", "none,all", "--rounds", "1", "--device", "cuda")
+    done = hollow.gcprof(*words, "-o", "run", cwd=here, device=f"t4,bytes={GIB}")
+    assert done.returncode == 0, done.stderr
+    return done, store.load(here / "run"), here
+
+
+def by_outcome(run, outcome):
+    return [record for record in run[1].records if record.outcome == outcome]
+
+
+def test_a_rehearsed_run_says_so_in_records_table_and_csv(run):
+    done, stored, here = run
+    (line, *_) = list(csv.DictReader((here / "run" / "derived" / "table.csv").open(encoding="utf-8")))
+    names = {record.environment.device_name for record in stored.records}
+
+    assert names == {"Hollow Tesla T4"}
+    assert "(Hollow Tesla T4): rehearsed, not measured" in done.stdout
+    assert sum(row.split()[-1:] == ["rehearsed"] for row in done.stdout.splitlines()) == 2
+    assert "GCP039" in done.stdout
+    assert any(str(value).startswith("Hollow") for value in line.values())
+
+
+def test_a_rehearsed_run_says_so_in_json(run, monkeypatch, capsys):
+    monkeypatch.chdir(run[2])
+
+    assert answer(["show", "run", "--json"]) == 0
+
+    records = json.loads(capsys.readouterr().out)["records"]
+    assert all(record["environment"]["device_name"].startswith("Hollow") for record in records)
+
+
+def test_nothing_that_was_rehearsed_has_times_or_gradients(run):
+    found = by_outcome(run, "ok")
+
+    assert len(found) == 2
+    for record in found:
+        assert record.equality is None
+        assert (record.readings.step_seconds, record.readings.forward_seconds) == (None, None)
+        assert record.readings.peak_bytes >= record.readings.saved_bytes > 0
+        assert [note.code for note in record.notes if note.code == "GCP039"] == ["GCP039"]
+
+
+def test_a_rehearsed_record_with_times_is_no_result(run):
+    record = by_outcome(run, "ok")[0]
+    timed = msgspec.structs.replace(record.readings, step_seconds=(0.1,))
+
+    assert list(impossible(record, None)) == []
+    wrong = list(impossible(msgspec.structs.replace(record, readings=timed), None))
+    assert wrong == ["a device that computes nothing gave times or gradients"]
+
+
+def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_the_next_trial_is_clean(run):
+    full, clean = by_outcome(run, "out_of_memory"), by_outcome(run, "ok")
+
+    assert [record.case.model.options["width"] for record in full] == ["16384"] * 2
+    assert [record.case.model.options["width"] for record in clean] == ["64"] * 2
+    for record in full:
+        assert record.shortage.of == "device"
+        assert record.shortage.asked_bytes == 4 * 16384**2 == GIB
+        assert 0 < record.shortage.free_bytes < GIB
+    assert all(record.readings.reserved_bytes < GIB / 10 for record in clean)
+
+
+def test_a_measured_and_a_rehearsed_run_are_not_taken_for_one_kind(here, capsys):
+    measured = examples.run(here / "measured", [make.record(environment=examples.ENVIRONMENT)])
+    named = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Hollow Tesla T4")
+    without = msgspec.structs.replace(make.record().readings, step_seconds=None)
+    rehearsed = examples.run(here / "rehearsed", [make.record(environment=named, readings=without, equality=None)])
+
+    answer(["compare", str(measured.folder), str(rehearsed.folder)])
+
+    told = capsys.readouterr()
+    line = next(line for line in (told.out + told.err).splitlines() if "rehearsed" in line and "measured" in line)
+    assert "how" in line or "evidence" in line
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("t5", "no GPU is called 't5'"),
+        ("h100,coun=2", "unknown field `coun`"),
+        ("h100,count=two", "Expected `int`"),
+        ("h100,count=0", "Expected `int` >= 1"),
+        ("h100,bytes=-1", "Expected `int` >= 1"),
+    ],
+)
+def test_a_device_that_is_none_is_refused_before_a_process_is_started_for_it(asked, why, monkeypatch):
+    monkeypatch.setenv("GCPROF_HOLLOW", asked)
+
+    with pytest.raises(UserError) as refused:
+        prepare_if_asked()
+
+    assert why in refused.value.message
+
+
+def test_a_gpu_of_which_the_chip_is_not_known_is_refused(tmp_path, monkeypatch):
+    text = (rates.folder() / "t4.toml").read_text(encoding="utf-8").partition("[chip]")[0]
+    own = tmp_path / "gcprof" / "devices"
+    own.mkdir(parents=True)
+    (own / "mine.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("GCPROF_HOLLOW", "mine")
+
+    with pytest.raises(UserError, match="of Tesla T4 the chip is not known") as refused:
+        prepare_if_asked()
+
+    assert refused.value.hint is not None
+    assert "[chip]" in refused.value.hint
+
+
+def test_a_word_is_a_gpu_and_its_settings():
+    found = parse("t4,count=2,bytes=4294967296,context_bytes=1048576")
+
+    assert (found.gpu, found.count, found.bytes, found.context_bytes) == ("t4", 2, 4 * GIB, MIB)
+
+
+@pytest.fixture(scope="module")
+def on_two(hollow, tmp_path_factory):
+    """The records of two models on two GPUs."""
+    here = tmp_path_factory.mktemp("two")
+    words = ("run", "--model", "mlp:width=32|64", "--strategies", "none,all", "--rounds", "1", "--devices", "all")
+    done = hollow.gcprof(*words, "-o", "run", cwd=here, device="h100,count=2")
+    assert done.returncode == 0, done.stderr
+    return store.load(here / "run").records
+
+
+def test_trials_go_to_each_of_several_devices_and_what_is_compared_to_one(on_two):
+    devices: dict[str, set[str]] = {}
+    for record in on_two:
+        devices.setdefault(record.case.model.options["width"], set()).add(record.environment.device_uuid)
+
+    assert [record.outcome for record in on_two] == ["ok"] * 4
+    assert [len(one) for one in devices.values()] == [1, 1]
+    assert devices["32"] != devices["64"]
+
+
+def test_one_of_several_devices_is_seen_by_its_uuid(hollow, seen):
+    read = """
+import torch
+found = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+"""
+
+    found = hollow.python(read, "t4,count=2", CUDA_VISIBLE_DEVICES=f"GPU-{seen['uuids'][1]}")
+
+    assert found == [seen["uuids"][1]]
+
+
+def test_expandable_segments_reserve_by_pages(hollow):
+    read = """
+import torch
+kept = torch.empty(11 * 2**20, dtype=torch.uint8, device="cuda")
+found = torch.cuda.memory_reserved()
+"""
+
+    found = [hollow.python(read, **more) for more in ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})]
+
+    assert found == [12 * MIB, 20 * MIB]  # even numbers of MiB; pages of 20
+
+
+COMPILED = "transformer:layers=1,dropout=0"
+BUDGETS = "none,compile-budget:budget=0.5"
+
+
+@pytest.fixture(scope="module")
+def compiled(hollow, tmp_path_factory):
+    """Records by strategy, where Triton finds a compiler and where it finds none."""
+    here = tmp_path_factory.mktemp("compiled")
+    words = ("run", "--model", COMPILED, "--batch-size", "8", "--rounds", "1", "--device", "cuda", "--strategies")
+    fresh = {"TORCHINDUCTOR_CACHE_DIR": str(here / "inductor"), "TRITON_CACHE_DIR": str(here / "triton")}
+    hollow.gcprof(*words, BUDGETS, "-o", "with", cwd=here, **fresh)
+    none = {name: f"{folder}-none" for name, folder in fresh.items()}
+    hollow.gcprof(*words, BUDGETS, "-o", "without", cwd=here, PATH=str(here), **none)
+    return [{str(one.case.strategy): one for one in store.load(here / name).records} for name in ("with", "without")]
+
+
+@pytest.mark.gpu
+def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(compiled):
+    none, half = compiled[0].values()
+
+    assert (none.outcome, half.outcome) == ("ok", "ok"), half.detail
+    assert none.readings.saved_bytes > half.readings.saved_bytes > 0
+    assert none.readings.peak_bytes > half.readings.peak_bytes
+    assert none.readings.static_bytes == half.readings.static_bytes
+
+
+@pytest.mark.gpu
+def test_where_triton_finds_no_compiler_that_is_the_reason_of_the_row(compiled):
+    none, half = compiled[1].values()
+
+    assert none.outcome == "ok"
+    assert half.outcome in ("failed", "skipped")
+    assert "Failed to find C compiler" in half.detail
+
+
+def started(folder: Path, code: str = BUILD, **more: str) -> subprocess.Popen[str]:
+    """A process that builds into a cache of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(**{"XDG_CACHE_HOME": str(folder), **more}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def built(hollow, tmp_path_factory):
+    """A cache that two processes filled at once, beside what a killed build had left there; and what each said."""
+    cache = tmp_path_factory.mktemp("cache")
+    left = cache / "gcprof" / "hollow" / f"{build.BUILDING}killed"
+    (left / "lib").mkdir(parents=True)
+    old = time.time() - 2 * build.OLD_SECONDS
+    os.utime(left, (old, old))
+    both = [started(cache), started(cache)]
+    said = [process.communicate(timeout=PATIENCE_SECONDS) for process in both]
+    return cache, [process.returncode for process in both], said
+
+
+def test_two_builds_at_once_leave_one_whole_folder(built):
+    cache, codes, said = built
+    (folder,) = (cache / "gcprof" / "hollow").iterdir()
+
+    assert codes == [0, 0], said
+    assert {out.strip() for out, _ in said} == {str(folder)}
+    assert {path.name.partition(".so")[0] for path in folder.iterdir()} >= {
+        "libcudart",
+        "libcublas",
+        "libcudnn",
+        "libnccl",
+    }
+
+
+def test_what_is_built_is_kept_so_that_the_next_process_needs_no_compiler(built, monkeypatch):
+    cache, _, said = built
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("PATH", str(cache))  # there is no tool in it
+
+    assert str(build.libraries()) == said[0][0].strip()
+
+
+def test_without_a_compiler_it_says_in_one_line_what_to_install(hollow, tmp_path):
+    done = hollow.gcprof(
+        "run", "--model", "mlp", "--device", "cuda", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path)
+    )
+
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0] == "gcprof: rehearsing needs 'gcc', which is not here"
+    assert "apt install gcc" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_torch_without_cuda_is_refused(tmp_path):
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    process = started(tmp_path, f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{CAUGHT}")
+
+    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+
+    assert out.splitlines() == ["3", "rehearsing needs a CUDA build of torch on Linux, and this one has no CUDA"]
+
+
+CAUGHT = """
+from profiler.errors import UserError
+from profiler.rehearse.build import libraries
+try:
+    libraries()
+except UserError as error:
+    print(error.exit_code)
+    print(error.message)
+"""
+
+
+def test_a_cache_that_is_a_file_is_refused(hollow, tmp_path, monkeypatch):
+    (tmp_path / "gcprof").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    with pytest.raises(UserError, match=r"cannot be kept in .*: Not a directory") as refused:
+        build.libraries()
+
+    assert refused.value.exit_code == 74
+
+
+def test_a_full_disk_leaves_no_folder_that_looks_whole(hollow, tmp_path):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+    process = started(tmp_path, limit + CAUGHT)
+
+    out, error = process.communicate(timeout=PATIENCE_SECONDS)
+
+    assert out.splitlines()[0] in ("3", "74"), error
+    assert "hollow device" in out
+    assert list((tmp_path / "gcprof" / "hollow").iterdir()) == []
