@@ -250,8 +250,10 @@ def test_trials_go_to_each_of_several_devices_and_what_is_compared_to_one(on_two
 
 
 def test_one_of_several_devices_is_seen_by_its_uuid(hollow, seen):
-    each = "for number in range(torch.cuda.device_count())"
-    read = f"import torch; found = [str(torch.cuda.get_device_properties(number).uuid) {each}]"
+    read = """
+import torch
+found = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+"""
 
     found = hollow.python(read, "t4,count=2", CUDA_VISIBLE_DEVICES=f"GPU-{seen['uuids'][1]}")
 
@@ -270,8 +272,8 @@ found = torch.cuda.memory_reserved()
     assert found == [12 * MIB, 20 * MIB]  # even numbers of MiB; pages of 20
 
 
-COMPILED = "transformer:layers=2,dropout=0"
-BUDGETS = "none,compile-budget:budget=0.5,compile-budget:budget=0.0"
+COMPILED = "transformer:layers=1,dropout=0"
+BUDGETS = "none,compile-budget:budget=0.5"
 
 
 @pytest.fixture(scope="module")
@@ -282,18 +284,18 @@ def compiled(hollow, tmp_path_factory):
     fresh = {"TORCHINDUCTOR_CACHE_DIR": str(here / "inductor"), "TRITON_CACHE_DIR": str(here / "triton")}
     hollow.gcprof(*words, BUDGETS, "-o", "with", cwd=here, **fresh)
     none = {name: f"{folder}-none" for name, folder in fresh.items()}
-    hollow.gcprof(*words, BUDGETS.rpartition(",")[0], "-o", "without", cwd=here, PATH=str(here), **none)
+    hollow.gcprof(*words, BUDGETS, "-o", "without", cwd=here, PATH=str(here), **none)
     return [{str(one.case.strategy): one for one in store.load(here / name).records} for name in ("with", "without")]
 
 
 @pytest.mark.gpu
 def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(compiled):
-    none, half, least = compiled[0].values()
+    none, half = compiled[0].values()
 
-    assert [record.outcome for record in (none, half, least)] == ["ok"] * 3
-    assert none.readings.saved_bytes > half.readings.saved_bytes > least.readings.saved_bytes
+    assert (none.outcome, half.outcome) == ("ok", "ok"), half.detail
+    assert none.readings.saved_bytes > half.readings.saved_bytes > 0
     assert none.readings.peak_bytes > half.readings.peak_bytes
-    assert none.readings.static_bytes == half.readings.static_bytes == least.readings.static_bytes
+    assert none.readings.static_bytes == half.readings.static_bytes
 
 
 @pytest.mark.gpu

@@ -55,9 +55,9 @@ RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c")
 def libraries(folder: Path | None = None) -> Path:
     """Returns the folder of the libraries for the installed torch; builds them where they are not there yet.
 
-    They are kept in the user's cache folder, by the digest of torch's version and of the sources. Raises UserError:
-    exit code 3 where torch is absent or has no CUDA, where a tool is missing, or a source does not compile; 74 where
-    they cannot be kept.
+    They are kept in the user's cache folder, by the digest of torch's version and of the sources. Raises UserError with
+    exit code 3 where torch is absent or has no CUDA, where a tool is missing, or where a source does not compile; with
+    74 where they cannot be kept.
     """
     torch = _torch()
     kept = (folder or cache()) / _digest(torch)
