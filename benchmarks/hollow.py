@@ -26,6 +26,7 @@ from profiler import __version__, catalogue, models, optimizers, strategies
 from profiler.case import FAKE, Case, Choice, Trial, encode
 from profiler.engines.local import Local
 from profiler.record import Record
+from profiler.rehearse.device import ASKED
 
 PEAK, SAVED, RESERVED = "peak_bytes", "saved_bytes", "reserved_bytes"
 BOUNDS = {  # of the median, the 95th percentile and the worst error; None: none
@@ -98,17 +99,8 @@ def engines(device: str) -> Iterator[tuple[Local, Local]]:
 
 
 def hollow(device: str) -> dict[str, str]:
-    """The environment in which processes find the device.
-
-    Where HOLLOW_LIB names a folder of libraries, they are loaded before torch.
-    """
-    opened = {"GCPROF_HOLLOW": device, "HOLLOW_DEVICE": device}
-    if "HOLLOW_LIB" not in os.environ:
-        return opened
-    names = ("libcudart", "libcublasLt", "libcublas", "libcudnn", "libnccl", "libcufft", "libnvrtc", "libcuda")
-    folder = Path(os.environ["HOLLOW_LIB"])
-    libraries = [str(path) for name in (*names, "libnvidia-ml") for path in sorted(folder.glob(f"{name}.so.*"))]
-    return opened | {"LD_PRELOAD": " ".join(libraries), "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+    """The environment in which processes find the device."""
+    return {ASKED: device}
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from profiler.assemble import assemble
 from profiler.case import Case, decode
 from profiler.predicting import trace_case
 from profiler.signature import name
-from profiler.trace.step import GRANULE
 from profiler.worker import tell
+from profiler.workload import GRANULE
 
 ENTRIES = 500_000  # of the allocator's history
 Request = tuple[str, int]  # the operator, and the bytes as the allocator rounds them

@@ -27,7 +27,7 @@ def traced(strategy: str = "none", *, optimizer: str = "sgd", device: str = "fak
 
 
 def test_what_is_made_is_followed_until_it_is_gone_or_kept():
-    builder = Builder(granule=512)
+    builder = Builder(device="cuda")
     with fake_tensors(), builder.follow():
         kept = torch.empty(MIB)
         torch.empty(2 * MIB)
@@ -42,7 +42,7 @@ def test_what_is_made_is_followed_until_it_is_gone_or_kept():
 
 
 def test_a_conversion_leaves_room_where_parameters_were():
-    builder = Builder(granule=512)
+    builder = Builder(device="cuda")
     with fake_tensors(), builder.follow():
         module = nn.Linear(256, 512, bias=False).to(torch.float16)
 
