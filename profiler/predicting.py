@@ -102,7 +102,8 @@ def trace_case(
 
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
-    kind, hidden, is_kept = _kind(case), temporary_bytes, keeps_workspaces()
+    kind, is_kept = _kind(case), keeps_workspaces()
+    hidden: Hidden = temporary_bytes
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
     if kind == "cuda":
         hidden = taking_buffers(convolutions.taking_copies(hidden), known_rates(case.device, calibration))

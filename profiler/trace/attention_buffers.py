@@ -179,7 +179,8 @@ def _copied(tensor: torch.Tensor) -> int:
 
 
 def _heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> _Heads:
-    return _Heads(*query.shape, key.shape[2], key.shape[1], value.shape[3])
+    batch, heads, time, channels = query.shape
+    return _Heads(batch, heads, time, channels, key.shape[2], key.shape[1], value.shape[3])
 
 
 COUNTS = {

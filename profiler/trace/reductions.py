@@ -26,7 +26,7 @@ SUMS = (aten.sum, aten.nansum)
 MOMENTS = (aten.var, aten.std, aten.var_mean, aten.std_mean)
 EXTREMES = (aten.amax, aten.amin)
 REDUCTIONS = (*SUMS, *MOMENTS, *EXTREMES, aten.mean, aten.linalg_vector_norm, aten.norm)
-NO_DIMENSIONS = ([], (), None)
+NO_DIMENSIONS: tuple[Any, ...] = ([], (), None)
 
 
 class Dim(NamedTuple):
@@ -65,7 +65,7 @@ def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = 
         itemsize=taken.itemsize,
         accumulated=_accumulated(operator, taken.dtype),
         vector=8 if operator in SUMS and taken.dtype in HALF else 2 if operator in MOMENTS else 4,
-        offset=taken.storage_offset(),
+        offset=int(taken.storage_offset()),
     )
     indexable = _indexable(shape)
     return _global_bytes(indexable, chip) + (_kept_apart(shape) if indexable != shape else 0)
