@@ -143,6 +143,11 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
     )
 
 
+def hollow(devices: Mapping[str, Environment]) -> set[str]:
+    """Those that have memory and compute nothing."""
+    return {name for name, device in devices.items() if kinds.is_hollow(device.device_name)}
+
+
 def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
     """Raises UserError (exit code 3) where there are fewer CUDA devices, from the case's on, than its ranks.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -29,6 +29,11 @@ def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial,
         *(Trial(case=case, passes=passes) for case in real),
         *(Trial(case=case, passes=("memory",)) for case in cases),
     )
+
+
+def in_one_round(trials: Iterable[Trial], devices: Collection[str]) -> tuple[Trial, ...]:
+    """The trials without the later rounds of cases on these devices, which have no times that more rounds could add."""
+    return tuple(trial for trial in trials if trial.round == 1 or trial.case.device not in devices)
 
 
 def _measurable(case: Case) -> Case:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from profiler import references, store
+from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.errors import UserError
 
@@ -28,11 +29,12 @@ def test_there_are_predicted_ones_of_three_devices():
 
 
 @pytest.mark.parametrize("name", references.names())
-def test_every_one_is_complete_and_says_whether_it_is_predicted(name: str):
+def test_every_one_is_complete_and_says_what_it_is_evidence_of(name: str):
     run = store.load(references.find(f"ref:{name}"))
+    kind = name.partition("/")[0].partition("-")[0]
 
     assert len(run.records) == len(run.manifest.plan)
-    assert {record.case.is_predicted for record in run.records} == {name.startswith("predicted-")}
+    assert {row.evidence for row in rows(run.records)} == {{"cpu": "measured"}.get(kind, kind)}
     assert all(record.outcome == "ok" for record in run.records)
 
 
@@ -53,6 +55,23 @@ def test_the_wheel_takes_the_records_of_every_one_and_no_pictures():
     below = {path: where for path, where in taken.items() if path.startswith("results/")}
     assert set(below) == {path.relative_to(ROOT).as_posix() for path in FILES}
     assert all(where == f"profiler/{path}" for path, where in below.items())
+
+
+def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right():
+    """By hand, with PyTorch's own allocator: 1,011 to 1,018 MiB in every row, static bytes 703.7 MiB."""
+    run = store.load(references.find("ref:rehearsed-h100/mnist-cnn"))
+    peaks = {str(record.case.strategy): record.readings.peak_bytes / 2**20 for record in run.records}
+
+    assert list(peaks) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
+    assert all(1011 <= peak <= 1018 for peak in peaks.values())
+
+
+def test_the_readme_shows_the_rehearsed_table_as_the_command_prints_it(capsys):
+    readme = (ROOT / "README.md").read_text()
+    _, _, rest = readme.partition("<!-- rehearsed -->\n```\n")
+
+    assert answer(["show", "ref:rehearsed-h100/mnist-cnn"]) == 0
+    assert rest.partition("```")[0].strip() == capsys.readouterr().out.strip()
 
 
 def test_an_unknown_one_is_refused_with_the_nearest():

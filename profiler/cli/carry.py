@@ -72,9 +72,13 @@ def start(
 
 def planned(request: Request, devices: dict[str, Environment], *, part: Shard | None = None) -> Plan:
     """The plan of a request on the devices that are here, or a part of it. Raises UserError where one is not here."""
-    from profiler import device_choice, spec
+    import msgspec
+
+    from profiler import device_choice, spec, trials
 
     plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
+    once = trials.in_one_round(plan.trials, device_choice.hollow(devices))
+    plan = msgspec.structs.replace(plan, trials=once)
     device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
     device_choice.refuse_crowded([trial.case for trial in plan.trials], devices)
     return spec.part_of(plan, part) if part else plan

@@ -47,7 +47,7 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     if calibrate:
         case = msgspec.structs.replace(case, device=FAKE + case.twin.device)
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
-    rounds = wish.rounds or ROUNDS
+    rounds = 1 if case.device in device_choice.hollow(model.devices) else wish.rounds or ROUNDS
     cases, planned, files = proving.comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
     environment = device_choice.environment(case.device, model.devices)
     digests = sources.digests(trial.case for trial in planned)

@@ -110,6 +110,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
         where = device_choice.choose_device(device or "auto", list(devices))
         size = system.size_on(where, full=full)
         rounds = None if where.startswith(FAKE) else size.request.rounds
+        rounds = 1 if where in device_choice.hollow(devices) else rounds
         plan = spec.plan(msgspec.structs.replace(size.request, device=where, rounds=rounds), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])
         store.create(

@@ -58,10 +58,7 @@ def columns(rows: Sequence[Row]) -> Columns:
         name=_text("strategy", "", [row.case.strategy for row in rows]),
         memory=_memory(rows),
         time=_time(rows),
-        verdict=(
-            _text("gradients", "", [row.gradients for row in rows]),
-            _text("outcome", "", [outcome(row) for row in rows]),
-        ),
+        verdict=(*_gradients(rows), _text("outcome", "", [outcome(row) for row in rows])),
     )
 
 
@@ -183,14 +180,20 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
-    if all(is_predicted(row) and row.step_seconds is None for row in rows):
-        return ()  # only where a device's rates are known is there an estimate
+    if all(row.evidence != "measured" and row.step_seconds is None for row in rows):
+        return ()  # a rehearsal has none; a prediction has an estimate where its device's rates are known
     size, unit = second_unit([row.step_seconds for row in rows])
     return (
         _number("step", unit, [scaled(row.step_seconds, size) for row in rows]),
         _number("spread", "", [spread_text(row.step_spread) for row in rows]),
         _number("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
     )
+
+
+def _gradients(rows: Sequence[Row]) -> tuple[Column, ...]:
+    if all(row.evidence == "rehearsed" for row in rows):
+        return ()  # a device that computes nothing has none
+    return (_text("gradients", "", [row.gradients for row in rows]),)
 
 
 def _against_none(row: Row, found: float | None, change: str) -> str:
