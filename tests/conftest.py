@@ -55,13 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A hollow device has neither arithmetic nor times: what needs them is skipped there."""
+    """Skips what needs more than a hollow device is: memory of one process, without arithmetic and without time."""
     if not os.environ.get(hollow_device.ASKED):
         return
-    skip = pytest.mark.skip(reason="needs arithmetic or time, and the device is hollow (gpu)")
+    lacks = {"gpu_arithmetic": "computes nothing and takes no time", "gpu_shared": "is each process's own"}
     for item in items:
-        if item.get_closest_marker("gpu_arithmetic"):
-            item.add_marker(skip)
+        for marker, lack in lacks.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=f"the device is hollow: it {lack} (gpu)"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -49,7 +49,7 @@ def case(model: str, strategy: str, batch_size: int, optimizer: str, settings: d
 
 def predicted_for(case: Case) -> Case:
     """The same on the kind of device that is here."""
-    kind = next(word for word in rates.names() if rates.find(word).name == torch.cuda.get_device_name())
+    kind = rates.word_of(torch.cuda.get_device_name()) or "cuda"
     return msgspec.structs.replace(case, device=FAKE + kind)
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from profiler.errors import Unsupported
 from profiler.parallel.gloo import let_buffers_go
 from profiler.timeline import BUCKETS
-from profiler.workload import Workload
+from profiler.workload import Workload, rounded
 
 SETTLING = 3  # the buckets are made anew in the second step, and DDP tells of it in the third
 
@@ -62,4 +62,5 @@ def _bucket_bytes(module: DistributedDataParallel, *, stays: bool) -> int:
     """
     told = module._get_ddp_logging_data()
     sizes = str(told.get("bucket_sizes" if stays else "rebuilt_bucket_sizes", ""))
-    return sum(int(size) for size in sizes.split(",") if size.strip())
+    kind = next(module.parameters()).device.type
+    return sum(rounded(int(size), kind) for size in sizes.split(",") if size.strip())

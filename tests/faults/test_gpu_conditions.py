@@ -52,6 +52,7 @@ def timed(engine: Local) -> Record:
     return record
 
 
+@pytest.mark.gpu_arithmetic
 def test_fault_09_the_conditions_are_told_or_the_reason_is(engine):
     record = timed(engine)
 
@@ -69,6 +70,7 @@ def test_fault_09_without_nvml_the_device_measures_all_the_same(monkeypatch):
     assert "pip install" in device.untold()
 
 
+@pytest.mark.gpu_shared
 @needs_nvml
 def test_fault_48_another_process_on_the_device_is_seen(engine, other):
     (row,) = rows([timed(engine)])
@@ -83,6 +85,7 @@ def test_twin_48_alone_on_the_device_nothing_is_said(engine):
     assert not [note for note in row.notes if note.code == "GCP025"]
 
 
+@pytest.mark.gpu_shared
 @needs_nvml
 @pytest.mark.usefixtures("shared")
 def test_fault_48_a_run_that_must_be_alone_ends_with_3(here, other):
@@ -104,6 +107,7 @@ def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():
     assert free >= engine._free["cuda:0"] - SLACK_BYTES
 
 
+@pytest.mark.gpu_shared
 @needs_nvml
 def test_fault_49_a_child_tells_how_much_another_process_holds(engine, other):
     held = engine.ask("profiler.worker:free_bytes", "cuda:0", failing="no answer")["free"]
@@ -111,6 +115,7 @@ def test_fault_49_a_child_tells_how_much_another_process_holds(engine, other):
     assert held <= torch.cuda.get_device_properties(0).total_memory - HELD
 
 
+@pytest.mark.gpu_arithmetic
 def test_fault_51_a_tiny_step_is_taken_several_times_a_sample(engine):
     record = timed(engine)
 

@@ -41,6 +41,7 @@ def test_twin_11_a_batch_that_fits_has_no_shortage(engine):
     assert (record.outcome, record.shortage) == ("ok", None)
 
 
+@pytest.mark.gpu_arithmetic
 def test_fault_16_a_device_side_assert_is_lost_with_its_trial(engine):
     broken, clean = engine.run([on_gpu("tests.faults.bad_index:build"), on_gpu()])
 
@@ -48,6 +49,7 @@ def test_fault_16_a_device_side_assert_is_lost_with_its_trial(engine):
     assert "device-side assert triggered" in broken.detail
 
 
+@pytest.mark.gpu_arithmetic
 def test_twin_16_in_one_process_the_device_stays_broken(engine):
     (broken, spoilt), _ = unprotected(engine, on_gpu("tests.faults.bad_index:build"), on_gpu())
 
