@@ -216,7 +216,7 @@ def test_a_gpu_of_which_the_chip_is_not_known_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("GCPROF_HOLLOW", "mine")
 
-    with pytest.raises(UserError, match="of Tesla T4 the chip is not known") as refused:
+    with pytest.raises(UserError, match="the chip of Tesla T4 is not known") as refused:
         prepare_if_asked()
 
     assert refused.value.hint is not None
