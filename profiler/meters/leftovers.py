@@ -25,6 +25,7 @@ class Leftovers:
         self._at_start: tuple[int, int] | None = None  # all bytes and those of models; None once a pass has built one
         self.nbytes = 0  # that earlier passes left for the one at work
         self.model_bytes = 0  # of these, what is of models and their batches
+        self.most_bytes = 0  # the largest `nbytes` of any pass
 
     def start(self) -> None:
         """Count what is held as a pass begins; the device was released before."""
@@ -42,7 +43,15 @@ class Leftovers:
             nbytes, model_bytes = self._at_start
             self.model_bytes = max(0, model_bytes - again)
             self.nbytes = max(self.model_bytes, nbytes - again - gradients)
+            self.most_bytes = max(self.most_bytes, self.nbytes)
             self._at_start = None
+
+    def in_peak(self, held_before: int) -> int:
+        """The bytes of earlier passes that are in the peak of a pass that has ended and began with `held_before`.
+
+        What did not grow in that pass, such as a cache, is made once and used again: then only models count.
+        """
+        return self.nbytes if self.held_bytes() > held_before else self.model_bytes
 
     def held_bytes(self) -> int:
         """The bytes that are held now and were not before the first pass, as far as the device tells."""
