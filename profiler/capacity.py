@@ -27,7 +27,7 @@ PLAN = Choice("plan")
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes of the device's memory, and what of it no batch and no checkpointing makes less. Bytes."""
+    """What a step takes of the device's memory, and the parts that neither batch size nor strategy changes. Bytes."""
 
     nbytes: int
     static_bytes: int
@@ -40,7 +40,7 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
     strategy: Choice
     batch_size: int  # 0: not even one sample fits
     predicted_bytes: int | None = None
-    least: Need | None = None  # where none fits, what one sample takes
+    one_sample: Need | None = None  # where none fits, what a batch of one takes
     measured: tuple[Record, ...] = ()  # rounds at that size
     beyond: Record | None = None  # one sample more
 
@@ -60,9 +60,9 @@ def needed(readings: Readings, device: str, context_bytes: int = CONTEXT) -> int
 
 
 def measured_context(engine: Engine, case: Case) -> int | None:
-    """What CUDA and other processes take besides the allocator, while one sample is trained; None where it is untold.
+    """The bytes that CUDA and other processes take besides the allocator, measured while one sample is trained.
 
-    That is on a device whose own memory is not the limit, or that is not there.
+    None for a prediction and on a CPU, and where the trial did not tell.
     """
     if case.is_predicted or case.device == "cpu":
         return None
@@ -74,29 +74,28 @@ def measured_context(engine: Engine, case: Case) -> int | None:
 
 def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT) -> Largest:
     """The largest batch of the case that is predicted to fit the limit."""
-    found: dict[int, int | None] = {}
-    least: dict[int, Need | None] = {}
+    needs: dict[int, Need | None] = {}  # by batch size
 
     def bytes_of(batch_size: int) -> int | None:
-        one = msgspec.structs.replace(_fake(case), batch_size=batch_size)
-        (record,) = engine.run([Trial(case=one, passes=("memory",))])
+        sized = msgspec.structs.replace(_fake(case), batch_size=batch_size)
+        (record,) = engine.run([Trial(case=sized, passes=("memory",))])
         if record.outcome != "ok":
-            raise UserError(f"{one.strategy} cannot be predicted: {record.detail}")
-        found[batch_size] = needed(record.readings, one.device, context_bytes)
-        least[batch_size] = _need(record.readings, found[batch_size], one.device, context_bytes)
-        return found[batch_size]
+            raise UserError(f"{sized.strategy} cannot be predicted: {record.detail}")
+        need = needs[batch_size] = _need(record.readings, sized.device, context_bytes)
+        return need.nbytes if need else None
 
     batch_size = largest(bytes_of, limit=limit, start=case.batch_size or 1)
-    predicted = found.get(batch_size)
+    fitting = needs.get(batch_size)
     return Largest(
         strategy=case.strategy,
         batch_size=batch_size,
-        predicted_bytes=predicted,
-        least=None if batch_size else least.get(1),
+        predicted_bytes=fitting.nbytes if fitting else None,
+        one_sample=None if batch_size else needs.get(1),
     )
 
 
-def _need(readings: Readings, nbytes: int | None, device: str, context_bytes: int) -> Need | None:
+def _need(readings: Readings, device: str, context_bytes: int) -> Need | None:
+    nbytes = needed(readings, device, context_bytes)
     if nbytes is None:
         return None
     context = 0 if "cpu" in device else context_bytes
@@ -108,30 +107,28 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
 
     That is the smallest one, where what is faster needs too much besides its stages.
     """
-    found: dict[int, tuple[Recipe, int | None]] = {}
-    least: dict[int, Need | None] = {}
+    plans: dict[int, tuple[Recipe, int | None]] = {}  # by batch size, the smallest one and its traced bytes
+    needs: dict[int, Need | None] = {}
 
     def smallest(batch_size: int) -> int | None:
-        one = msgspec.structs.replace(_fake(case), batch_size=batch_size)
-        chain = proving.stages(engine, one, None, passes=("memory",))
+        sized = msgspec.structs.replace(_fake(case), batch_size=batch_size)
+        chain = proving.stages(engine, sized, None, passes=("memory",))
         plan = recipe_of(chain, frontier(chain).point(0).plan)
         recipe.write(plan, path)
-        told: list[Readings] = []
 
         def need(readings: Readings) -> int | None:
-            told.append(readings)
-            return needed(readings, one.device, context_bytes)
+            needs[batch_size] = _need(readings, sized.device, context_bytes)
+            return needed(readings, sized.device, context_bytes)
 
-        traced = proving.traced_need(engine, one, path, None, need)
-        found[batch_size] = plan, traced
-        least[batch_size] = _need(told[0], traced, one.device, context_bytes) if told else None
+        traced = proving.traced_need(engine, sized, path, None, need)
+        plans[batch_size] = plan, traced
         return traced
 
     batch_size = largest(smallest, limit=limit, start=case.batch_size or 1)
     if not batch_size:
         path.unlink(missing_ok=True)
-        return Largest(strategy=PLAN, batch_size=0, least=least.get(1))
-    plan, smallest_bytes = found[batch_size]
+        return Largest(strategy=PLAN, batch_size=0, one_sample=needs.get(1))
+    plan, smallest_bytes = plans[batch_size]
     fastest = _plan(engine, msgspec.structs.replace(case, batch_size=batch_size), limit, path, context_bytes)
     if fastest is None:
         recipe.write(plan, path)

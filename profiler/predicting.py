@@ -32,7 +32,7 @@ from profiler.trace.cuda_like import cuda_like, foreach
 from profiler.trace.elementwise import on_parts
 from profiler.trace.fake import Fakes, fake_tensors, unseen
 from profiler.trace.host_state import Marking, host_state
-from profiler.trace.step import follow, keeps_workspaces
+from profiler.trace.step import Step, follow, keeps_workspaces
 from profiler.trace.summary import readings
 from profiler.trace.temporaries import temporary_bytes
 from profiler.trace.tracer import Hidden
@@ -103,13 +103,8 @@ def trace_case(
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
     kind, is_kept = _kind(case), keeps_workspaces()
-    hidden: Hidden = temporary_bytes
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
-    if kind == "cuda":
-        known, taken = known_rates(case.device, calibration), 0 if is_kept else workspace
-        hidden = convolutions.taking_copies(hidden, convolutions.machine_of(known, taken))
-        hidden = products.taking_workspaces(taking_buffers(hidden, known), taken)
-    hidden = _measured_or(hidden, calibration)
+    hidden = _hidden(case, calibration, 0 if is_kept else workspace)
     builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():
@@ -117,10 +112,7 @@ def trace_case(
         if built.applied.changes_kernels:
             raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
         on_stage("memory")
-        with Marking() if kind == "cuda" else nullcontext():
-            optimizer, step = built.trainer()
-        if kind == "cuda":
-            foreach(optimizer)
+        optimizer, step = _trainer(built, kind)
         on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
         with on_host, on_parts(optimizer) if rank else nullcontext(), unseen():
             trace = follow(
@@ -138,6 +130,28 @@ def trace_case(
         if rank:
             rank.refuse_unused()
     return built, trace, fakes.num_guesses
+
+
+def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -> Hidden:
+    """What operators take besides their results: as measured, else by PyTorch's rules for the device.
+
+    `workspace_bytes` are cuBLAS's where a product takes them while it runs, else 0.
+    """
+    hidden: Hidden = temporary_bytes
+    if _kind(case) == "cuda":
+        gpu = known_rates(case.device, calibration)
+        hidden = convolutions.taking_copies(hidden, convolutions.machine_of(gpu, workspace_bytes))
+        hidden = products.taking_workspaces(taking_buffers(hidden, gpu), workspace_bytes)
+    return _measured_or(hidden, calibration)
+
+
+def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
+    """The optimizer and the step of an assembled case, as they are on this kind of device."""
+    with Marking() if kind == "cuda" else nullcontext():
+        optimizer, step = built.trainer()
+    if kind == "cuda":
+        foreach(optimizer)
+    return optimizer, step
 
 
 def observe_case(case: Case) -> Observation:
@@ -195,9 +209,10 @@ def known_rates(device: str, calibration: Calibration | None = None) -> Rates | 
 
 
 def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
-    """The trace as CUDA's caching allocator counts it in a second step, which is the one that is measured.
+    """The trace with the blocks that CUDA's caching allocator gives a second step, and the reserved bytes by phase.
 
-    And what it reserves, by phase; None on the CPU. The allocator is set by the environment, as it would be in a run.
+    A second step is the one that is measured. The environment sets the allocator, as in a run. On the CPU the trace is
+    as it was, and the reserved bytes are None.
     """
     if trace.device != "cuda":
         return trace, None
@@ -255,7 +270,7 @@ def _stated_error(trial: Trial, known: Rates) -> str:
 
 
 def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
-    """What operators of the same signature were measured to take, or are foreseen to."""
+    """`foreseen`, but for operators whose signature was measured in the calibration."""
     known = calibration.hidden_bytes if calibration else {}
     names = {call.partition("(")[0] for call in known}
 

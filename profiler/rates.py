@@ -59,7 +59,7 @@ def folder() -> Path:
 
 
 def own_folder() -> Path:
-    """Returns where a user's own files are: gcprof/devices below XDG_CONFIG_HOME, or below ~/.config."""
+    """Returns the folder of the user's own files: gcprof/devices below XDG_CONFIG_HOME, or below ~/.config."""
     root = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(root) / "gcprof" / "devices"
 
@@ -81,13 +81,13 @@ def find(word: str) -> Rates:
 
 
 def of_device(device_name: str) -> Rates | None:
-    """The GPU that its driver calls so, or its hollow likeness; None where it is not known."""
+    """The GPU of this name, real or hollow, as its driver tells it; None where it is not known."""
     word = word_of(device_name)
     return find(word) if word else None
 
 
 def word_of(device_name: str) -> str | None:
-    """What the GPU is called here that its driver calls so, or its hollow likeness; None where it is not known."""
+    """The word on the command line for a GPU of this name, real or hollow; None where it is not known."""
     name = device_name.removeprefix(HOLLOW)
     return next((word for word in names() if find(word).name == name), None)
 
@@ -102,9 +102,9 @@ def read(path: Path) -> Rates:
 
 
 def _paths() -> dict[str, Path]:
-    """The file of each GPU by its word; a user's own stands in for ours of the same word."""
-    found = {path.stem: path for place in (folder(), own_folder()) for path in sorted(place.glob("*.toml"))}
-    return {word: path for word, path in found.items() if WORD.fullmatch(word)}
+    """The file of each GPU by its word; a user's own file replaces one of gcprof's of the same name."""
+    paths = {path.stem: path for place in (folder(), own_folder()) for path in sorted(place.glob("*.toml"))}
+    return {word: path for word, path in paths.items() if WORD.fullmatch(word)}
 
 
 def workspace_bytes(rates: Rates) -> int:

@@ -26,8 +26,8 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     phase: str  # forward, recompute, backward, optimizer, zero; "before" the step
     category: str
     let_go: int | None = None  # the last operator before all but autograd had let go of it; None where not followed
-    unsplit: int = 0  # of `nbytes`: what its block has more than it, because the allocator did not cut that off
-    stream: int = 0  # CUDA's, in which it was asked for: FSDP2 has several, and the allocator keeps their blocks apart
+    unsplit: int = 0  # of `nbytes`: what its block has beyond the request, because the allocator did not split it
+    stream: int = 0  # CUDA's, in which it was requested: FSDP2 has several, and the allocator keeps their blocks apart
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -39,8 +39,8 @@ class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flops: int = 0
     moved_bytes: int = 0  # read and written; 0 where it only makes a view
     hidden_bytes: int = 0  # what it took besides its outputs while it ran, where that is known
-    unsplit: int = 0  # of `hidden_bytes`, as of an allocation's
-    requests: tuple[int, ...] = ()  # what `hidden_bytes` are the sum of, in order; one request where that is not known
+    unsplit: int = 0  # of `hidden_bytes`, as in an allocation
+    requests: tuple[int, ...] = ()  # of which `hidden_bytes` are the sum, in order; empty: taken as one request
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,9 +65,9 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Building(msgspec.Struct, frozen=True):
-    """What the allocator was asked for before the first step: the model, its batch, and what a strategy ran to see it.
+    """What was allocated before the first step: the model, its batch, and forwards that a strategy ran to observe it.
 
-    `places` are those that what is still there has in the trace of the step; None for everything else.
+    `places` has, for each allocation, its index in the trace of the step; None where it was freed before the step.
     """
 
     allocations: tuple[Allocation, ...]
@@ -121,7 +121,7 @@ def resting(trace: Trace, after: int) -> int:
 
 
 def as_asked(trace: Trace) -> Trace:
-    """The step with the bytes that were asked for, without what blocks have more because they were not split."""
+    """The step with the bytes that were requested, without the unsplit rest of their blocks."""
     return msgspec.structs.replace(
         trace,
         allocations=tuple(

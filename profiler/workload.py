@@ -101,7 +101,7 @@ def storage_bytes(found: list[torch.Tensor]) -> int:
 
 
 def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
-    """The same, each by itself."""
+    """What each storage behind these tensors takes, by its address."""
     storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
     return {storage._cdata: allocated_bytes(storage) for storage in storages}
 
@@ -112,7 +112,7 @@ def allocated_bytes(storage: torch.UntypedStorage) -> int:
 
 
 def rounded(nbytes: int, kind: str) -> int:
-    """Bytes as the allocator of a kind of device rounds them up: a measurement and a prediction count by this alone."""
+    """The bytes that the allocator of a kind of device counts for a request; measured and predicted alike."""
     granule = GRANULE.get(kind, 1)
     return -(-nbytes // granule) * granule
 

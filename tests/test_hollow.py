@@ -1,4 +1,4 @@
-"""A CUDA device that has memory and does no arithmetic: what torch sees of it, how it is built, what is told of it.
+"""A CUDA device that has memory and does no arithmetic: what torch sees of it, and what is said of what runs on it.
 
 Every test runs in processes of its own, whatever device this one has.
 """
@@ -7,11 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,12 +15,9 @@ from profiler import rates, store
 from profiler.analysis.possible import impossible
 from profiler.cli import answer
 from profiler.errors import UserError
-from profiler.rehearse import build
 from profiler.rehearse.device import parse, prepare_if_asked
 from profiler.units import GIB, MIB
 from tests import examples, make
-from tests.hollow import BUILD
-from tests.program import PATIENCE_SECONDS, environment
 
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 
@@ -216,7 +208,7 @@ def test_a_gpu_of_which_the_chip_is_not_known_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("GCPROF_HOLLOW", "mine")
 
-    with pytest.raises(UserError, match="of Tesla T4 the chip is not known") as refused:
+    with pytest.raises(UserError, match="the chip of Tesla T4 is not known") as refused:
         prepare_if_asked()
 
     assert refused.value.hint is not None
@@ -305,102 +297,3 @@ def test_where_triton_finds_no_compiler_that_is_the_reason_of_the_row(compiled):
     assert none.outcome == "ok"
     assert half.outcome in ("failed", "skipped")
     assert "Failed to find C compiler" in half.detail
-
-
-def started(folder: Path, code: str = BUILD, **more: str) -> subprocess.Popen[str]:
-    """A process that builds into a cache of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment(**{"XDG_CACHE_HOME": str(folder), **more}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.fixture(scope="module")
-def built(hollow, tmp_path_factory):
-    """A cache that two processes filled at once, beside what a killed build had left there; and what each said."""
-    cache = tmp_path_factory.mktemp("cache")
-    left = cache / "gcprof" / "hollow" / f"{build.BUILDING}killed"
-    (left / "lib").mkdir(parents=True)
-    old = time.time() - 2 * build.OLD_SECONDS
-    os.utime(left, (old, old))
-    both = [started(cache), started(cache)]
-    said = [process.communicate(timeout=PATIENCE_SECONDS) for process in both]
-    return cache, [process.returncode for process in both], said
-
-
-def test_two_builds_at_once_leave_one_whole_folder(built):
-    cache, codes, said = built
-    (folder,) = (cache / "gcprof" / "hollow").iterdir()
-
-    assert codes == [0, 0], said
-    assert {out.strip() for out, _ in said} == {str(folder)}
-    assert {path.name.partition(".so")[0] for path in folder.iterdir()} >= {
-        "libcudart",
-        "libcublas",
-        "libcudnn",
-        "libnccl",
-    }
-
-
-def test_what_is_built_is_kept_so_that_the_next_process_needs_no_compiler(built, monkeypatch):
-    cache, _, said = built
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setenv("PATH", str(cache))  # there is no tool in it
-
-    assert str(build.libraries()) == said[0][0].strip()
-
-
-def test_without_a_compiler_it_says_in_one_line_what_to_install(hollow, tmp_path):
-    done = hollow.gcprof(
-        "run", "--model", "mlp", "--device", "cuda", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path)
-    )
-
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[0] == "gcprof: rehearsing needs 'gcc', which is not here"
-    assert "apt install gcc" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_torch_without_cuda_is_refused(tmp_path):
-    (tmp_path / "torch" / "lib").mkdir(parents=True)
-    (tmp_path / "torch" / "__init__.py").touch()
-    process = started(tmp_path, f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{CAUGHT}")
-
-    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
-
-    assert out.splitlines() == ["3", "rehearsing needs a CUDA build of torch on Linux, and this one has no CUDA"]
-
-
-CAUGHT = """
-from profiler.errors import UserError
-from profiler.rehearse.build import libraries
-try:
-    libraries()
-except UserError as error:
-    print(error.exit_code)
-    print(error.message)
-"""
-
-
-def test_a_cache_that_is_a_file_is_refused(hollow, tmp_path, monkeypatch):
-    (tmp_path / "gcprof").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    with pytest.raises(UserError, match=r"cannot be kept in .*: Not a directory") as refused:
-        build.libraries()
-
-    assert refused.value.exit_code == 74
-
-
-def test_a_full_disk_leaves_no_folder_that_looks_whole(hollow, tmp_path):
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
-    process = started(tmp_path, limit + CAUGHT)
-
-    out, error = process.communicate(timeout=PATIENCE_SECONDS)
-
-    assert out.splitlines()[0] in ("3", "74"), error
-    assert "hollow device" in out
-    assert list((tmp_path / "gcprof" / "hollow").iterdir()) == []

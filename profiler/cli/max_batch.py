@@ -49,7 +49,7 @@ def max_batch(
     from profiler.spec import Request, strategies_of
 
     limit = parse_bytes(memory, flag="--memory")
-    given = None if context is None else parse_bytes(context, flag="--context")
+    context_bytes = None if context is None else parse_bytes(context, flag="--context")
     if rounds is not None and (not measure or (device or "").startswith("fake:")):
         raise UserError("--rounds has no effect on a prediction", hint="leave it out")
     chosen = strategies_of(Request(strategies=strategies), [])
@@ -62,38 +62,39 @@ def max_batch(
             if asked.case.batch_size is None:
                 hint = "give the function a parameter batch_size"
                 raise UserError(f"'{asked.case.model}' makes its own batch, of one size", hint=hint)
-            taken = _context(asked, given, measure=measure)
-            found, folder = _predict(asked, [str(one) for one in chosen], limit, taken.nbytes)
-            lines, code = _measured(asked, found, folder, rounds or ROUNDS, taken.nbytes, measure=measure)
+            reserve = _context(asked, context_bytes, measure=measure)
+            predicted, folder = _predict(asked, [str(word) for word in chosen], limit, reserve.nbytes)
+            lines, code = _measured(asked, predicted, folder, rounds or ROUNDS, reserve.nbytes, measure=measure)
     except Interrupted as interrupted:
         if json:
             say_failure(interrupted.exit_code)
         raise typer.Exit(interrupted.exit_code) from None
-    _print(asked, lines, limit, taken, json=json)
+    _print(asked, lines, limit, reserve, json=json)
     next_command("gcprof", "plan", *asked.words, "--batch-size", str(lines[-1].batch_size or 1), "--budget", memory)
     raise typer.Exit(code)
 
 
 class _Context(NamedTuple):
-    """What CUDA takes besides tensors, and how that is known; None on a CPU, where there is no such thing."""
+    """What CUDA takes of the memory besides tensors."""
 
-    nbytes: int
-    source: str | None
+    nbytes: int  # 0 on a CPU
+    source: str | None  # as asked, measured or assumed; None on a CPU
 
 
-def _context(asked: Model, given: int | None, *, measure: bool) -> _Context:
+def _context(asked: Model, asked_bytes: int | None, *, measure: bool) -> _Context:
+    """What is left to CUDA: as asked, else as one sample on the device shows, else as assumed."""
     from profiler import capacity
     from profiler.analysis.fit import CONTEXT
 
     case = asked.case
     if "cpu" in case.device:
-        if given is not None:
+        if asked_bytes is not None:
             raise UserError("--context has no effect on a CPU", hint="leave it out")
         return _Context(0, None)
-    if given is not None:
-        return _Context(given, "as asked")
-    found = capacity.measured_context(asked.engine, case) if measure else None
-    return _Context(CONTEXT, "assumed") if found is None else _Context(found, "measured")
+    if asked_bytes is not None:
+        return _Context(asked_bytes, "as asked")
+    measured_bytes = capacity.measured_context(asked.engine, case) if measure else None
+    return _Context(CONTEXT, "assumed") if measured_bytes is None else _Context(measured_bytes, "measured")
 
 
 def _predict(asked: Model, strategies: list[str], limit: int, context_bytes: int) -> tuple[list[Largest], Path]:
@@ -102,31 +103,30 @@ def _predict(asked: Model, strategies: list[str], limit: int, context_bytes: int
     from profiler import capacity, store
     from profiler.case import Choice
 
-    found = []
+    predicted = []
     for word in strategies:
         case = msgspec.structs.replace(asked.case, strategy=Choice(word))
-        one = capacity.predict(asked.engine, case, limit, context_bytes)
-        _say_foreseen(word, one, limit)
-        found.append(one)
+        predicted.append(capacity.predict(asked.engine, case, limit, context_bytes))
+        _say_predicted(word, predicted[-1], limit)
     folder = store.new_folder(RESULTS, [f"max batch {asked.case.model.name}"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f"{folder.name}.json")  # beside the run's folder, which is not there yet
     planned = capacity.predict_planned(asked.engine, asked.case, limit, path, context_bytes)
-    _say_foreseen("plan", planned, limit)
-    return [*found, planned], folder
+    _say_predicted("plan", planned, limit)
+    return [*predicted, planned], folder
 
 
-def _say_foreseen(word: str, found: Largest, limit: int) -> None:
+def _say_predicted(word: str, predicted: Largest, limit: int) -> None:
     from profiler.units import bytes_text
     from profiler.views.capacity import why_none
 
-    least = found.least
-    if found.batch_size:
-        aside(f"{word}: a batch of {found.batch_size} is predicted to fit {bytes_text(limit)}")
-    elif least is None:
+    need = predicted.one_sample
+    if predicted.batch_size:
+        aside(f"{word}: a batch of {predicted.batch_size} is predicted to fit {bytes_text(limit)}")
+    elif need is None:
         aside(f"{word}: not even one sample is predicted to fit {bytes_text(limit)}")
     else:
-        aside(why_none(word, least.nbytes, least.static_bytes, least.context_bytes))
+        aside(why_none(word, need.nbytes, need.static_bytes, need.context_bytes))
 
 
 def _measured(
@@ -157,8 +157,8 @@ def _measured(
             one.beyond,
             one.samples_per_second,
             needed=lambda record: capacity.needed(record.readings, case.device, context_bytes),
-            sample_bytes=one.least.nbytes if one.least else None,
-            static_bytes=one.least.static_bytes if one.least else None,
+            sample_bytes=one.one_sample.nbytes if one.one_sample else None,
+            static_bytes=one.one_sample.static_bytes if one.one_sample else None,
         )
         for one in found
     ]
@@ -177,7 +177,7 @@ def _print(asked: Model, lines: list[Line], limit: int, context: _Context, *, js
     title = f"{setting}: the largest batch that {bytes_text(limit)} hold"
     if context.source:
         title += f"; {capacity.context_text(context.nbytes, context.source)}"
-    found = capacity.table(
+    table = capacity.table(
         lines, title=title, limit=limit, context_bytes=context.nbytes, width=width(), encoding=encoding()
     )
-    say(found)
+    say(table)

@@ -141,16 +141,16 @@ class Cuda:
 
 
 def _let_go_of_graphs(device: torch.device) -> None:
-    """Have autograd's thread of this device drop the last backward's graph, by giving it a backward of nothing.
+    """Make autograd's thread of this device drop the graph of the last backward, by running an empty backward.
 
-    The thread tells that a backward is done before it lets go of the last node, and with it of a module that FSDP2
-    shards; it does so before it takes up the next. No element, no byte.
+    The thread reports a backward as done before it drops the last node, which under FSDP2 holds the sharded module; it
+    drops it before it begins the next backward (torch/csrc/autograd/engine.cpp). The empty one allocates no byte.
     """
     nothing = torch.zeros(0, device=device, requires_grad=True)
     torch.autograd.backward(nothing.view(-1), torch.empty_like(nothing))
 
 
 def _driver() -> str | None:
-    """The driver's version, where the system or NVML tells it."""
+    """The driver's version as the system tells it, else as NVML does; None where neither does."""
     words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
     return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or nvml.driver()

@@ -1,4 +1,4 @@
-"""What the passes of a trial leave in memory, beside which the next one is measured: knows nothing of strategies."""
+"""The bytes that earlier passes of a trial leave in memory for the next one: knows nothing of strategies."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from profiler.workload import Workload, allocated_bytes, dense_parts, tensors
 
 
 class Leftovers:
-    """Bytes that were made in one pass and are still there in a later one.
+    """The bytes that were allocated in one pass and are still allocated in a later one.
 
-    On CUDA the caching allocator counts what is allocated. The CPU's keeps no balance outside of a profiler, whose
-    events would have to be followed over whole passes, the time's too. There, parameters, buffers and batch of every
-    model that was built are watched by weak references to their storages. That is exact, costs nothing while a step
-    runs, and sees every graph that is kept, since a graph holds the parameters that it leads to; it does not see what
-    such a graph holds besides, so that its bytes are the least that is left.
+    On CUDA the caching allocator counts them. The CPU's allocator counts only under a profiler, which would have to run
+    through every pass, the timed one too. There, the parameters, buffers and batch of every model are watched by weak
+    references to their storages. That costs nothing while a step runs, and sees every graph that is kept, since a graph
+    holds the parameters that it leads to. What such a graph holds besides is missed: the bytes are a lower bound.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._before = device.held_bytes()
+        self._before = device.held_bytes()  # by others, before the first pass
         self._watched: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._at_start: tuple[int, int] | None = None  # of a pass that has built nothing yet
-        self.nbytes = 0  # left for the pass at work by those before it
-        self.model_bytes = 0  # those of them that models are made of
+        self._at_start: tuple[int, int] | None = None  # all bytes and those of models; None once a pass has built one
+        self.nbytes = 0  # that earlier passes left for the one at work
+        self.model_bytes = 0  # of these, what is of models and their batches
+        self.most_bytes = 0  # the largest `nbytes` of any pass
 
     def start(self) -> None:
-        """A pass begins: nothing is at work, and collectors and caches are empty."""
+        """Count what is held as a pass begins; the device was released before."""
         self._at_start = self.held_bytes(), self.held_model_bytes()
 
     def built(self, workload: Workload) -> None:
-        """Follow a model. Where it is that of an earlier pass once more, it is used again and not left."""
+        """Watch a model that was built. Storages of an earlier pass that it uses again do not count as left."""
         storages = {storage._cdata: storage for storage in _storages(workload)}
         again = sum(self._watched[place][1] for place in self._alive() & storages.keys())
         gradients = sum(map(allocated_bytes, _gradients(workload)))  # which a new model has none of
@@ -43,15 +43,23 @@ class Leftovers:
             nbytes, model_bytes = self._at_start
             self.model_bytes = max(0, model_bytes - again)
             self.nbytes = max(self.model_bytes, nbytes - again - gradients)
+            self.most_bytes = max(self.most_bytes, self.nbytes)
             self._at_start = None
 
+    def in_peak(self, held_before: int) -> int:
+        """The bytes of earlier passes that are in the peak of a pass that has ended and began with `held_before`.
+
+        What did not grow in that pass, such as a cache, is made once and used again: then only models count.
+        """
+        return self.nbytes if self.held_bytes() > held_before else self.model_bytes
+
     def held_bytes(self) -> int:
-        """All that is there and was not before the first pass, as far as the device can tell."""
+        """The bytes that are held now and were not before the first pass, as far as the device tells."""
         held = self._device.held_bytes()
         return self.held_model_bytes() if held is None or self._before is None else max(0, held - self._before)
 
     def held_model_bytes(self) -> int:
-        """Parameters, buffers and batches of the models that were built."""
+        """The bytes of the parameters, buffers and batches that are left of all models that were built."""
         return sum(self._watched[place][1] for place in self._alive())
 
     def _alive(self) -> set[int]:
@@ -67,5 +75,5 @@ def _gradients(workload: Workload) -> list[torch.UntypedStorage]:
     return _behind([parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None])
 
 
-def _behind(found: list[torch.Tensor]) -> list[torch.UntypedStorage]:
-    return [part.untyped_storage() for tensor in found for part in dense_parts(tensor.detach())]
+def _behind(dense_or_sharded: list[torch.Tensor]) -> list[torch.UntypedStorage]:
+    return [part.untyped_storage() for tensor in dense_or_sharded for part in dense_parts(tensor.detach())]

@@ -1,4 +1,4 @@
-"""Builds the hollow CUDA libraries for the installed torch, once: from the headers that its wheels bring, by gcc."""
+"""Builds the hollow CUDA libraries with gcc, once for each installed torch, against the headers in its wheels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from profiler.errors import UserError
 
 SOURCES = Path(__file__).parent / "hollow"
 FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-declaration-mismatch")
-BUILDING = ".building-"  # what the name of a folder begins with in which a build is at work
-OLD_SECONDS = 3600  # no build takes so long
+BUILDING = ".building-"  # prefix of the folder in which a build works
+OLD_SECONDS = 3600  # a build takes seconds: an older folder was left by one that was killed
 NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
 ASK_ARCHS = """
 import torch
@@ -29,21 +29,21 @@ print(*sorted({int(arch.split("_")[1].rstrip("af")) for arch in torch._C._cuda_g
 """
 STUBS = """#include <stdio.h>
 #include <stdlib.h>
-static void told(const char *name, int *once) {
-    if (!*once && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: %s\\n", name);
-    *once = 1;
+static void log_first_call(const char *name, int *called) {
+    if (!*called && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: %s\\n", name);
+    *called = 1;
 }
 #define API __attribute__((visibility("default")))
-#define STUB(name) API long name(void) { static int once; told(#name, &once); return STATUS; }
+#define STUB(name) API long name(void) { static int called; log_first_call(#name, &called); return STATUS; }
 """
 
 
 class Library(NamedTuple):
-    """A library that torch needs, and what stands in for it."""
+    """A library that torch loads, and how its stand-in is built."""
 
     name: str
-    symbols: str  # a pattern of its functions, where the genuine library gives them no version
-    status: int  # what functions return that have no source of their own
+    symbols: str  # a pattern of its functions' names, for callers that ask for no version of them
+    status: int  # what the generated stubs return
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
 
@@ -53,11 +53,11 @@ RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c")
 
 
 def libraries(folder: Path | None = None) -> Path:
-    """Returns the folder of the libraries for the installed torch; builds them where they are not there yet.
+    """Returns the folder of the libraries for the installed torch, which are built if they do not exist yet.
 
-    They are kept in the user's cache folder, by the digest of torch's version and of the sources. Raises UserError with
-    exit code 3 where torch is absent or has no CUDA, where a tool is missing, or where a source does not compile; with
-    74 where they cannot be kept.
+    They are kept in the user's cache folder under a digest of torch's version and of the sources. Raises UserError with
+    exit code 3 where torch is absent or has no CUDA, a tool is missing, or a source does not compile, and with 74 where
+    the folder cannot be written.
     """
     torch = _torch()
     kept = (folder or cache()) / _digest(torch)
@@ -88,7 +88,7 @@ def cache() -> Path:
 
 
 def _torch() -> Path:
-    """The folder of the installed torch, which is not imported. Raises UserError where it has no CUDA."""
+    """Returns the folder of the installed torch without importing it. Raises UserError where it has no CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("rehearsing needs torch, which is not installed", hint="pip install torch", exit_code=3)
@@ -103,7 +103,7 @@ def _torch() -> Path:
 
 
 def _digest(torch: Path) -> str:
-    """One word for torch's build and for these sources."""
+    """Returns a digest of torch's version and of the sources, this file included."""
     digest = hashlib.sha256((torch / "version.py").read_bytes())
     for source in [Path(__file__), *sorted(path for path in SOURCES.rglob("*") if path.is_file())]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -111,7 +111,7 @@ def _digest(torch: Path) -> str:
 
 
 def _build_into(kept: Path, torch: Path) -> None:
-    """Build beside the folder, which appears whole or not at all."""
+    """Build in a temporary folder and rename it, so that `kept` is complete or absent."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     _sweep(kept.parent)
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=BUILDING) as name:
@@ -122,15 +122,15 @@ def _build_into(kept: Path, torch: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what builds have left that were killed: nothing else is so old."""
-    for left in folder.glob(f"{BUILDING}*"):
+    """Remove the folders of builds that were killed."""
+    for leftover in folder.glob(f"{BUILDING}*"):
         with suppress(FileNotFoundError):  # its build has just ended
-            if time.time() - left.stat().st_mtime > OLD_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - leftover.stat().st_mtime > OLD_SECONDS:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _publish(out: Path, kept: Path) -> None:
-    """Give the finished folder its name; another process may have been first, with the same."""
+    """Rename the finished folder to `kept`, unless another process has published the same build first."""
     try:
         out.rename(kept)
     except OSError:
@@ -139,6 +139,7 @@ def _publish(out: Path, kept: Path) -> None:
 
 
 def _build(torch: Path, work: Path, out: Path) -> None:
+    """Build every library that this torch loads into `out`, with objects and stubs in `work`."""
     site = torch.parent
     needed = _needed(torch)
     archs = _run(sys.executable, "-c", ASK_ARCHS, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}).strip()
@@ -158,25 +159,21 @@ def _build(torch: Path, work: Path, out: Path) -> None:
         if soname:
             _library(library, soname, _headers(site), callers, work, out)
     _driver(next(path.name for path in out.glob("libcudart.so.*")), out)
-    _run(
-        "gcc",
-        *FLAGS,
-        "-shared",
-        "-Wl,-soname,libnvidia-ml.so.1",
-        str(SOURCES / "nvml.c"),
-        "-o",
-        f"{out}/libnvidia-ml.so.1",
-    )
+    nvml = "libnvidia-ml.so.1"
+    _run("gcc", *FLAGS, "-shared", f"-Wl,-soname,{nvml}", str(SOURCES / "nvml.c"), "-o", f"{out}/{nvml}")
 
 
 def _headers(site: Path) -> list[str]:
-    """Those of the wheels; what they leave out (crt/) is in triton's own copy, which may be of another CUDA: last."""
+    """Returns gcc's flags for the headers: the wheels' own, then triton's copy, which alone has crt/.
+
+    Triton's may be of another CUDA version, so it is searched last.
+    """
     own = [f"-I{path}" for path in sorted(site.glob("nvidia/*/include"))]
     return [*own, "-idirafter", str(SOURCES / "include"), "-idirafter", f"{site}/triton/backends/nvidia/include"]
 
 
 def _needed(torch: Path) -> list[str]:
-    """The SONAMEs that torch's libraries ask the loader for."""
+    """Returns the SONAMEs that torch's libraries depend on."""
     callers = [
         *torch.glob("lib/libtorch_*.so"),
         *torch.glob("lib/libc10_cuda.so"),
@@ -186,7 +183,7 @@ def _needed(torch: Path) -> list[str]:
 
 
 def _library(library: Library, soname: str, headers: list[str], callers: list[Path], work: Path, out: Path) -> None:
-    """Compile the sources, and stubs for all else that torch takes from this library."""
+    """Compile the sources of one library, with stubs for its other functions that the callers use."""
     objects = []
     for source in library.sources:
         objects.append(f"{work}/{soname}-{source}.o")
@@ -202,7 +199,7 @@ def _library(library: Library, soname: str, headers: list[str], callers: list[Pa
 
 
 def _wanted(library: Library, soname: str, callers: Iterable[Path]) -> tuple[set[str], bool]:
-    """The functions that the callers take from a library, and whether they ask for its version of them."""
+    """Returns the functions of a library that the callers use, and whether they ask for versioned symbols."""
     wanted: set[str] = set()
     is_versioned = False
     for path in callers:
@@ -215,7 +212,10 @@ def _wanted(library: Library, soname: str, callers: Iterable[Path]) -> tuple[set
 
 
 def _driver(runtime: str, out: Path) -> None:
-    """The driver's own name leads to the runtime, which has its functions; Triton before 3.9 links `libcuda.so`."""
+    """Link libcuda.so.1, which is empty but for its dependency on the runtime: that has the driver's functions.
+
+    Triton before 3.9 links `libcuda.so`.
+    """
     link = ("-shared", "-fPIC", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed")
     _run("gcc", *link, f"-L{out}", f"-l:{runtime}", "-Wl,-rpath,$ORIGIN", "-o", f"{out}/libcuda.so.1")
     (out / "libcuda.so").symlink_to("libcuda.so.1")
@@ -226,10 +226,10 @@ def _symbols(path: str, *words: str) -> list[str]:
 
 
 def _run(*words: str, env: dict[str, str] | None = None) -> str:
-    """What a tool prints. Raises UserError (exit code 3) with its last words where it fails."""
+    """Returns what a tool prints. Raises UserError (exit code 3) with its error message where it fails."""
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        said = next((line for line in lines if "error" in line), lines[-1])
-        raise UserError(f"the hollow device cannot be built: {Path(words[0]).name}: {said}", exit_code=3)
+        message = next((line for line in lines if "error" in line), lines[-1])
+        raise UserError(f"the hollow device cannot be built: {Path(words[0]).name}: {message}", exit_code=3)
     return done.stdout

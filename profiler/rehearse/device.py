@@ -16,8 +16,8 @@ from profiler.kinds import HOLLOW
 from profiler.rates import Rates
 from profiler.rehearse.build import libraries
 
-ASKED = "GCPROF_HOLLOW"  # the variable by which processes are told to open it: `h100`, or `t4,count=2,bytes=4294967296`
-ORDER = (
+ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
+ORDER = (  # in which they are loaded: each after those that it depends on
     "libcudart",
     "libcublasLt",
     "libcublas",
@@ -28,8 +28,8 @@ ORDER = (
     "libcuda",
     "libnvidia-ml",
 )
-# by compute capability: blocks that are resident on a multiprocessor, and KiB of shared memory that one block may ask
-# for. Source: CUDA C++ Programming Guide, technical specifications per compute capability
+# by compute capability: the most blocks that a multiprocessor holds at once, and the KiB of shared memory that a block
+# may ask for. Source: CUDA C++ Programming Guide, technical specifications per compute capability
 LIMITS = {
     (7, 0): (32, 96), (7, 5): (16, 64), (8, 0): (32, 163), (8, 6): (16, 99), (8, 9): (24, 99), (9, 0): (32, 227),
     (10, 0): (32, 227), (12, 0): (24, 99),
@@ -37,16 +37,16 @@ LIMITS = {
 
 
 class Hollow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which device to be. Bytes; None where they are those of the GPU."""
+    """Which devices to simulate. Bytes."""
 
     gpu: str  # a word of configs/devices
     count: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # MAX_DEVICES of hollow/hollow.h
-    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)] | None = None  # memory of each
-    context_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0  # what a context takes of it
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)] | None = None  # memory of each; None: as much as the GPU has
+    context_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0  # what a CUDA context takes of it
 
 
 def parse(text: str) -> Hollow:
-    """`t4,count=2,bytes=4294967296` -> Hollow. Raises UserError for what is no such word."""
+    """Returns the devices that `t4,count=2,bytes=4294967296` names. Raises UserError for any other form."""
     gpu, *settings = text.split(",")
     pairs = dict(setting.partition("=")[::2] for setting in settings)
     try:
@@ -56,9 +56,9 @@ def parse(text: str) -> Hollow:
 
 
 def prepare_if_asked() -> None:
-    """Build what `open_if_asked` will open in another process.
+    """Build the libraries that `open_if_asked` will load in another process.
 
-    Raises UserError for all that would stop it there: no such word or GPU, libraries that cannot be built.
+    Raises UserError for everything that would stop it there: a malformed request, an unknown GPU, a failed build.
     """
     if text := os.environ.get(ASKED):
         _kind(rates.find(parse(text).gpu))
@@ -72,15 +72,15 @@ def open_if_asked() -> None:
 
 
 def open_hollow(hollow: Hollow) -> None:
-    """Make torch, which must not be imported yet, see hollow devices instead of real ones, here and in children.
+    """Make torch see hollow devices instead of real ones, in this process and its children.
 
-    Raises UserError where the libraries cannot be built, or where torch is there already.
+    Raises UserError where the libraries cannot be built, or where torch is imported already.
     """
     gpu = rates.find(hollow.gpu)
     if "torch" in sys.modules and not is_open():
-        raise UserError("a hollow device is opened before torch is imported, and torch is there", exit_code=3)
+        raise UserError("torch is imported already: a hollow device must be opened before it", exit_code=3)
     folder = libraries()
-    os.environ.pop("HOLLOW_BYTES", None)  # of another device, in the process that started this one
+    os.environ.pop("HOLLOW_BYTES", None)  # the process that started this one may have opened a device with a limit
     os.environ |= _settings(hollow, gpu, folder)
     for name in ORDER:
         for path in sorted(folder.glob(f"{name}.so.*")):
@@ -93,21 +93,21 @@ def is_open() -> bool:
 
 
 def _settings(hollow: Hollow, gpu: Rates, folder: Path) -> dict[str, str]:
-    """The variables that device.c reads, and those by which torch and Triton leave out what is not there."""
-    known = {
+    """Returns the variables that device.c reads, and those that keep torch and Triton off what is not simulated."""
+    variables = {
         "HOLLOW_KIND": _kind(gpu),
         "HOLLOW_COUNT": str(hollow.count),
         "HOLLOW_CONTEXT_BYTES": str(hollow.context_bytes),
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # cuDNN's attention has no plan here
         "TRITON_LIBCUDA_PATH": str(folder),
     }
-    return known if hollow.bytes is None else known | {"HOLLOW_BYTES": str(hollow.bytes)}
+    return variables if hollow.bytes is None else variables | {"HOLLOW_BYTES": str(hollow.bytes)}
 
 
 def _kind(gpu: Rates) -> str:
-    """The line that device.c takes. Raises UserError for a GPU of which the chip is not known."""
+    """Returns HOLLOW_KIND as device.c parses it. Raises UserError for a GPU without a [chip]."""
     if gpu.chip is None or gpu.compute_capability not in LIMITS:
-        raise UserError(f"of {gpu.name} the chip is not known", hint="its file needs a [chip], as configs/devices/ has")
+        raise UserError(f"the chip of {gpu.name} is not known", hint="its file needs a [chip], as in configs/devices/")
     blocks, block_kib = LIMITS[gpu.compute_capability]
     chip = gpu.chip
     numbers = (

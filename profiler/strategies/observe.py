@@ -45,7 +45,6 @@ def observe(workload: Workload) -> Observation:
 
 def _observe(workload: Workload, *, keeps: bool) -> Observation:
     watcher = _Watcher(workload)
-
     saved = watcher.saved
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | None:  # kept by every node of the graph: see _Saved

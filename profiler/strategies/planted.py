@@ -33,7 +33,7 @@ def apply(workload: Workload, *, fault: Literal["reentrant", "random-state", "le
 
 
 def _keep_for_good(workload: Workload) -> None:
-    """Run a forward whose graph holds a hook that holds its end: a cycle through C++, which nothing collects."""
+    """Run a forward whose graph holds a hook that holds the loss: a cycle through C++, which nothing collects."""
     kept: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:

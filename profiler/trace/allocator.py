@@ -1,6 +1,6 @@
-"""A simulation of PyTorch's caching allocator for CUDA, and what it reserves in traced steps: knows nothing of torch.
+"""A simulation of PyTorch's caching allocator for CUDA, and its replay of traced steps: knows nothing of torch.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGE_BASE = LARGE_PAGE * 2**24  # the first address of the large pool, beyond a
 
 DEFAULT = Settings()
 
-Life = tuple[int, int, int]  # the place of an allocation in a trace, and the operators with which it begins and ends
+Life = tuple[int, int, int]  # an allocation's index in its trace, and the operators with which it begins and ends
 
 
 class OutOfMemory(Exception):
@@ -102,7 +102,7 @@ class CachingAllocator:
         return self._peak_reserved
 
     def _rounded(self, nbytes: int) -> int:
-        """Up to the granule; where divisions are asked for, to the next step between two powers of two."""
+        """The size of a request's block: a multiple of the granule, or of a division between two powers of two."""
         bits = nbytes.bit_length() - 1
         divisions = self._divisions[min(max(bits - 20, 0), NUM_INTERVALS - 1)] if self._divisions else 0
         if divisions > 1 and nbytes > GRANULE * divisions:
@@ -110,7 +110,7 @@ class CachingAllocator:
         return round_up(nbytes, GRANULE)
 
     def _open(self, stream: int) -> tuple[Pool, Pool]:
-        """Streams share no block: one would have to wait until the other is done with it."""
+        """Add the pools of a stream: blocks are not shared, since one stream would have to wait for the other."""
         remainder, limit = self._large_remainder, self._max_split
         small = self._kind(page=SMALL_PAGE, least_remainder=GRANULE, base=0)
         large = self._kind(page=LARGE_PAGE, least_remainder=remainder, base=LARGE_BASE, max_split=limit)
@@ -136,18 +136,17 @@ class CachingAllocator:
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """A second step as the allocator counts it. Bytes."""
 
-    trace: Trace  # every storage with all of its block, of which `unsplit` tells what was not asked for
+    trace: Trace  # the bytes of every storage are those of its block; `unsplit` of them were not asked for
     reserved: dict[str, int]  # the largest in each phase
 
 
 def replay(trace: Trace, settings: Settings = DEFAULT) -> Replayed:
-    """What the allocator makes of a second step, where the building of the model found it empty.
+    """The second step with the blocks that the allocator gives it, after the building of the model and a first step.
 
-    The first step finds the blocks as the building left them. It has no gradients before it and no optimizer state
-    before its optimizer's phase; gradients that steps add to come with that state. The second finds the blocks as the
-    first left them. Storages are allocated in the order in which they are born and freed after the operator that they
-    die with; an operator has its outputs before it takes what it hides, as cuBLAS's and cuDNN's do
-    (aten/src/ATen/native/cuda/Blas.cpp, cudnn/ConvShared.cpp).
+    The allocator is empty before the building. The first step has no gradients before it, and no optimizer state before
+    its optimizer's phase; gradients that are accumulated over steps are allocated with that state. Storages are
+    allocated in the order of their birth and freed after the operator with which they die. An operator's outputs are
+    allocated before its hidden bytes, as in aten/src/ATen/native/cuda/Blas.cpp and cudnn/ConvShared.cpp.
     """
     blocks = _Blocks(
         CachingAllocator(
@@ -162,48 +161,46 @@ def replay(trace: Trace, settings: Settings = DEFAULT) -> Replayed:
     second = blocks.run(trace, _second_step(trace, blocks.held))
     return Replayed(
         trace=_with_blocks(trace, second),
-        reserved={
-            phase: second.reserved[last] for phase, _, last in trace.spans()
-        },  # without a capacity it never falls
+        # without a capacity nothing is given back, so that the last value of a phase is its largest
+        reserved={phase: second.reserved[last] for phase, _, last in trace.spans()},
     )
 
 
 class _Step(msgspec.Struct):
-    """What one replay found: block sizes by the places of allocations and by operators, and the reserved bytes.
+    """What one replay gives: the sizes of blocks, and the reserved bytes."""
 
-    `reserved` is after each operator; index 0 is before the step.
-    """
-
-    sizes: dict[int, int]
-    hidden: list[int]
-    reserved: list[int]
+    sizes: dict[int, int]  # by the index of the allocation
+    hidden: list[int]  # of what operators hide; by operator, 0 being before the step
+    reserved: list[int]  # after each operator, 0 being before the step
 
 
 class _Blocks:
-    """The blocks that a trace's storages have; `held` are those of what is there, by their places."""
+    """The blocks of a trace's storages; `held` has those that are in use, by the index of the allocation."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.held: dict[int, Block] = {}
         self._allocator = allocator
 
     def build(self, building: Building) -> None:
-        """Hold what the building leaves to the step."""
+        """Replay the building of the model; what it leaves to the step is held by its index in the step's trace."""
         last = len(building.operators)
-        lives = [(index, one.born, min(one.died, last)) for index, one in enumerate(building.allocations)]
         kept = {index: place for index, place in enumerate(building.places) if place is not None}
-        lives = [(index, born, last + 1 if index in kept else died) for index, born, died in lives]
+        lives = [
+            (index, made.born, last + 1 if index in kept else min(made.died, last))
+            for index, made in enumerate(building.allocations)
+        ]
         self.run(building, lives)
         self.held = {kept[index]: block for index, block in self.held.items()}
 
     def run(self, trace: Trace | Building, lives: Iterable[Life]) -> _Step:
-        """What is allocated and freed as these lives tell."""
+        """Allocate and free as these lives say."""
         allocator, held = self._allocator, self.held
         step = _Step({index: block.size for index, block in held.items()}, [], [])
         born, died = _by_operator(lives, len(trace.operators))
         for number in range(len(trace.operators) + 1):
             for index in born[number]:
-                one = trace.allocations[index]
-                block = held[index] = allocator.allocate(one.nbytes, one.stream)
+                allocation = trace.allocations[index]
+                block = held[index] = allocator.allocate(allocation.nbytes, allocation.stream)
                 step.sizes[index] = block.size
             step.hidden.append(self._hide(trace.operators[number - 1]) if number else 0)
             for index in died[number]:
@@ -212,17 +209,17 @@ class _Blocks:
         return step
 
     def _hide(self, operator: Operator) -> int:
-        """What is taken while an operator runs and given back: the size of its blocks."""
+        """Allocate and free what an operator takes while it runs; returns the bytes of those blocks."""
         requests = operator.requests or (operator.hidden_bytes,)
         blocks = [self._allocator.allocate(nbytes) for nbytes in requests if nbytes]
-        size = sum(block.size for block in blocks)  # which change when they are joined with what is free beside them
+        size = sum(block.size for block in blocks)  # before they are freed: then they grow by their free neighbours
         for block in blocks:
             self._allocator.free(block)
         return size
 
 
 def _with_blocks(trace: Trace, step: _Step) -> Trace:
-    """The trace with what its storages and its operators have of the allocator; hidden bytes are one block."""
+    """The trace with the bytes of blocks in place of those that were asked for; the building is left out."""
     allocations, operators = list(trace.allocations), list(trace.operators)
     for index, size in step.sizes.items():
         unsplit = size - allocations[index].nbytes
@@ -239,29 +236,29 @@ def _first_step(trace: Trace, held: dict[int, Block]) -> list[Life]:
     last = len(trace.operators)
     optimizer = min(last, next((before + 1 for phase, before in trace.marks if phase == "optimizer"), last))
     lives = []
-    for index, one in enumerate(trace.allocations):
-        is_later = not one.born and one.category in ("gradients", "optimizer")
+    for index, allocation in enumerate(trace.allocations):
+        is_later = not allocation.born and allocation.category in ("gradients", "optimizer")
         if index not in held:
-            lives.append((index, optimizer if is_later else one.born, _died(one, last)))
+            lives.append((index, optimizer if is_later else allocation.born, _died(allocation, last)))
     return lives
 
 
 def _second_step(trace: Trace, held: dict[int, Block]) -> list[Life]:
-    """Gradients that are there before it and not held are the first step's, which it begins by letting go of."""
+    """Gradients from before the step that are not held were the first step's: this one begins by freeing them."""
     return [
-        (index, one.born, _died(one, len(trace.operators)))
-        for index, one in enumerate(trace.allocations)
-        if index not in held and (one.born or one.category != "gradients")
+        (index, allocation.born, _died(allocation, len(trace.operators)))
+        for index, allocation in enumerate(trace.allocations)
+        if index not in held and (allocation.born or allocation.category != "gradients")
     ]
 
 
-def _died(one: Allocation, last: int) -> int:
-    """Beyond the last operator, for what is there both before the step and after it; a step's own ends with it."""
-    return one.died if one.born or one.died < last else last + 1
+def _died(allocation: Allocation, last: int) -> int:
+    """The operator with which it is freed: beyond the last one for what is there before the step and after it."""
+    return allocation.died if allocation.born or allocation.died < last else last + 1
 
 
 def _by_operator(lives: Iterable[Life], last: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The places of the allocations that begin with each operator, and of those that end with it."""
+    """The indices of the allocations that begin with each operator, and of those that end with it."""
     born: list[list[int]] = [[] for _ in range(last + 2)]
     died: list[list[int]] = [[] for _ in range(last + 2)]
     for index, begin, end in lives:

@@ -1,4 +1,4 @@
-"""What CUDA's kernels take by the numbers of the GPU: knows nothing of steps."""
+"""Buffers of CUDA's kernels whose size depends on the GPU's chip: knows nothing of steps."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ class Builder:
         self._left = [life for life in self._tracer.lives if life.died is None]
 
     def life(self, tensor: torch.Tensor) -> Life | None:
-        """What is known of a tensor's storage."""
+        """The life of a tensor's storage; None where it was not made under this builder."""
         return self._tracer.life(tensor)
 
     def building(self, lives: Sequence[Life | None]) -> Building:
-        """What was followed; `lives` are, by place, those of the step's storages that were made then."""
+        """What was followed. `lives` has, for each storage that is there before the step, its life in the building."""
         left, last = set(self._left), len(self._tracer.operators)
         places = {life: place for place, life in enumerate(lives) if life in left}
         return Building(

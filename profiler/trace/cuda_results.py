@@ -1,4 +1,4 @@
-"""On fake CPU tensors, results as CUDA's kernels make them where those differ in size: knows nothing of steps."""
+"""For fake CPU tensors, the results of operators whose CUDA kernels return other sizes: knows nothing of steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Change = Callable[[Any, Any], Any]  # the results and arguments of an operator -
 
 
 def _in_float(out: Any, args: Any) -> Any:
-    """The statistics that norms of 16-bit tensors keep: `toAccumulateType` of CUDA is float.
+    """The results of a norm, with its statistics in fp32 for 16-bit tensors: CUDA's accumulation type.
 
     aten/src/ATen/native/cuda/Normalization.cu, cuda/layer_norm_kernel.cu.
     """
     values, *statistics = out
     if values.dtype not in HALF:
         return out
-    return (values, *(one.new_empty(one.shape, dtype=torch.float32) for one in statistics))
+    return (values, *(statistic.new_empty(statistic.shape, dtype=torch.float32) for statistic in statistics))
 
 
 def _without_buffer(out: Any, args: Any) -> Any:
-    """aten/src/ATen/native/cuda/Activation.cpp: only the CPU's backward reads it."""
+    """The result with an empty buffer: only the CPU's backward reads one (aten/src/ATen/native/cuda/Activation.cpp)."""
     values, buffer = out
     return values, buffer.new_empty((0,))
 

@@ -55,7 +55,7 @@ def fake_tensors() -> Iterator[Fakes]:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Transformers does as with real tensors: of fake ones, it would make masks that it else finds to be needless."""
+    """Within it, transformers takes fake tensors for real ones: otherwise it makes masks that a real run skips."""
     module = sys.modules.get("transformers.utils.import_utils")
     with mock.patch.object(module, "is_fake_tensor", return_value=False) if module else nullcontext():
         yield
@@ -69,7 +69,7 @@ class Fakes(QuickFakes):
     numbers, which are sizes, are refused (DataDependentOutputException).
     """
 
-    changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # to what operators return, on another device
+    changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # by operator: its results on another device
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)

@@ -1,7 +1,7 @@
-"""What an optimizer keeps on the host beside a device's parameters, as Adam its count of steps: knows nothing of steps.
+"""What an optimizer keeps on the host, such as Adam's step count: knows nothing of traces.
 
-A prediction's tensors are all on the CPU, also those that stand for a device's. What is the host's is told by how it is
-made: without a device, or on "cpu" by name, where what is the device's is made on the parameter's own.
+All tensors of a prediction are on the CPU, also those that stand for a device's. The optimizer's state is the host's
+where it is made without a device or on "cpu" by name; the device's is made on the device of a parameter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FACTORIES = {torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.zeros, to
 
 @contextmanager
 def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Within it, the optimizer's steps mark what they make on the host, and `capturable` is taken as CUDA takes it."""
+    """Within it, the optimizer's steps mark what they make on the host, and `capturable` is accepted as on CUDA."""
     mode = Marking()
 
     def enter(*given: Any) -> None:
@@ -43,20 +43,21 @@ def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether the tensor was made on the host under `Marking`."""
     return getattr(tensor, "is_on_host", False)
 
 
 class Marking(TorchFunctionMode):
-    """Marks what is made on the host while it is entered, as by an optimizer that is built."""
+    """Marks the tensors that are made on the host while it is entered."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        named = keywords or {}
-        made = function(*arguments, **named)
-        if function in FACTORIES and named.get("device") in (None, "cpu"):
-            made.is_on_host = True
-        return made
+        options = keywords or {}
+        tensor = function(*arguments, **options)
+        if function in FACTORIES and options.get("device") in (None, "cpu"):
+            tensor.is_on_host = True
+        return tensor
 
 
 def _as_cuda(*given: Any, **named: Any) -> list[str]:
-    """The devices on which steps may be counted: here the CPU's tensors stand for CUDA's."""
+    """The devices that `capturable` supports: the CPU, whose tensors stand for CUDA's here."""
     return ["cpu"]

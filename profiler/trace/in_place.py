@@ -34,7 +34,7 @@ NODES = {  # whose backward has these as its in-place form
 
 @contextmanager
 def adding_in_place() -> Iterator[None]:
-    """Within it, a forward's sums are written to the first of their terms."""
+    """Within it, a forward's sums are written into their first term."""
     token = _ADDS_IN_PLACE.set(True)
     try:
         yield
@@ -43,7 +43,7 @@ def adding_in_place() -> Iterator[None]:
 
 
 def is_sum_in_place(func: Any, args: Any) -> bool:
-    """Whether it is so a sum of a forward; the result is another tensor, of the same storage."""
+    """Whether a forward's sum is written in place now; its result is another tensor of the first term's storage."""
     return func is SUM and _ADDS_IN_PLACE.get()
 
 

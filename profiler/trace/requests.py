@@ -1,4 +1,4 @@
-"""Bytes that an operator takes at once, and the requests that they are the sum of: knows nothing of operators."""
+"""Bytes that an operator takes, as the separate requests that it makes: knows nothing of operators."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from profiler.trace.pool import GRANULE, round_up
 
 
 class Requests(int):
-    """A sum of requests, in the order in which they are made, which sums of it with others keep.
+    """The bytes of several requests, which keep their order when they are added to others.
 
-    The allocator gives each a block of its own, which one request for the sum would not have.
+    The allocator gives each request a block of its own, so that their sum alone would not tell the blocks.
     """
 
     parts: tuple[int, ...]
 
     def __new__(cls, *parts: int) -> Requests:
-        made = super().__new__(cls, sum(parts))
-        made.parts = tuple(part for part in parts if part)
-        return made
+        requests = super().__new__(cls, sum(parts))
+        requests.parts = tuple(part for part in parts if part)
+        return requests
 
     def __add__(self, other: int) -> Requests:
         return Requests(*self.parts, *parts_of(other))
@@ -32,7 +32,7 @@ class Requests(int):
 
 
 def request(nbytes: int) -> Requests:
-    """One request, as the allocator rounds it up."""
+    """One request, rounded up to the allocator's granule."""
     return Requests(round_up(nbytes, GRANULE))
 
 

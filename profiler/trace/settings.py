@@ -1,7 +1,6 @@
-"""How the environment sets PyTorch's caching allocator for CUDA: knows nothing of torch.
+"""The settings of PyTorch's caching allocator for CUDA in the environment: knows nothing of torch.
 
-The words and rules are those of c10/core/AllocatorConfig.cpp; what is not named here does not change which blocks a
-step is given.
+They are read as in c10/core/AllocatorConfig.cpp. Settings that are not here do not change which blocks a step is given.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ NUM_INTERVALS = 16  # of sizes: below 2 MiB, from each power of two to the next,
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the allocator; as it is by default."""
+    """What changes the blocks that the allocator gives; the defaults are PyTorch's."""
 
     expandable_segments: bool = False
-    max_split_bytes: int | None = None  # blocks from here on are not split; None: all may be
-    divisions: tuple[int, ...] = ()  # by interval of sizes: the steps between two powers of two that sizes round up to
+    max_split_bytes: int | None = None  # blocks of at least this are not split; None: every block may be
+    divisions: tuple[int, ...] = ()  # by interval of sizes: into how many steps powers of two are divided to round up
 
 
 def read(environment: Mapping[str, str]) -> Settings:
-    """What these variables ask for."""
+    """The settings in `VARIABLES`."""
     words = ",".join(environment.get(name, "") for name in VARIABLES).replace(" ", "")
     expandable = re.search(r"expandable_segments:(true)", words, re.IGNORECASE)
     split = re.search(r"max_split_size_mb:(\d+)", words)
@@ -37,18 +36,18 @@ def read(environment: Mapping[str, str]) -> Settings:
 
 
 def _divisions(by_size: str | None, everywhere: str | None) -> tuple[int, ...]:
-    """From `4`, or from `256:1,512:2,>:4`, which is by the size in MiB at which each begins."""
+    """The number of steps for each interval: from `4` for all, or from `256:1,512:2,>:4` by the size in MiB."""
     if everywhere is not None:
         return (int(everywhere),) * NUM_INTERVALS
-    found = [0] * NUM_INTERVALS
+    divisions = [0] * NUM_INTERVALS
     last = -1
     for word in (by_size or "").split(","):
         size, _, steps = word.partition(":")
         if size == ">":
-            found[last + 1 :] = [int(steps)] * (NUM_INTERVALS - last - 1)
+            divisions[last + 1 :] = [int(steps)] * (NUM_INTERVALS - last - 1)
             continue
         index = min(int(size).bit_length() - 1, NUM_INTERVALS - 1)
         first = 0 if last < 0 else index
-        found[first : index + 1] = [int(steps)] * (index + 1 - first)
+        divisions[first : index + 1] = [int(steps)] * (index + 1 - first)
         last = index
-    return tuple(found)
+    return tuple(divisions)

@@ -1,12 +1,12 @@
-/* Devices: how many, of which kind, what is left of their memory, and what they say of themselves.
+/* Devices: how many, of which kind, how much memory is used, and their properties.
  *
- *   HOLLOW_KIND           name|major|minor|multiprocessors|threads|blocks|shared KiB|opt-in KiB|bytes: without it, no device
+ *   HOLLOW_KIND           name|major|minor|multiprocessors|threads|blocks|shared KiB|opt-in KiB|bytes; no device without
  *   HOLLOW_COUNT          how many devices (1)
  *   HOLLOW_BYTES          memory of each, instead of its kind's
  *   HOLLOW_CONTEXT_BYTES  what a context takes of it, once per process that uses the device (0)
- *   HOLLOW_COPY_BYTES     copies of more than so many bytes are not made (1 MiB): what was there reads as zeros
+ *   HOLLOW_COPY_BYTES     copies of more than so many bytes are not made (1 MiB): whole pages of the target read as zeros
  *   HOLLOW_LOG            1: names every generated stub that is called, once, on stderr
- *   CUDA_VISIBLE_DEVICES  as documented: indices or GPU-UUIDs, up to the first that is none
+ *   CUDA_VISIBLE_DEVICES  as documented: indices or GPU-UUIDs, up to the first that names no device
  *
  * Only what NVIDIA documents (cuda_runtime_api.h, cuda.h) and what nvcc's own generated host code calls, as
  * crt/host_runtime.h and crt/device_functions.h declare it: no export table, nothing of libcuda's private interfaces.
@@ -32,11 +32,11 @@ static void uuid_of(int device, char *bytes) {
     bytes[15] = (char)device;
 }
 
-static int named(const char *word, size_t length, int all) { /* an index or a GPU-UUID; -1 for none */
+static int device_named(const char *word, size_t length, int num_devices) { /* by index or GPU-UUID; -1 for none */
     char *end, uuid[16], text[48];
     long index = strtol(word, &end, 10);
-    if (length && end == word + length) return index >= 0 && index < all ? (int)index : -1;
-    for (int device = 0; device < all; device++) {
+    if (length && end == word + length) return index >= 0 && index < num_devices ? (int)index : -1;
+    for (int device = 0; device < num_devices; device++) {
         unsigned char *b = (unsigned char *)uuid;
         uuid_of(device, uuid);
         snprintf(text, sizeof text, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1],
@@ -46,50 +46,68 @@ static int named(const char *word, size_t length, int all) { /* an index or a GP
     return -1;
 }
 
-API int hollow_device(void) { return 1; } /* by which a process knows that this runtime is in it */
+API int hollow_device(void) { return 1; } /* `device.is_open` looks for this name in the process */
 
 static void in_child(void) { forked = count >= 0; }
 
+static size_t bytes_set(const char *variable, size_t otherwise) {
+    const char *text = getenv(variable);
+    return text ? strtoull(text, 0, 10) : otherwise;
+}
+
+static int read_kind(void) { /* how many devices of it there are; 0 where HOLLOW_KIND says none */
+    const char *text = getenv("HOLLOW_KIND"), *number = getenv("HOLLOW_COUNT");
+    if (!text || sscanf(text, "%127[^|]|%d|%d|%d|%d|%d|%d|%d|%zu", kind.name, &kind.major, &kind.minor,
+                        &kind.multiprocessors, &kind.threads, &kind.blocks, &kind.shared_kib, &kind.optin_kib,
+                        &kind.bytes) != 9)
+        return 0;
+    int asked = number ? atoi(number) : 1;
+    return asked < 0 ? 0 : asked > MAX_DEVICES ? MAX_DEVICES : asked;
+}
+
+static int read_visible(int num_devices) { /* fills `visible`, and returns how many devices are in it */
+    const char *words = getenv("CUDA_VISIBLE_DEVICES");
+    int num_visible = 0;
+    if (!words)
+        for (; num_visible < num_devices; num_visible++) visible[num_visible] = num_visible;
+    while (words && *words && num_visible < MAX_DEVICES) {
+        size_t length = strcspn(words, ",");
+        int device = device_named(words, length, num_devices);
+        if (device < 0) break;
+        visible[num_visible++] = device;
+        words += length + (words[length] == ',');
+    }
+    return num_visible;
+}
+
 cudaError_t ready(void) {
     if (forked) return set_error(cudaErrorInitializationError);
-    if (count >= 0) return count ? cudaSuccess : set_error(cudaErrorNoDevice);
-    pthread_mutex_lock(&lock);
-    if (count < 0) {
-        const char *told = getenv("HOLLOW_KIND"), *bytes = getenv("HOLLOW_BYTES"), *number = getenv("HOLLOW_COUNT");
-        const char *context = getenv("HOLLOW_CONTEXT_BYTES"), *seen = getenv("CUDA_VISIBLE_DEVICES");
-        const char *copies = getenv("HOLLOW_COPY_BYTES");
-        int is_told = told && sscanf(told, "%127[^|]|%d|%d|%d|%d|%d|%d|%d|%zu", kind.name, &kind.major, &kind.minor,
-                                     &kind.multiprocessors, &kind.threads, &kind.blocks, &kind.shared_kib,
-                                     &kind.optin_kib, &kind.bytes) == 9;
-        int all = !is_told ? 0 : number ? atoi(number) : 1, found = 0;
-        if (copies) copied_bytes = strtoull(copies, 0, 10);
-        capacity = bytes ? strtoull(bytes, 0, 10) : kind.bytes;
-        context_bytes = context ? strtoull(context, 0, 10) : 0;
-        all = all < 0 ? 0 : all > MAX_DEVICES ? MAX_DEVICES : all;
-        if (!seen)
-            for (; found < all; found++) visible[found] = found;
-        while (seen && *seen && found < MAX_DEVICES) {
-            size_t length = strcspn(seen, ",");
-            int device = named(seen, length, all);
-            if (device < 0) break;
-            visible[found++] = device;
-            seen += length + (seen[length] == ',');
+    if (__atomic_load_n(&count, __ATOMIC_ACQUIRE) < 0) {
+        pthread_mutex_lock(&lock);
+        if (count < 0) {
+            int num_devices = read_kind();
+            copied_bytes = bytes_set("HOLLOW_COPY_BYTES", copied_bytes);
+            capacity = bytes_set("HOLLOW_BYTES", kind.bytes);
+            context_bytes = bytes_set("HOLLOW_CONTEXT_BYTES", 0);
+            pthread_atfork(0, 0, in_child);
+            __atomic_store_n(&count, read_visible(num_devices), __ATOMIC_RELEASE); /* last: others read it unlocked */
         }
-        pthread_atfork(0, 0, in_child);
-        count = found;
+        pthread_mutex_unlock(&lock);
     }
-    pthread_mutex_unlock(&lock);
     return count ? cudaSuccess : set_error(cudaErrorNoDevice);
 }
 
 cudaError_t on_device(void) {
     cudaError_t error = ready();
-    if (error == cudaSuccess && !__atomic_exchange_n(&touched[current], 1, __ATOMIC_RELAXED))
-        __atomic_add_fetch(&used[current], context_bytes, __ATOMIC_RELAXED);
+    if (error == cudaSuccess && !__atomic_exchange_n(&touched[current], 1, __ATOMIC_RELAXED)) {
+        pthread_mutex_lock(&lock);
+        used[current] += context_bytes;
+        pthread_mutex_unlock(&lock);
+    }
     return error;
 }
 
-/* ---- what they say of themselves ---- */
+/* ---- properties ---- */
 
 API cudaError_t cudaGetDeviceCount(int *out) {
     cudaError_t error = ready();
@@ -117,6 +135,9 @@ API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return *least = 0, *greatest = -5, cudaSuccess;
 }
 API cudaError_t cudaDeviceGetPCIBusId(char *out, int length, int device) {
+    cudaError_t error = ready();
+    if (error != cudaSuccess) return error;
+    if (device < 0 || device >= count) return set_error(cudaErrorInvalidDevice);
     snprintf(out, (size_t)length, "00000000:%02X:00.0", visible[device] + 1);
     return cudaSuccess;
 }

@@ -1,4 +1,4 @@
-/* The driver: contexts of no content, virtual memory for expandable segments, modules that are never run. */
+/* The driver: empty contexts, virtual memory for expandable segments, modules that are never run. */
 #include "hollow.h"
 #include <dlfcn.h>
 
@@ -69,16 +69,17 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t n, const CUme
 }
 API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     Physical *physical = (Physical *)(uintptr_t)handle;
-    __atomic_sub_fetch(&used[physical->device], physical->bytes, __ATOMIC_RELAXED);
+    give_back(physical->device, physical->bytes);
     return free(physical), CUDA_SUCCESS;
 }
 API CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemGenericAllocationHandle handle,
                       unsigned long long flags) {
-    remember(p, n, 0, ((Physical *)(uintptr_t)handle)->device, 0);
-    return mprotect((void *)p, n, PROT_READ | PROT_WRITE) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (mprotect((void *)p, n, PROT_READ | PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
+    remember(p, n, 0, ((Physical *)(uintptr_t)handle)->device, 0); /* counted by cuMemCreate */
+    return CUDA_SUCCESS;
 }
 API CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *d, size_t number) { return CUDA_SUCCESS; }
-API CUresult cuMemUnmap(CUdeviceptr p, size_t n) { /* one or more of what was mapped; the addresses stay reserved */
+API CUresult cuMemUnmap(CUdeviceptr p, size_t n) { /* one or more mappings; the addresses stay reserved */
     forget_range(p, n);
     mmap((void *)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return CUDA_SUCCESS;
@@ -88,7 +89,7 @@ API CUresult cuMemsetD32Async(CUdeviceptr p, unsigned value, size_t n, CUstream 
     return CUDA_SUCCESS;
 }
 
-/* what Triton and Inductor load and launch: kernels of no content, never run */
+/* what Triton and Inductor load and launch: one empty module and kernel for all, never run */
 static struct Nothing { char bytes[64]; } nothing;
 API CUresult cuModuleLoad(CUmodule *out, const char *path) { return *out = (CUmodule)&nothing, CUDA_SUCCESS; }
 API CUresult cuModuleLoadData(CUmodule *out, const void *image) { return *out = (CUmodule)&nothing, CUDA_SUCCESS; }
@@ -149,17 +150,17 @@ API CUresult cuMemHostGetDevicePointer(CUdeviceptr *out, void *p, unsigned flags
     return *out = (CUdeviceptr)p, CUDA_SUCCESS;
 }
 
-static CUresult absent(void) { return CUDA_ERROR_NOT_SUPPORTED; } /* any other function of the driver */
+static CUresult absent(void) { return CUDA_ERROR_NOT_SUPPORTED; } /* stands in for every function that is not here */
 
 static cudaError_t entry(const char *name, void **out, enum cudaDriverEntryPointQueryResult *status) {
     Dl_info here;
     dladdr((void *)absent, &here);
     char newer[96];
-    void *self = dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD), *found = self ? dlsym(self, name) : 0;
+    void *self = dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD), *function = self ? dlsym(self, name) : 0;
     snprintf(newer, sizeof newer, "%s_v2", name);
-    if (self && !found) found = dlsym(self, newer);
-    *out = found ? found : (void *)absent;
-    if (!found && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: no driver function %s\n", name);
+    if (self && !function) function = dlsym(self, newer);
+    *out = function ? function : (void *)absent;
+    if (!function && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: no driver function %s\n", name);
     if (status) *status = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }

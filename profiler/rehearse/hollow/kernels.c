@@ -1,4 +1,4 @@
-/* Kernels are never run: what they would have written stays what it was. */
+/* Kernels are never run: the memory that they would write to stays as it is. */
 #include "hollow.h"
 
 typedef struct { const void *host; size_t bytes; void *device; } Symbol;
@@ -62,7 +62,7 @@ API cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t 
 #ifndef ARCHS /* what torch's kernels are compiled for; CUB goes by it: build.py asks torch */
 #define ARCHS 75, 80, 86, 90, 100, 120
 #endif
-static int compiled_for(int arch) { /* the newest that runs there, as the driver picks it */
+static int compiled_for(int arch) { /* the newest architecture that runs on this one, as the driver picks it */
     static const int archs[] = {ARCHS};
     int best = 0;
     for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
@@ -85,7 +85,7 @@ API cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t k, enum cudaFuncAtt
 }
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, const void *f, int block, size_t shared,
                                                                        unsigned flags) {
-    READY(); /* of a kernel that takes no more than 32 registers a thread */
+    READY(); /* limited by threads and shared memory: kernels are taken to use at most 32 registers a thread */
     int by_threads = kind.threads / (block < 1 ? 1 : (block + 31) / 32 * 32);
     int by_shared = shared ? (int)(((size_t)kind.shared_kib << 10) / shared) : kind.blocks;
     *out = by_threads < by_shared ? by_threads : by_shared;

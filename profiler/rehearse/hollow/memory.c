@@ -1,4 +1,4 @@
-/* Memory: blocks of the host that stand for a device's, taken from its capacity; large copies are not made. */
+/* Memory: host mappings that stand for a device's, counted against its capacity; large copies are not made. */
 #include "hollow.h"
 
 static Block *blocks;
@@ -10,6 +10,12 @@ int take(int device, size_t bytes) {
     if ((fits = bytes <= capacity && used[device] <= capacity - bytes)) used[device] += bytes;
     pthread_mutex_unlock(&lock);
     return fits;
+}
+
+void give_back(int device, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    used[device] -= bytes;
+    pthread_mutex_unlock(&lock);
 }
 
 void remember(uintptr_t at, size_t bytes, size_t counted, int device, int host) {
@@ -63,10 +69,11 @@ static cudaError_t allocate(void **out, size_t bytes, int host) {
     READY();
     *out = 0;
     if (!bytes) return cudaSuccess;
+    if (bytes > SIZE_MAX / 2) return set_error(cudaErrorMemoryAllocation); /* which rounding up would overflow */
     size_t whole = UP(bytes), counted = host ? 0 : whole;
     if (counted && !take(current, counted)) return set_error(cudaErrorMemoryAllocation);
     void *at = reserve_pages(whole, PROT_READ | PROT_WRITE);
-    if (!at) return set_error(cudaErrorMemoryAllocation);
+    if (!at) return give_back(current, counted), set_error(cudaErrorMemoryAllocation);
     remember((uintptr_t)at, whole, counted, current, host);
     *out = at;
     return cudaSuccess;
@@ -100,7 +107,7 @@ API cudaError_t cudaHostUnregister(void *p) {
     return forget((uintptr_t)p, &block) ? cudaSuccess : set_error(cudaErrorHostMemoryNotRegistered);
 }
 
-API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *out, int device) { /* no pool: what is freed is gone */
+API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *out, int device) { /* there is no pool: freed memory is unmapped at once */
     return *out = (cudaMemPool_t)&used[device], cudaSuccess;
 }
 API cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr which, void *out) {
@@ -136,9 +143,9 @@ API cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, cons
 }
 
 #define PAGE ((uintptr_t)4096)
-static void vanish(void *p, size_t n) { /* whole pages of it take nothing of the host, and read as zeros */
+static void vanish(void *p, size_t n) { /* drop its whole pages, which then read as zeros */
     uintptr_t from = ((uintptr_t)p + PAGE - 1) & ~(PAGE - 1), to = ((uintptr_t)p + n) & ~(PAGE - 1);
-    if (from < to) madvise((void *)from, to - from, MADV_DONTNEED); /* of a file or locked: stays, and is no harm */
+    if (from < to) madvise((void *)from, to - from, MADV_DONTNEED); /* pages of a file, or locked, keep what they held */
 }
 
 API cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind k) {

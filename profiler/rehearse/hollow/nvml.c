@@ -9,10 +9,11 @@ enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7 };
 typedef struct { unsigned pid; unsigned long long used; unsigned instance, compute; } Process;
 typedef struct { unsigned pid; unsigned long long used; } OldProcess;
 
-static unsigned number(void) { /* none without a kind, as in device.c */
+static unsigned number(void) { /* of devices: 0 without a kind, and MAX_DEVICES of hollow.h at most, as in device.c */
     if (!getenv("HOLLOW_KIND")) return 0;
-    const char *told = getenv("HOLLOW_COUNT");
-    return told ? (unsigned)atoi(told) : 1;
+    const char *text = getenv("HOLLOW_COUNT");
+    int asked = text ? atoi(text) : 1;
+    return asked < 0 ? 0 : asked > 16 ? 16 : (unsigned)asked;
 }
 static int handle(unsigned index, void **out) {
     if (index >= number()) return NOT_FOUND;

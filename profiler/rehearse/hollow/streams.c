@@ -1,4 +1,4 @@
-/* Streams, events and graphs: everything is done when it is asked for. */
+/* Streams, events and graphs: work is complete as soon as it is queued. */
 #include "hollow.h"
 
 typedef struct { int64_t ns; int recorded, timed; } Event;
@@ -73,7 +73,7 @@ API cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t s, cudaGraphNod
     return cudaSuccess;
 }
 API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *number) {
-    return *number = nodes ? 0 : 1, cudaSuccess; /* one, or torch warns of an empty graph */
+    return *number = nodes ? 0 : 1, cudaSuccess; /* of none, torch would warn that the graph is empty */
 }
 API cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags) {
     return *out = (cudaGraphExec_t)&captures, cudaSuccess;

@@ -1,0 +1,54 @@
+"""Trial -> Record in this process: the only room where model, strategy, device and meters meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from profiler.assemble import Build
+from profiler.case import Trial
+from profiler.group import Group
+from profiler.here import environment
+from profiler.measuring.bench import ALONE, Bench
+from profiler.measuring.gradients import compare
+from profiler.measuring.passes import read
+from profiler.record import Record
+from profiler.switches import switches
+
+
+def measure(
+    trial: Trial,
+    *,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    build: Build | None = None,
+    group: Group = ALONE,
+) -> Record:
+    """Run the passes of a trial, each on a fresh model with the same seed.
+
+    `on_stage` is told what begins: build, equality, memory, time. All ranks of a group measure together, and the
+    record of each says the same of what is not its own. Raises Unsupported where model or strategy cannot be had, and
+    whatever the model raises.
+    """
+    bench = Bench(trial, on_stage, build, group)
+    passes = bench.passes()
+    before = switches()
+    bench.begin("build")
+    assembled = bench.build()
+    built, notes = assembled.describe(), assembled.applied.notes
+    del assembled
+    verified, reason = compare(bench) if "equality" in passes else (None, None)
+    readings = read(bench, passes)
+    bench.tell_changes(before)
+    reason = bench.tell_leftovers() or reason
+    return Record(
+        case=trial.case,
+        round=trial.round,
+        outcome="invalid" if reason else "ok",
+        detail=reason,
+        built=built,
+        readings=readings,
+        equality=verified,
+        environment=environment(bench.device),
+        notes=(*notes, *bench.all_notes()),
+        stage_seconds=bench.end(),
+        num_steps=bench.num_steps,
+    )

@@ -1,0 +1,133 @@
+"""One trial at work: fresh models of its case, its steps counted, its stages timed, its notes collected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from profiler.assemble import Assembled, Build, assemble
+from profiler.case import Case, Trial
+from profiler.group import Group
+from profiler.here import of_rank, open_device
+from profiler.meters.leftovers import Leftovers
+from profiler.record import Note
+from profiler.switches import changed, switches
+from profiler.units import bytes_text
+
+ALONE = Group()
+NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
+
+Mark = Callable[[str], None]
+
+
+class Bench:
+    """Assembles the models that the passes of a trial run on."""
+
+    def __init__(
+        self, trial: Trial, on_stage: Callable[[str], None], build: Build | None, group: Group = ALONE
+    ) -> None:
+        self.trial = msgspec.structs.replace(trial, case=of_rank(trial.case, group.rank))
+        self.group = group
+        self.device = open_device(self.trial.case.device)
+        self.leftovers = Leftovers(self.device)
+        self.misread_bytes = 0  # that earlier passes have left in the peak
+        self.num_steps = 0
+        self._build = build
+        self._notes: list[Note] = []
+        self._on_stage = on_stage
+        self._stages: list[tuple[str, float]] = []
+
+    def passes(self) -> tuple[str, ...]:
+        """The trial's passes; on a hollow device without those that need arithmetic, which a note says."""
+        if not self.device.is_hollow:
+            return self.trial.passes
+        how = "rehearsed by PyTorch's own CUDA code on a device that computes nothing"
+        self.note("GCP039", f"{how}: bytes only, no gradients, no times")
+        return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
+
+    def begin(self, stage: str) -> None:
+        """Release what the last pass has left, and begin a stage."""
+        self.device.release()
+        self.leftovers.start()
+        self._on_stage(stage)
+        self._stages.append((stage, time.monotonic()))
+
+    def end(self) -> dict[str, float]:
+        """The seconds of each stage."""
+        ends = [*[start for _, start in self._stages[1:]], time.monotonic()]
+        return {stage: end - start for (stage, start), end in zip(self._stages, ends, strict=True)}
+
+    def limit(self) -> float | None:
+        """When the stage at work must have ended."""
+        seconds = self.trial.limit_seconds
+        return None if seconds is None else self._stages[-1][1] + seconds
+
+    def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
+        """A fresh model of the trial's case, or of another, which the leftovers watch."""
+        directory, mesh = self.trial.data_directory, self.group.mesh
+        built = assemble(case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh)
+        self.leftovers.built(built.workload)
+        return built
+
+    def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:
+        """A fresh model in this process alone; with the batch of a rank where one is named."""
+        return assemble(case, data_directory=self.trial.data_directory, build=self._build, rank=rank)
+
+    def gradients(self, built: Assembled) -> torch.Tensor:
+        """Run a forward and a backward, which count as a step; returns the loss."""
+        self.num_steps += 1
+        return built.gradients()
+
+    def counted(self, step: Callable[[Mark], torch.Tensor], mark: Mark) -> torch.Tensor:
+        """Run a whole step; returns the loss."""
+        self.num_steps += 1
+        return step(mark)
+
+    def note(self, code: str, text: str) -> None:
+        """Add a note; only the first of each code is kept."""
+        if code not in {note.code for note in self._notes}:
+            self._notes.append(Note(code=code, text=text))
+
+    def all_notes(self) -> list[Note]:
+        """The notes of this rank, and those that only other ranks have."""
+        for note in (note for notes in self.group.gather(self._notes) for note in notes):
+            self.note(note.code, note.text)
+        return self._notes
+
+    def tell_changes(self, before: dict[str, str]) -> None:
+        """Note the switches that the model's code changed: elsewhere they would outlast the step."""
+        turned = changed(before, switches())
+        if turned:
+            self.note("GCP019", f"the model's code changes switches of all of torch: {', '.join(turned)}")
+
+    def tell_leftovers(self) -> str | None:
+        """Note what passes have left for later ones, and by whom; returns why the trial is invalid, if it is."""
+        if not self.leftovers.most_bytes:
+            return None
+        keeper = self._keeper()
+        if self.misread_bytes:
+            text = f"{bytes_text(self.misread_bytes)} that earlier passes left are in the peak: {keeper}"
+            self.note("GCP038", text)
+            return text
+        left = bytes_text(self.leftovers.most_bytes)
+        where = "they are in no number" if self.device.held_bytes() is None else "as a cache does, they do not grow"
+        self.note("GCP038", f"{left} that earlier passes made are still held, {where}: {keeper}")
+        return None
+
+    def _keeper(self) -> str:
+        """Who keeps what is left, as one more step without checkpointing shows."""
+        if self.group.mesh is not None:
+            return "by the model's code, or by what distributes or checkpoints it"
+        self.device.release()
+        alone = Leftovers(self.device)
+        built = self.build_unwatched(self.trial.case.baseline)
+        alone.built(built.workload)
+        self.gradients(built)
+        del built
+        self.device.release()
+        if alone.held_bytes() or alone.held_model_bytes():
+            return "the model's own code keeps them, without checkpointing too, by a module-level name or by a cycle"
+        return f"{self.trial.case.strategy} keeps them; the model alone leaves nothing behind"

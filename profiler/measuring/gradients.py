@@ -1,0 +1,124 @@
+"""The equality pass: a trial's gradients against those without checkpointing, each from a fresh model."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from profiler.assemble import Assembled
+from profiler.case import Case
+from profiler.measuring.bench import Bench
+from profiler.meters import averaging, equality
+from profiler.meters.equality import Step
+from profiler.record import Applied, Equality
+from profiler.strategies.batchnorm import is_repairable
+from profiler.workload import Workload, tensors
+
+
+def compare(bench: Bench) -> tuple[Equality | None, str | None]:
+    """Against the digests that the baseline's trial gave, and why the trial is invalid, if it is.
+
+    The baseline itself gives the noise floor.
+    """
+    case = bench.trial.case
+    if case.verify == "off":
+        bench.note("GCP006", "gradients were not compared: --verify off")
+        return None, None
+    bench.begin("equality")
+    comparison = _Comparison(bench)
+    found = comparison.of_baseline() if case == case.baseline else comparison.of_strategy()
+    if found is None:
+        bench.note("GCP003", "gradients were not compared: there is no result without checkpointing")
+    elif not found.buffers_equal:
+        bench.note("GCP004", _buffers(found, comparison.is_repairable))
+    if found and not comparison.tells:
+        bench.note("GCP014", "all gradients are zero or not finite, so that their equality says nothing")
+    if found and not found.random_state_equal:
+        bench.note("GCP005", "the step draws other random numbers than without checkpointing")
+    return found, equality.judge(found, strict=case.verify == "strict")
+
+
+class _Comparison:
+    """The gradients of a trial's case, held against others."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
+        self.tells = False  # whether the steps that were compared had a gradient to compare
+        self._bench = bench
+        self._case = bench.trial.case
+        self._group = bench.group
+
+    def of_baseline(self) -> Equality:
+        """Against itself; in another precision than fp32 also against that."""
+        case = self._case
+        found = equality.noise_floor(lambda: self._gradients(case), self._group)
+        if self._group.mesh is not None:
+            found = self._across(found)
+        if case.precision == "fp32":
+            return found
+        exact = msgspec.structs.replace(case, precision="fp32")
+        apart = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case), self._group)
+        self._bench.note("GCP013", f"in {case.precision} the gradients differ by {apart:.1e} from those in fp32")
+        return msgspec.structs.replace(found, precision_difference=apart)
+
+    def of_strategy(self) -> Equality | None:
+        """Against the digests of the baseline's trial; against compiled code where only rounding differs."""
+        case, digests = self._case, self._bench.trial.digests
+        if digests is None:
+            return None
+        mine = self._bench.build()
+        applied = mine.applied
+        self.is_repairable = not case.repair_batchnorm and is_repairable(mine.workload, applied)
+        found = self._against(case.baseline, lambda: self._run(mine), digests, applied)
+        if applied.reference is None or equality.judge(found, strict=False) is None:
+            return found
+        if found.random_state_equal and not equality.is_rounding(found):
+            return found
+        why = f"rounds otherwise, by {found.largest_difference or 0.0:.1e}," if found.random_state_equal else ""
+        text = f"compared with {applied.reference}: compiled code {why or 'draws other random numbers'} than `none`"
+        self._bench.note("GCP011", text)
+        reference = msgspec.structs.replace(case, strategy=applied.reference)
+        found = self._against(reference, lambda: self._gradients(case), {}, applied)
+        return msgspec.structs.replace(found, against=str(applied.reference))
+
+    def _across(self, found: Equality) -> Equality:
+        """Also against one process that has all ranks' batches, one after the other."""
+        batch = equality.digest(tensors(self._bench.build().workload.batch))
+        if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
+            text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
+            self._bench.note("GCP035", text)
+        return averaging.verify(
+            found,
+            lambda: self._gradients(self._case),
+            lambda rank: lambda: self._alone(rank),
+            lambda rank: lambda: self._alone(rank, nudge=True),
+            self._group,
+        )
+
+    def _against(self, baseline: Case, step: Step, digests: dict[str, str], applied: Applied) -> Equality:
+        nudged = (lambda: self._gradients(baseline, nudge=True)) if applied.changes_kernels else None
+        return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged, group=self._group)
+
+    def _alone(self, rank: int, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
+        """The step of one process with the batch of a rank."""
+        return self._run(self._bench.build_unwatched(self._case, rank=rank), nudge=nudge)
+
+    def _gradients(self, case: Case, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
+        return self._run(self._bench.build(case), nudge=nudge)
+
+    def _run(self, built: Assembled, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
+        if nudge:
+            equality.nudge(built.workload)
+        loss = self._bench.gradients(built)
+        if built.case.precision == self._case.precision:
+            self.tells = self.tells or equality.tells(built.workload)
+        return built.workload, loss
+
+
+def _buffers(found: Equality, is_repairable: bool) -> str:
+    apart = f"differ by {found.buffers_difference:.1e}" if found.buffers_difference else "differ"
+    if found.buffers_difference is not None and found.buffers_difference <= equality.AGREE:
+        return f"buffers agree but for rounding ({found.buffers_difference:.1e})"
+    if is_repairable:
+        return f"buffers {apart}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
+    return f"buffers {apart}: what a recompute writes into them it writes again"

@@ -1,0 +1,99 @@
+"""The passes that read numbers, each on a fresh model: FLOPs, memory, operators, time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from profiler.case import OPERATORS
+from profiler.measuring.bench import Bench
+from profiler.meters import flops, memory, operators
+from profiler.meters import time as timing
+from profiler.record import RankBytes, Readings
+
+
+def read(bench: Bench, passes: Collection[str]) -> Readings:
+    """Run those of the passes that are asked for, in the order of the table."""
+    readings: dict[str, Any] = {}
+    for name, run in TABLE.items():
+        if name in passes:
+            readings |= run(bench)
+    return Readings(**readings)
+
+
+def _flops(bench: Bench) -> dict[str, Any]:
+    bench.begin("flops")
+    bench.num_steps += 1
+    calls: list[int] = []
+    built = bench.build(calls=calls)
+    return {**flops.read(built.workload), "block_calls": tuple(calls)}
+
+
+def _memory(bench: Bench) -> dict[str, Any]:
+    """The readings of the rank with the highest peak, with the bytes of every rank where there are several."""
+    bench.begin("memory")
+    held_before = bench.leftovers.held_bytes()
+    own, gathered = _own_memory(bench)
+    if bench.device.held_bytes() is not None:  # else the meter counts only what happens within a step
+        bench.device.release()
+        bench.misread_bytes = bench.leftovers.in_peak(held_before)
+    if bench.group.mesh is None:
+        return own
+    by_rank = bench.group.gather((own, _rank_bytes(own, gathered)))
+    highest = max((readings for readings, _ in by_rank), key=lambda readings: int(readings["peak_bytes"]))
+    return {**highest, "ranks": tuple(rank for _, rank in by_rank)}
+
+
+def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
+    """This rank's readings, and its most bytes of gathered parameters; the model is gone when it returns."""
+    built = bench.build()
+    optimizer, step = built.trainer()
+    own = memory.read(
+        built.workload, optimizer, bench.device, lambda mark: _check_loss(bench, bench.counted(step, mark))
+    )
+    return own, built.workload.gathered() if built.workload.gathered else None
+
+
+def _check_loss(bench: Bench, loss: torch.Tensor) -> None:
+    if not bench.device.is_hollow and not bool(torch.isfinite(loss)):
+        bench.note("GCP007", f"the loss is {float(loss)}: the gradients mean nothing, memory and time still do")
+
+
+def _rank_bytes(own: dict[str, Any], gathered: int | None) -> RankBytes:
+    names = ("static_bytes", "saved_bytes", "peak_bytes")
+    return RankBytes(**{name: own[name] for name in names}, gathered_bytes=gathered)
+
+
+def _operators(bench: Bench) -> dict[str, Any]:
+    bench.begin(OPERATORS)
+    _, step = bench.build().trainer()
+    return operators.read(bench.device, lambda mark: bench.counted(step, mark))
+
+
+def _time(bench: Bench) -> dict[str, Any]:
+    """The seconds of the step; a note says why conditions of the device are missing, if they are."""
+    bench.begin("time")
+    _, step = bench.build().trainer()
+    case = bench.trial.case
+    readings = timing.read(
+        bench.device,
+        lambda mark: bench.counted(step, mark),
+        warmup=case.warmup,
+        samples=case.samples,
+        sampling=case.sampling,
+        until=bench.limit(),
+        group=bench.group,
+    )
+    if reason := bench.device.untold():
+        bench.note("GCP031", f"clock, heat, power and other processes of the device are not known: {reason}")
+    return readings
+
+
+TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "flops": _flops,
+    "memory": _memory,
+    OPERATORS: _operators,
+    "time": _time,
+}
