@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from profiler import catalogue, rates, strategies
+from profiler import catalogue, kinds, rates, strategies
 from profiler.case import FAKE, Case, Choice, Trial
 from profiler.engines.local import Local
 from tests import make
@@ -49,7 +49,8 @@ def case(model: str, strategy: str, batch_size: int, optimizer: str, settings: d
 
 def predicted_for(case: Case) -> Case:
     """The same on the kind of device that is here."""
-    kind = next(word for word in rates.names() if rates.find(word).name == torch.cuda.get_device_name())
+    name = torch.cuda.get_device_name().removeprefix(kinds.HOLLOW)
+    kind = next(word for word in rates.names() if rates.find(word).name == name)
     return msgspec.structs.replace(case, device=FAKE + kind)
 
 
