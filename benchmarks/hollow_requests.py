@@ -74,7 +74,8 @@ def _real(case: Case) -> Counter[Request]:
 def _traced(case: Case) -> Counter[Request]:
     _, trace, _ = trace_case(case)
     born = Counter((one.operator, _rounded(one.nbytes)) for one in trace.allocations if one.born)
-    return born + Counter((one.name, _rounded(one.hidden_bytes)) for one in trace.operators if one.hidden_bytes)
+    hidden = [(one.name, nbytes) for one in trace.operators for nbytes in one.requests or (one.hidden_bytes,)]
+    return born + Counter((operator, _rounded(nbytes)) for operator, nbytes in hidden if nbytes)
 
 
 def _rounded(nbytes: int) -> int:

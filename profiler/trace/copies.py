@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from profiler.trace.requests import Requests, request
+
 aten = torch.ops.aten
 
 
@@ -25,7 +27,7 @@ def straightened(tensor: torch.Tensor | None, memory_format: torch.memory_format
     """The bytes of a copy in this format; 0 where the tensor lies so already."""
     if tensor is None or tensor.is_contiguous(memory_format=memory_format):
         return 0
-    return tensor.numel() * tensor.itemsize
+    return request(tensor.numel() * tensor.itemsize)
 
 
 def _pool(taken: torch.Tensor, *options: Any, **named: Any) -> int:
@@ -37,7 +39,7 @@ def _pool_backward(gradient: torch.Tensor, taken: torch.Tensor, *options: Any, *
     """The gradient, what was pooled and the places of the largest values; files as of `_pool`."""
     memory_format = suggest_memory_format(taken)
     places = options[-1] if options and isinstance(options[-1], torch.Tensor) else named.get("indices")
-    return sum(straightened(tensor, memory_format) for tensor in (gradient, taken, places))
+    return Requests(*(straightened(tensor, memory_format) for tensor in (gradient, taken, places)))
 
 
 def _adaptive_pool(taken: torch.Tensor, *options: Any, **named: Any) -> int:
@@ -75,13 +77,18 @@ def is_cudnn_norm(taken: torch.Tensor, weight: torch.Tensor | None) -> bool:
 def _softmax_backward(gradient: torch.Tensor, out: torch.Tensor, *options: Any, **named: Any) -> int:
     """The product of the gradient and the result, and what of both does not lie dense (cuda/SoftMax.cu)."""
     product = torch.empty_like(gradient, device="meta")
-    return product.numel() * product.itemsize + straightened(product) + straightened(out)
+    return request(product.numel() * product.itemsize) + straightened(product) + straightened(out)
+
+
+def _safe_softmax(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+    """Where what is taken is endless, which rows are so wholly, and a 0, written to those (SoftMax.cpp)."""
+    rows = taken.numel() // max(taken.shape[options[0]], 1)
+    return request(taken.numel()) + request(rows) + request(taken.itemsize)
 
 
 def _roll(taken: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> int:
     """One after the other, each a result; of one, what is taken becomes dense (TensorTransformations.h, cuda/*.cu)."""
-    nbytes = taken.numel() * taken.itemsize
-    return nbytes * max(len(dims or ()) - 1, 0) or straightened(taken)
+    return request(taken.numel() * taken.itemsize) * max(len(dims or ()) - 1, 0) or straightened(taken)
 
 
 def _sum(taken: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, **named: Any) -> int:
@@ -103,6 +110,7 @@ COPIES: dict[Any, Callable[..., int]] = {
     aten.native_layer_norm_backward: _layer_norm_backward,
     aten.native_batch_norm_backward: _batch_norm_backward,
     aten._softmax_backward_data: _softmax_backward,
+    aten._safe_softmax: _safe_softmax,
     aten.roll: _roll,
     aten.sum: _sum,
 }

@@ -22,6 +22,7 @@ from profiler.trace.copies import is_cudnn_norm
 from profiler.trace.cuda_results import CHANGES
 from profiler.trace.fake import Fakes
 from profiler.trace.in_place import adding_in_place
+from profiler.trace.stepwise import attention_in_steps, numbers_of
 from profiler.trace.tracer import on_host
 
 aten = torch.ops.aten
@@ -110,16 +111,18 @@ def attention(
     """
     if torch.is_autocast_enabled("cpu"):
         query, key, value, attn_mask = cast((query, key, value, attn_mask), torch.get_autocast_dtype("cpu"))
+        with torch.autocast("cpu", enabled=False):
+            return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if query.dim() < 4:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
     if query.dim() != 4:
         return unfused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if not _is_fused(query, value):
-        stepwise: torch.Tensor = aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
-        return stepwise
+        bias = None if attn_mask is None else numbers_of(attn_mask, query.dtype)
+        return attention_in_steps(
+            query, key, value, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     if query.dtype in HALF and attn_mask is None and _CAPABILITY.get() >= AMPERE:
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     else:
@@ -145,6 +148,4 @@ def _as_bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) 
     """A boolean mask becomes numbers, and every mask is seen as one of all heads."""
     if mask is None:
         return None
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
-    return mask.expand(*query.shape[:-1], key.shape[-2])
+    return numbers_of(mask, query.dtype).expand(*query.shape[:-1], key.shape[-2])
