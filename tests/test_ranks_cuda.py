@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from profiler import kinds, rates
+from profiler import rates
 from profiler.assemble import assemble
 from profiler.case import FAKE, Choice, Trial
 from profiler.record import Record
@@ -64,9 +64,8 @@ def measured_and_predicted(engine, key, folder):
 
 
 def word():
-    """That of the GPU that is here, or that it is the likeness of."""
-    here = torch.cuda.get_device_name().removeprefix(kinds.HOLLOW)
-    return next((name for name in rates.names() if rates.find(name).name == here), "cuda")
+    """The word for the GPU that is here, real or hollow; `cuda` where it is not known."""
+    return rates.word_of(torch.cuda.get_device_name()) or "cuda"
 
 
 @pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT])
