@@ -1,9 +1,9 @@
-"""All that a CUDA machine is asked to show, in at most 8 minutes: `just gpu [FOLDER]`.
+"""Everything that is checked on a CUDA machine, in at most 8 minutes: `just gpu [FOLDER]`.
 
-Correct first: the `gpu` tests. Then the sweep of configs/gpu.toml, rehearsed, predicted and measured; the accuracy of
-predictions; the published systems at full size; the three headline plans. What a step prints goes to a file of its own,
-and a step that has had its seconds is ended; nothing else runs after tests that failed. The summary names every step
-with its seconds. On a hollow device (`GCPROF_HOLLOW=h200`) the same is a dry run, with `--small` in less time.
+First the `gpu` tests: where they fail, nothing else runs. Then the sweep of configs/gpu.toml, measured, rehearsed and
+predicted; the accuracy of predictions; the published systems at full size; and three plans. Each step prints to a file
+of its own and is ended when its seconds are over. `steps.txt` lists the steps with their exit codes and seconds. On a
+hollow device (`GCPROF_HOLLOW=h200`) this is a dry run; `--small` takes less time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where run folders, tables and texts go")
     parser.add_argument("--small", action="store_true", help="small models: a dry run")
-    parser.add_argument("--rehearse", default="h200", help="the GPU that is here, to be rehearsed beside it")
+    parser.add_argument("--rehearse", default="h200", help="the word of the GPU that is here, to be rehearsed too")
     parser.add_argument("--device", default="cuda:0", help="cpu tries the script itself where there is no CUDA")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def steps(folder: Path, device: str, gpu: str, *, small: bool) -> list[Step]:
-    """What is run, in order; each is a command as a user types it, but for the tests and the benchmark."""
+    """What is run, in order: commands of gcprof, besides the tests and the benchmark."""
     python = sys.executable
     gcprof = (python, "-m", "profiler")
     size = ("--model", "mlp,mnist-cnn:channels=8", "--batch-size", "8") if small else ()
@@ -90,13 +90,13 @@ SMALL_PLAN = ("transformer:layers=4,width=256", "--batch-size", "16")
 
 
 def published(gcprof: tuple[str, ...], name: str, folder: Path, device: str, *, small: bool) -> tuple[str, ...]:
-    """The command of a published system: at full size where it is measured on a GPU, else its prediction."""
+    """The command of a published system: measured on the device at full size, or predicted where models are small."""
     how = ("--predict",) if small else ("--device", device)
     return (*gcprof, "reproduce", name, *how, "-o", f"{folder}/{name}")
 
 
 def run(step: Step, folder: Path, seconds: float) -> tuple[int | None, float]:
-    """The step's exit code, None where its seconds were over; and what it took. Its output goes to a file."""
+    """The step's exit code, None where it was ended, and its seconds. Its output goes to a file."""
     began = time.monotonic()
     environment = os.environ | ({ASKED: step.hollow} if step.hollow else {})
     with (folder / f"{step.name.replace(' ', '-')}.txt").open("w", encoding="utf-8") as output:

@@ -1,4 +1,4 @@
-"""Programs on a hollow CUDA device, each in a process of its own: knows nothing of what they should do."""
+"""Runs programs on a hollow CUDA device, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.program import PATIENCE_SECONDS, Done, environment, gcprof
 
 OPEN = "from profiler.rehearse.device import open_if_asked; open_if_asked()\n"
 BUILD = "from profiler.rehearse.build import libraries; print(libraries())"
-LEAVE = "\nimport os, sys; sys.stdout.flush(); os._exit(0)"  # autograd's threads may want an interpreter that is gone
+LEAVE = "\nimport os, sys; sys.stdout.flush(); os._exit(0)"  # unfinalized: autograd's threads may use Python
 
 
 def absent() -> str | None:
@@ -32,14 +32,14 @@ class Hollow:
     """Runs programs on hollow devices, as `device` says: h100, or t4,count=2."""
 
     def python(self, code: str, device: str = "h100", **more: str) -> Any:
-        """What the code leaves in `found`, by JSON."""
+        """The value that the code leaves in `found`, through JSON."""
         text = f"{OPEN}{code}\nimport json; print(json.dumps(found)){LEAVE}"
         done = self.run(text, device, **more)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
     def run(self, code: str, device: str = "h100", **more: str) -> Done:
-        """Python as it is, to its end."""
+        """The finished process of a Python program."""
         return subprocess.run(
             [sys.executable, "-c", code],
             env=environment(**{ASKED: device, **more}),
@@ -50,5 +50,5 @@ class Hollow:
         )
 
     def gcprof(self, *words: str, cwd: Path, device: str = "h100", **more: str) -> Done:
-        """The program from its first word to its end."""
+        """The finished process of a gcprof command."""
         return gcprof(*words, cwd=cwd, **{ASKED: device, **more})

@@ -1,4 +1,4 @@
-"""What lives on after some work, by instruments that gcprof has no part in."""
+"""The bytes that are still held after some work, counted by PyTorch alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Storages(TorchDispatchMode):
-    """Knows every storage that an operator gave while it was entered, forward and backward, and holds none of them."""
+    """Watches every storage that an operator returns while it is entered, forward and backward, by weak references."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class Storages(TorchDispatchMode):
         return out
 
     def alive(self) -> int:
-        """Bytes of those that somebody still holds."""
+        """The bytes of those that are still held."""
         return sum(nbytes for reference, nbytes in self._made.values() if not reference.expired())
 
 
 def bytes_left_by(work: Callable[[], object]) -> int:
-    """Bytes of all storages that were made in the work and that live on after it."""
+    """The bytes of all storages that were made in the work and are still held after it."""
     with Storages() as storages:
         work()
     gc.collect()
@@ -42,7 +42,7 @@ def bytes_left_by(work: Callable[[], object]) -> int:
 
 
 def bytes_left_on_cuda_by(work: Callable[[], object]) -> int:
-    """By the caching allocator's own count."""
+    """The bytes that are still held after the work, as the caching allocator counts them."""
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()

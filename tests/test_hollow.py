@@ -67,7 +67,7 @@ found["one more"] = refused(lambda: torch.empty(1, dtype=torch.uint8, device="cu
 
 @pytest.fixture(scope="module")
 def seen(hollow):
-    """What torch tells of two T4 of 4 GiB."""
+    """What torch sees of two T4 with 4 GiB each."""
     return hollow.python(SEEN, f"t4,count=2,bytes={4 * GIB}")
 
 

@@ -65,7 +65,7 @@ def measured_and_predicted(engine, key, folder):
 
 
 def word():
-    """That of the GPU that is here, or that it is the likeness of."""
+    """The word for the GPU that is here, real or hollow; `cuda` where it is not known."""
     return rates.word_of(torch.cuda.get_device_name()) or "cuda"
 
 

@@ -164,7 +164,7 @@ def test_a_chip_has_what_its_compute_capability_allows(word):
     assert (gpu.chip.threads_per_multiprocessor, gpu.chip.shared_memory_bytes) == (threads, kib * 1024)
 
 
-def test_a_user_adds_a_gpu_and_replaces_one_by_files_of_his_own(tmp_path, monkeypatch):
+def test_a_user_adds_a_gpu_and_replaces_one_by_files_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     own = tmp_path / "gcprof" / "devices"
     own.mkdir(parents=True)

@@ -69,12 +69,15 @@ def follow(
 
 
 def keeps_workspaces() -> bool:
-    """PyTorch did before 2.15; since then it is to be asked for it (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and where the environment asks for it.
+
+    aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
     return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """With what cuBLAS keeps: once for the thread of the forward and once for autograd's."""
+    """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
     if not nbytes:
         return trace
     users = {one.phase for one in trace.operators if one.name in products.NAMES}

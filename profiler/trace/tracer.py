@@ -27,7 +27,7 @@ Seen = Callable[[str, Any], None]  # told of every operator that has run: its na
 
 DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
 
-ORDERS = {  # of results that are not allocated in the order in which they are returned: places, the first first
+ORDERS = {  # the order in which results are allocated, by their index, where it is not that in which they are returned
     "aten.native_dropout": (1, 0),  # aten/src/ATen/native/cuda/Dropout.cu
     "aten._scaled_dot_product_efficient_attention": (2, 3, 0, 1),  # transformers/cuda/attention.cu beside it
 }
@@ -83,7 +83,9 @@ class Tracer(TorchDispatchMode):
         self._stack = [""]
         self._is_paused = False
         self._there: dict[int, Life] = {}  # by the address of the storage
-        self._streams = {torch.cpu.current_stream(): 0}  # which do nothing, but are entered where CUDA's would be
+        self._streams = {
+            torch.cpu.current_stream(): 0
+        }  # the CPU's streams stand for CUDA's: FSDP2 enters the same ones
         self._module_of_node: dict[int, str] = {}  # by the sequence number of autograd's node
         self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
 

@@ -51,13 +51,13 @@ def line(
 
 
 def context_text(context_bytes: int, source: str) -> str:
-    """What CUDA takes of the memory besides tensors: `source` is assumed, measured or as asked."""
+    """A phrase on what CUDA takes of the memory besides tensors; `source` is assumed, measured or as asked."""
     hint = "; --context SIZE says otherwise" if source == "assumed" else ""
     return f"of that CUDA itself takes {bytes_text(context_bytes)}, {source}{hint}"
 
 
 def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes: int) -> str:
-    """Why not even one sample fits: what it needs, and what that is made of."""
+    """A sentence on why not even one sample fits: what it needs, and the parts of that."""
     work = max(0, sample_bytes - static_bytes - context_bytes)
     parts = [f"{bytes_text(static_bytes)} static", f"{bytes_text(work)} at work"]
     parts += [f"{bytes_text(context_bytes)} for CUDA itself"] if context_bytes else []
