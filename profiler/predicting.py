@@ -106,9 +106,7 @@ def trace_case(
     hidden: Hidden = temporary_bytes
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
     if kind == "cuda":
-        known, taken = known_rates(case.device, calibration), 0 if is_kept else workspace
-        hidden = convolutions.taking_copies(hidden, convolutions.machine_of(known, taken))
-        hidden = products.taking_workspaces(taking_buffers(hidden, known), taken)
+        hidden = taken_on_cuda(known_rates(case.device, calibration), 0 if is_kept else workspace)
     hidden = _measured_or(hidden, calibration)
     builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
@@ -144,6 +142,12 @@ def observe_case(case: Case) -> Observation:
     """How the blocks of the case's model work together. Raises as `predict` does."""
     with _fakes(case):
         return observe(assemble(case.baseline).workload)
+
+
+def taken_on_cuda(known: Rates | None, workspace_bytes: int) -> Hidden:
+    """What operators take on this GPU while they run, of which products take a workspace of so many bytes."""
+    copying = convolutions.taking_copies(temporary_bytes, convolutions.machine_of(known, workspace_bytes))
+    return products.taking_workspaces(taking_buffers(copying, known), workspace_bytes)
 
 
 @contextmanager
