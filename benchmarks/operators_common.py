@@ -18,6 +18,7 @@ ACTIVATIONS = (
 ).split()
 BINARY = "add sub mul div true_divide pow maximum minimum atan2 eq ne lt le gt ge where".split()
 REDUCING = "sum mean var std var_mean std_mean amax amin prod nansum logsumexp norm all any".split()
+ONE_DIMENSION = "prod", "all", "any", "norm"
 ALONG = "cumsum cumprod argmax argmin sort argsort softmax log_softmax flip".split()
 PRODUCTS = "matmul mm bmm addmm baddbmm addbmm mv dot inner outer einsum tensordot nn.functional.linear".split()
 MOVING = (
@@ -106,7 +107,7 @@ def _reducing(shape: tuple[int, ...]) -> Iterator[Any]:
         function = getattr(torch, name)
         if name not in ("logsumexp",):
             yield name, function, (shape,)
-        for dim in (0, -1, *([(0, *range(2, len(shape)))] if name not in ("prod", "all", "any") else ())):
+        for dim in (0, -1, *([] if name in ONE_DIMENSION else [(0, *range(2, len(shape)))])):
             yield name, lambda one, function=function, dim=dim: function(one, dim=dim), (shape,)
     for name in ALONG:
         for dim in (0, -1):
@@ -209,12 +210,18 @@ def _layers() -> Iterator[Any]:
         call = lambda one, w, b, o=options: F.conv2d(one, w, b, **o)  # noqa: E731
         yield "nn.functional.conv2d", call, (images, (128, 64, kernel, kernel), (128,))
     yield "nn.functional.conv2d", lambda one, w: F.conv2d(one, w, padding=1, groups=64), (images, (64, 1, 3, 3))
-    yield "nn.functional.conv_transpose2d", lambda one, w: F.conv_transpose2d(one, w, stride=2), (images, (64, 32, 2, 2))
+    yield (
+        "nn.functional.conv_transpose2d",
+        lambda one, w: F.conv_transpose2d(one, w, stride=2),
+        (images, (64, 32, 2, 2)),
+    )
     heads = (4, 6, 197, 64)
     for causal in (False, True):
-        yield "nn.functional.scaled_dot_product_attention", lambda *given, c=causal: F.scaled_dot_product_attention(
-            *given, is_causal=c
-        ), (heads, heads, heads)
+        yield (
+            "nn.functional.scaled_dot_product_attention",
+            lambda *given, c=causal: F.scaled_dot_product_attention(*given, is_causal=c),
+            (heads, heads, heads),
+        )
 
 
 def _batch_norm(one: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -224,12 +231,23 @@ def _batch_norm(one: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> 
 def _losses() -> Iterator[Any]:
     rows = (512, 1024)
     for reduction in ("mean", "sum", "none"):
-        for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy_with_logits"):
+        for name in (
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "kl_div",
+            "binary_cross_entropy_with_logits",
+        ):
             yield f"nn.functional.{name}", _loss(name, reduction), (rows, rows)
         for name in ("cross_entropy", "nll_loss"):
             yield f"nn.functional.{name}", _loss(name, reduction), (rows, 512)
     yield "nn.functional.cross_entropy", lambda one, at: F.cross_entropy(one, at, label_smoothing=0.1), (rows, 512)
-    yield "nn.functional.cross_entropy", lambda one, at: F.cross_entropy(one, at.view(8, 4096) % 10), ((8, 64, 4096), 32768)
+    yield (
+        "nn.functional.cross_entropy",
+        lambda one, at: F.cross_entropy(one, at.view(8, 4096) % 10),
+        ((8, 64, 4096), 32768),
+    )
     yield "nn.functional.cosine_similarity", F.cosine_similarity, (rows, rows)
 
 
