@@ -3,10 +3,13 @@
 Runs PyTorch's own samples of each operator (OpInfo; needs expecttest), forward and backward, on the CPU and then
 without memory. The same operators must make storages of the same bytes, in the same order. Prints what does not, and
 fails where that is not KNOWN. Samples whose sizes only data tell are counted and left out.
+
+With `--hollow h100`, against PyTorch's CUDA allocator instead: see benchmarks/operators_hollow.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import operators_hollow
 from profiler.trace.fake import Fakes, fake_tensors
 from profiler.workload import tensors
 
@@ -30,10 +34,19 @@ Made = list[tuple[str, tuple[int, ...]]]  # operators, each with the bytes of th
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--hollow", metavar="DEVICE", help="against PyTorch's CUDA allocator, on this device")
+    parser.add_argument("--within", type=float, default=4, metavar="MINUTES", help="on the hollow device")
+    words = parser.parse_args()
+    return operators_hollow.main(words.hollow, words.within, words.names) if words.hollow else _on_cpu(words.names)
+
+
+def _on_cpu(names: list[str]) -> int:
     warnings.simplefilter("ignore")  # samples are also of what is deprecated
     wrong: dict[str, list[str]] = {}
     compared, left_out, failing, operators = 0, 0, 0, set()
-    for name, operator, arguments in samples(sys.argv[1:]):
+    for name, operator, arguments in samples(names):
         try:
             real = made(operator, *copied(arguments))
         except Exception:  # noqa: BLE001  what this type or build cannot do

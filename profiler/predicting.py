@@ -137,12 +137,9 @@ def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -
 
     `workspace_bytes` are cuBLAS's where a product takes them while it runs, else 0.
     """
-    hidden: Hidden = temporary_bytes
-    if _kind(case) == "cuda":
-        gpu = known_rates(case.device, calibration)
-        hidden = convolutions.taking_copies(hidden, convolutions.machine_of(gpu, workspace_bytes))
-        hidden = products.taking_workspaces(taking_buffers(hidden, gpu), workspace_bytes)
-    return _measured_or(hidden, calibration)
+    if _kind(case) == "cpu":
+        return _measured_or(temporary_bytes, calibration)
+    return _measured_or(taken_on_cuda(known_rates(case.device, calibration), workspace_bytes), calibration)
 
 
 def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
@@ -158,6 +155,12 @@ def observe_case(case: Case) -> Observation:
     """How the blocks of the case's model work together. Raises as `predict` does."""
     with _fakes(case):
         return observe(assemble(case.baseline).workload)
+
+
+def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
+    """What operators take besides their results by PyTorch's rules for this GPU; None is one that is not known."""
+    copying = convolutions.taking_copies(temporary_bytes, convolutions.machine_of(gpu, workspace_bytes))
+    return products.taking_workspaces(taking_buffers(copying, gpu), workspace_bytes)
 
 
 @contextmanager

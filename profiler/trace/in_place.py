@@ -27,9 +27,12 @@ NODES = {  # whose backward has these as its in-place form
         *("KthvalueBackward0", "MedianBackward1", "ModeBackward0"),
     ),
     aten.index_add.default: ("IndexSelectBackward0",),
+    aten.masked_fill.Scalar: ("MaximumBackward0", "MinimumBackward0"),
+    aten.logical_and.default: ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"),
     aten.sub.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
     aten.mul.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
 }
+ADDING = ("VarMeanBackward0", "StdMeanBackward0")  # whose formulas themselves add, to a new tensor
 
 
 @contextmanager
@@ -58,7 +61,8 @@ def is_in_place(func: Any, args: Any) -> bool:
     if node is None:
         return False
     if func is SUM:
-        return not isinstance(node, BackwardCFunction) and _is_sum(*args)  # which adds as its author wrote it
+        adds_itself = isinstance(node, BackwardCFunction) or node.name() in ADDING
+        return not adds_itself and _is_sum(*args)
     return node.name() in NODES[func] and _is_as_large(args[0], args[1])
 
 

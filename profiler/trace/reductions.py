@@ -57,7 +57,7 @@ def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
 
 def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = aten.sum) -> int:
     """What reducing these dimensions takes besides the result; all of them where none are named."""
-    if taken.numel() == 0:
+    if taken.numel() == 0 or taken.ndim == 0:
         return 0
     places = range(taken.ndim) if reduced in NO_DIMENSIONS else [one % taken.ndim for one in reduced]
     shape = _Shape(
