@@ -20,7 +20,7 @@ from profiler.errors import UserError
 from profiler.planning.recipes import recipe as recipe_of
 from profiler.planning.solver import frontier
 from profiler.recipe import Recipe
-from profiler.record import Readings, Record
+from profiler.record import Readings, Record, evidence
 from profiler.trials import in_rounds
 
 PLAN = Choice("plan")
@@ -62,12 +62,14 @@ def needed(readings: Readings, device: str, context_bytes: int = CONTEXT) -> int
 def measured_context(engine: Engine, case: Case) -> int | None:
     """The bytes that CUDA and other processes take besides the allocator, measured while one sample is trained.
 
-    None for a prediction and on a CPU, and where the trial did not tell.
+    None for a prediction, a rehearsal and on a CPU, and where the trial did not tell.
     """
     if case.is_predicted or case.device == "cpu":
         return None
     one = msgspec.structs.replace(case, batch_size=1, verify="off")
     (record,) = engine.run([Trial(case=one, passes=("memory",))])
+    if evidence(record.case, record.environment) != "measured":
+        return None  # a hollow device's context takes what it is told to
     taken, reserved = record.readings.device_bytes, record.readings.reserved_bytes
     return None if taken is None or reserved is None else max(0, taken - reserved)
 
