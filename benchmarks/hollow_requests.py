@@ -75,7 +75,10 @@ def _traced(case: Case) -> Counter[Request]:
     _, trace, _ = trace_case(case)
     born = Counter((one.operator, _rounded(one.nbytes)) for one in trace.allocations if one.born)
     return born + Counter(
-        (one.name, _rounded(nbytes)) for one in trace.operators for nbytes in one.requests or (one.hidden_bytes,) if nbytes
+        (one.name, _rounded(nbytes))
+        for one in trace.operators
+        for nbytes in one.requests or (one.hidden_bytes,)
+        if nbytes
     )
 
 
