@@ -121,10 +121,17 @@ def compare(row: Row, real: Local, plain: Local) -> tuple[Compared, str | None]:
         work = [pool.submit(_record, engine, one) for engine, one in zip((real, plain), cases, strict=True)]
         measured, predicted = (one.result() for one in work)
     torch = measured.environment.torch if measured.environment else None
+    if _both_refuse(measured, predicted):
+        return Compared(row=row), torch
     for record in (measured, predicted):
         if record.outcome != "ok":
             return Compared(row=row, failed=f"{record.case.device} {record.outcome}: {record.detail}"), torch
     return Compared(row=row, errors={name: _error(name, measured, predicted) for name in BOUNDS}), torch
+
+
+def _both_refuse(measured: Record, predicted: Record) -> bool:
+    """Whether the strategy does not fit the model, and both say so in the same words."""
+    return measured.outcome == predicted.outcome == "skipped" and measured.detail == predicted.detail
 
 
 def case(row: Row, *, fake: bool = False) -> Case:
@@ -185,7 +192,7 @@ def _named(row: Row) -> str:
 def _line(one: Compared) -> str:
     shown = "  ".join(f"{name.partition('_')[0]} {error:+9.3%}" for name, error in one.errors.items())
     mark = "!" if one.failed or one.beyond else " "
-    return f"{mark} {one.failed or shown}  {_named(one.row)}"
+    return f"{mark} {one.failed or shown or 'refused by both'}  {_named(one.row)}"
 
 
 def _summary(found: Sequence[Compared]) -> str:

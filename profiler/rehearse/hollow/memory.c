@@ -65,6 +65,18 @@ void *reserve_pages(size_t bytes, int protection) {
     return at + head;
 }
 
+static void *device_pages(size_t bytes) { /* each above the last: PyTorch's allocator prefers low addresses */
+    static uintptr_t next = (uintptr_t)1 << 45; /* between the host's heap and its libraries */
+    pthread_mutex_lock(&lock);
+    uintptr_t at = next;
+    next += UP(bytes);
+    pthread_mutex_unlock(&lock);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    if (mmap((void *)at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) != (void *)at) return 0;
+    madvise((void *)at, bytes, MADV_NOHUGEPAGE);
+    return (void *)at;
+}
+
 static cudaError_t allocate(void **out, size_t bytes, int host) {
     READY();
     *out = 0;
@@ -72,7 +84,7 @@ static cudaError_t allocate(void **out, size_t bytes, int host) {
     if (bytes > SIZE_MAX / 2) return set_error(cudaErrorMemoryAllocation); /* which rounding up would overflow */
     size_t whole = UP(bytes), counted = host ? 0 : whole;
     if (counted && !take(current, counted)) return set_error(cudaErrorMemoryAllocation);
-    void *at = reserve_pages(whole, PROT_READ | PROT_WRITE);
+    void *at = host ? reserve_pages(whole, PROT_READ | PROT_WRITE) : device_pages(whole);
     if (!at) return give_back(current, counted), set_error(cudaErrorMemoryAllocation);
     remember((uintptr_t)at, whole, counted, current, host);
     *out = at;
