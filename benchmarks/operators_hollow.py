@@ -27,6 +27,8 @@ BEGUN = '{"begun"'
 KNOWN = {
     "prod": "its backward looks for zeros in the data",
     "cumprod": "its backward looks for zeros in the data",
+    "max.reduction_no_dim": "one mask of its backward is written in place on CUDA only",
+    "min.reduction_no_dim": "one mask of its backward is written in place on CUDA only",
     "sort": "what cub takes to sort long rows is left out",
     "argsort": "what cub takes to sort long rows is left out",
     "__getitem__": "its backward sorts the indices, 8 bytes each in several lists",
@@ -60,7 +62,7 @@ def _outcomes(share: int, minutes: float, names: list[str]) -> tuple[list[Outcom
     """What a child tells; and what it died of, if it did."""
     words = (str(share), str(SHARES), str(60 * minutes), str(SAMPLES), *names)
     command = [sys.executable, "-m", "benchmarks.operators_worker", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     outcomes = [json.loads(one) for one in lines if not one.startswith(BEGUN)]
     if done.returncode == 0:

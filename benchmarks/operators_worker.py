@@ -20,7 +20,8 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from benchmarks.operators_common import COMMON, larger  # noqa: E402
+from benchmarks.operators_common import COMMON  # noqa: E402
+from benchmarks.operators_larger import larger  # noqa: E402
 from profiler import rates  # noqa: E402
 from profiler.errors import Unsupported  # noqa: E402
 from profiler.predicting import DATA_DEPENDENT, taken_on_cuda  # noqa: E402

@@ -28,7 +28,6 @@ NODES = {  # whose backward has these as its in-place form
     ),
     aten.index_add.default: ("IndexSelectBackward0",),
     aten.masked_fill.Scalar: ("MaximumBackward0", "MinimumBackward0"),
-    aten.logical_and.default: ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"),
     aten.sub.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
     aten.mul.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
 }
