@@ -41,8 +41,8 @@ HEAD = (
 Each row is one training step, run on a device that has memory and does no arithmetic: PyTorch's CUDA build, unmodified,
 with its own caching allocator. The same step is predicted for that kind of device without calibration. cuDNN's
 workspaces are 0 there, in the step and in the prediction. {count} rows: every model in fp32 with SGD on {base} under
-`none`, `all` and one more strategy in turn; and a selection in which every two values of device, kind of model,
-precision, optimizer and strategy meet.
+`none`, `all` and one more strategy in turn; every model on each device, with precision, optimizer and strategy in turn;
+and a selection in which every two values of device, kind of model, precision, optimizer and strategy meet.
 Made by `python -m benchmarks.hollow` with gcprof {version} and torch {torch}.
 
 """

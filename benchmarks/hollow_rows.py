@@ -97,8 +97,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows() -> list[Row]:
-    """Each model without checkpointing, with all and with one more strategy in turn; then the covering selection."""
-    return list(dict.fromkeys([*_each_model(), *_covering()]))
+    """Each model under none, all and one more strategy; every model on every device; the covering selection."""
+    return list(dict.fromkeys([*_each_model(), *_on_each_device(), *_covering()]))
 
 
 def _each_model() -> list[Row]:
@@ -111,6 +111,25 @@ def _each_model() -> list[Row]:
                 for strategy in ("none", "all", next(others))
             ]
     return found
+
+
+def _on_each_device() -> list[Row]:
+    """Every model on every device, with precision, optimizer and strategy in turn: of lengths that share no factor."""
+    precisions, made, others = cycle(PRECISIONS), cycle((*OPTIMIZERS, "sgd")), cycle((*STRATEGIES, "all"))
+    return [
+        Row(
+            kind=kind,
+            model=model,
+            batch_size=batch,
+            device=device,
+            precision=next(precisions),
+            optimizer=next(made),
+            strategy=next(others),
+        )
+        for kind, models in MODELS.items()
+        for model, batch in models.items()
+        for device in DEVICES
+    ]
 
 
 def _covering() -> list[Row]:
