@@ -89,7 +89,7 @@ bench-accuracy:
 bench-hollow *words:
     {{python}} -m benchmarks.hollow {{words}}
 
-# what operators allocate without memory, against what they do, on PyTorch's own samples
+# what operators allocate without memory, against what they do, on PyTorch's own samples; with --hollow h100, on CUDA
 bench-operators *words:
     {{python}} -m benchmarks.operators {{words}}
 

@@ -26,17 +26,16 @@ BOUND = 0.01  # of the real peak
 BEGUN = '{"begun"'
 KNOWN = {
     "prod": "its backward looks for zeros in the data",
-    "cumprod": "its backward looks for zeros in the data",
+    "cumprod": "its backward counts zeros: the sum of a mask takes a copy of it as whole numbers",
     "max.reduction_no_dim": "one mask of its backward is written in place on CUDA only",
     "min.reduction_no_dim": "one mask of its backward is written in place on CUDA only",
-    "sort": "what cub takes to sort long rows is left out",
-    "argsort": "what cub takes to sort long rows is left out",
+    "sort": "what sorting takes besides its results is left out",
+    "argsort": "what sorting takes besides its results is left out",
     "__getitem__": "its backward sorts the indices, 8 bytes each in several lists",
-    "index_put": "what it is given to add is sorted, as in the backward of __getitem__",
     "nn.functional.rms_norm": "in half precision CUDA has one fused kernel, and the trace does it in steps",
-    "nn.functional.conv_transpose2d": "what cuDNN does not take (output padding) runs as products with workspaces",
-    "nn.functional.conv_transpose3d": "what cuDNN does not take (output padding) runs as products with workspaces",
-    "nn.functional.scaled_dot_product_attention": "heads of few channels with causal masks and dropout",
+    "nn.functional.conv_transpose2d": "a wide output padding is not for cuDNN: products are run, with workspaces",
+    "nn.functional.conv_transpose3d": "a wide output padding is not for cuDNN: products are run, with workspaces",
+    "nn.functional.scaled_dot_product_attention": "causal, of fewer queries than keys, is not for the flash kernel",
 }
 Outcome = dict[str, Any]  # a line of benchmarks.operators_worker
 

@@ -168,20 +168,20 @@ def _real(sample: Sample) -> Asked:
 
     try:
         kept = _run(sample, lambda one: one.to("cuda"), "cuda", begin)
-        (events,) = torch._C._cuda_memorySnapshot(None)["device_traces"]  # type: ignore[attr-defined]
+        (events,) = torch._C._cuda_memorySnapshot(None)["device_traces"]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
     del kept
-    live_bytes, peak = 0, 0
+    there: dict[int, int] = {}  # by address; what is given back late, and was there before, is not in it
+    peak = 0
     requests = []
     for one in events:
-        nbytes = rounded(one["size"], "cuda")
         if one["action"] == "alloc":
-            live_bytes += nbytes
-            requests.append(nbytes)
-            peak = max(peak, live_bytes)
+            requests.append(rounded(one["size"], "cuda"))
+            there[one["addr"]] = requests[-1]
+            peak = max(peak, sum(there.values()))
         elif one["action"] == "free_completed":
-            live_bytes -= nbytes
+            there.pop(one["addr"], None)
     return Asked(peak, requests)
 
 
