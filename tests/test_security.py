@@ -30,10 +30,15 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "secrecy.py": "what is secret, to hide it",
     "predicting.py": "settings of the caching allocator",
     "trace/step.py": "a setting of cuBLAS",
+    "rates.py": "where its user keeps files of GPUs",
+    "rehearse/build.py": "where its user keeps caches; handed on to a Python that asks torch",
+    "rehearse/device.py": "GCPROF_HOLLOW; what the hollow device is told",
+    "trace/products.py": "settings of cuBLAS",
     "trackers/mlflow.py": "where its user keeps experiments",
     "trackers/wandb.py": "whether its user wants it online, and where",
 }
-STARTS_PROCESSES = {"engines/local.py", "models/faults.py"}  # the server; a fault that tests plant
+# the server; a fault that tests plant; for rehearsals a compiler, and a Python that asks torch what it is built for
+STARTS_PROCESSES = {"engines/local.py", "models/faults.py", "rehearse/build.py"}
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/local.py": "its server",
@@ -97,7 +102,7 @@ def started(source: str) -> list[str]:
     return wrong
 
 
-def test_only_python_is_started_and_never_by_a_shell():
+def test_only_python_and_for_rehearsals_a_compiler_are_started_and_never_by_a_shell():
     starting = {name for name, source in SOURCES.items() if named(source, *STARTERS)}
 
     assert starting == STARTS_PROCESSES

@@ -7,7 +7,8 @@ import sys
 import zipfile
 from pathlib import Path, PurePosixPath
 
-KINDS = {".py", ".typed", ".html", ".js", ".css", ".toml", ".json", ".jsonl"}
+KINDS = {".py", ".typed", ".html", ".js", ".css", ".toml", ".json", ".jsonl", ".c", ".h"}
+EMPTY_HEADER = "profiler/rehearse/hollow/include/nv/target"  # of C++ alone, which headers of CUDA name
 TESTS = re.compile(r"tests?|test_.*|.*_test\.py|conftest\.py|benchmarks|hypothesis|__pycache__")
 ABSOLUTE = re.compile(rb"(?<![\w.~:/])(?:/(?:home|root|Users|mnt|work|opt|srv)/\w[^\s\"'`]*|[A-Z]:\\\\?[A-Za-z]\w+)")
 SECRETS = re.compile(
@@ -33,7 +34,7 @@ def _names(name: str) -> list[str]:
     first, *rest = PurePosixPath(name).parts
     if first.endswith(".dist-info"):
         return []
-    if first != "profiler" or ".." in rest or PurePosixPath(name).suffix not in KINDS:
+    if first != "profiler" or ".." in rest or (PurePosixPath(name).suffix not in KINDS and name != EMPTY_HEADER):
         return [f"{name}: no file of the package"]
     return [f"{name}: a test" for part in rest if TESTS.fullmatch(part)][:1]
 

@@ -44,6 +44,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     device: str
     predicted: bool
+    evidence: str  # measured, rehearsed or predicted; of several, all of them
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,10 @@ def compare(
 
 def _column(side: Side) -> Column:
     predicted = side.device.startswith(FAKE)
-    return Column(label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted)
+    evidence = ", ".join(sorted({row.evidence for row in side.rows}))
+    return Column(
+        label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted, evidence=evidence
+    )
 
 
 def _match(key: Key, found: Sequence[Side], align: Sequence[str]) -> Match:

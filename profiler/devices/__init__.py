@@ -74,7 +74,10 @@ class Device(Protocol):
     name: str
     tick_seconds: float  # the least that its stopwatch can tell apart
     is_asynchronous: bool  # whether it is at work while the host asks for more
-    is_hollow: bool  # whether it has memory and does no arithmetic, so that only bytes mean something
+
+    @property
+    def is_hollow(self) -> bool:
+        """Whether it has memory and does no arithmetic, so that only bytes mean something."""
 
     def watch(self, resting_bytes: int) -> Watch:
         """`resting_bytes` are live already; a device that knows better ignores them."""

@@ -88,9 +88,12 @@ class Cuda:
         self.name = name
         self._device = torch.device(kinds.visible(name))
         torch.cuda.set_device(self._device)
-        self.is_hollow = kinds.is_hollow(torch.cuda.get_device_name(self._device))
         self._opened = time.monotonic()
         self._board: nvml.Board | str | None = None  # or why there is none; None before it is looked up
+
+    @property
+    def is_hollow(self) -> bool:
+        return kinds.is_hollow(torch.cuda.get_device_name(self._device))
 
     def watch(self, resting_bytes: int) -> CudaWatch:
         return CudaWatch(self._device)
@@ -114,7 +117,7 @@ class Cuda:
             name=properties.name,
             total_bytes=properties.total_memory,
             uuid=str(getattr(properties, "uuid", "")) or None,
-            driver=_driver(),
+            driver=None if self.is_hollow else _driver(),
         )
 
     def free_bytes(self) -> int:

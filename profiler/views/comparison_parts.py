@@ -112,7 +112,7 @@ def _table(
     values = []
     for place, side in enumerate(found.sides):
         cells = tuple(_value(match.cells[place], value) for match in matches)
-        shown = f"predicted {unit}" if side.predicted else unit
+        shown = unit if side.evidence == "measured" else f"{side.evidence} {unit}"
         values.append(Column(head=(side.name, shown), cells=cells, is_number=True))
     pieces = [(Column(head=("strategy", ""), cells=tuple(_name(match) for match in matches)),), tuple(values)]
     for place, side in list(enumerate(found.sides))[1:]:
@@ -193,7 +193,8 @@ def _agreement(order: Order) -> str:
 
 
 def _advice(found: Comparison) -> list[Part]:
-    names = {side.label: f"{side.name}{' (predicted)' if side.predicted else ''}" for side in found.sides}
+    kinds = {side.label: "" if side.evidence == "measured" else f" ({side.evidence})" for side in found.sides}
+    names = {side.label: f"{side.name}{kinds[side.label]}" for side in found.sides}
     groups: dict[tuple[str, ...], list[Advice]] = {}
     for one in found.advice:
         groups.setdefault(one.group, []).append(one)
