@@ -297,3 +297,25 @@ def test_where_triton_finds_no_compiler_that_is_the_reason_of_the_row(compiled):
     assert none.outcome == "ok"
     assert half.outcome in ("failed", "skipped")
     assert "Failed to find C compiler" in half.detail
+
+
+# --- the main job; the figures are those of bare loops on such a device, worked out apart from gcprof
+
+
+def peaks(hollow, here, *words):
+    done = hollow.gcprof("run", *words, "--device", "cuda", "-o", "run", cwd=here)
+    assert done.returncode == 0, done.stderr
+    return {str(one.case.strategy): one.readings.peak_bytes for one in store.load(here / "run").records}
+
+
+def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, here):
+    rows = peaks(hollow, here, "--segments", "1,2,4,8,16,32")
+
+    assert list(rows) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
+    assert all(1011 * MIB <= peak <= 1018 * MIB for peak in rows.values())
+
+
+def test_two_segments_of_a_transformer_save_31_percent_of_its_peak(hollow, here):
+    rows = peaks(hollow, here, "--model", "transformer:layers=4,width=256", "--batch-size", "16", "--segments", "2")
+
+    assert rows["segments:k=2"] / rows["none"] - 1 == pytest.approx(-0.31, abs=0.005)
