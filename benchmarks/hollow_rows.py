@@ -88,8 +88,8 @@ CAUSES = {  # of rows beyond the bounds, by what stands in the model's name; oth
     "maxvit": LIKELY,
     "convnext": LIKELY,
     "vit_b_16": LIKELY,
-    "shufflenet": "three tensors of a nested recompute are not in its trace, and a segment of 20 MiB is reserved for them",
-    "resnet34": "bf16 before Ampere: convolutions ask for columns image by image, the trace once: blocks are cut otherwise",
+    "shufflenet": "a nested recompute makes three tensors more than its trace, and reserves 20 MiB for them",
+    "resnet34": "bf16 before Ampere: convolutions ask for columns image by image, the trace asks once for all",
     "whisper": "23 requests as large as an activation are not in the trace; none of them is at the peak",
 }
 FACTORS = ("device", "kind", "precision", "optimizer", "strategy")
