@@ -16,7 +16,6 @@ import msgspec
 from profiler import kinds
 from profiler.bounds import Real, Whole
 from profiler.case import Case, Choice
-from profiler.devices import Conditions
 
 SCHEMA = 1
 
@@ -28,6 +27,22 @@ Stopped = Literal["target", "samples", "seconds", "limit"]
 SOFTWARE = ("gcprof", "python", "torch")  # of an environment: the same in all of a run
 HARDWARE = ("device_name", "cuda", "driver", "num_threads")  # the same wherever a device has the same name in a case
 PHASES = ("forward", "backward", "optimizer")
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What it was like at the device at one moment; None for what it does not tell."""
+
+    at_seconds: Real  # since the device was opened
+    clock_hertz: Real | None = None
+    highest_clock_hertz: Real | None = None
+    celsius: Real | None = None
+    watts: Real | None = None
+    limit_watts: Real | None = None
+    held_by: tuple[str, ...] = ()  # what keeps the clock down: heat, power limit, ...
+    num_others: Whole | None = None  # processes on the device besides this one
+    others_bytes: Whole | None = None  # of the device's memory, that they hold
+    others_seconds: Real | None = None  # of all cores, that others took since the device was opened
+    num_cores: Whole | None = None
 
 
 class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.devices import Conditions, cuda, nvml
+from profiler.devices import cuda, nvml
 from profiler.devices.cpu import Cpu
+from profiler.record import Conditions
 
 
 class NotSupported(Exception):

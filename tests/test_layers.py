@@ -12,9 +12,10 @@ import pytest
 ROOT = Path(__file__).parent.parent / "profiler"
 LAYERS = (
     {"blame", "bounds", "errors", "kinds", "secrecy", "series", "units"},
-    {"references", "case", "counts", "workload", "detour", "devices", "blocks", "extras", "files", "switches", "group"},
+    {"references", "case", "counts", "workload", "detour", "blocks", "extras", "files", "switches", "group"},
     {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "shards", "signature"}
     | {"timeline"},
+    {"devices"},
     {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
     | {"device_choice", "rehearse", "sampling", "shortage", "sources", "trials", "here"},
     {"spec", "assemble", "views", "trackers", "upkeep", "changes"},

@@ -22,14 +22,13 @@ from profiler.analysis.rows import rows
 from profiler.analysis.throughput import samples_per_second
 from profiler.assemble import assemble
 from profiler.case import FAKE, OPERATORS, Choice, Trial
-from profiler.devices import Conditions
 from profiler.engines.local import Local
 from profiler.errors import Unsupported, UserError
 from profiler.group import Group
 from profiler.meters import equality, time
 from profiler.models.transformer import build as transformer
 from profiler.parallel.fsdp2 import distribute
-from profiler.record import Equality, RankBytes, Readings
+from profiler.record import Conditions, Equality, RankBytes, Readings
 from profiler.units import MIB
 from profiler.views import cells, ranks
 from tests import make

@@ -12,10 +12,9 @@ from msgspec import UNSET
 from profiler import sweep
 from profiler.case import Case, Choice, decode, encode
 from profiler.cli import answer
-from profiler.devices import Conditions
 from profiler.errors import UserError
 from profiler.meters import time as timing
-from profiler.record import Record
+from profiler.record import Conditions, Record
 from profiler.sampling import sampling
 from profiler.series.stopping import Sampling
 from profiler.spec import Request, override, plan

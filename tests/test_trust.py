@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.devices import Conditions
-from profiler.record import Record
+from profiler.record import Conditions, Record
 from profiler.series.stopping import Sampling
 from tests import make
 

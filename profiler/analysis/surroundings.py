@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiler.devices import Conditions
+from profiler.record import Conditions
 from profiler.units import bytes_text, in_unit_text
 
 SLOWED = 0.95  # of the highest clock: a clock that is held no lower is let pass, and so is one that falls no further

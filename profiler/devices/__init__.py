@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from profiler.bounds import Real, Whole
+from profiler.record import Conditions
 
 TABLE = {"cpu": "profiler.devices.cpu:connect", "cuda": "profiler.devices.cuda:connect"}
 
@@ -50,22 +50,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int | None = None
     uuid: str | None = None
     driver: str | None = None
-
-
-class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What it was like at the device at one moment; None for what it does not tell."""
-
-    at_seconds: Real  # since the device was opened
-    clock_hertz: Real | None = None
-    highest_clock_hertz: Real | None = None
-    celsius: Real | None = None
-    watts: Real | None = None
-    limit_watts: Real | None = None
-    held_by: tuple[str, ...] = ()  # what keeps the clock down: heat, power limit, ...
-    num_others: Whole | None = None  # processes on the device besides this one
-    others_bytes: Whole | None = None  # of the device's memory, that they hold
-    others_seconds: Real | None = None  # of all cores, that others took since the device was opened
-    num_cores: Whole | None = None
 
 
 class Device(Protocol):

@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from profiler.devices import Conditions, Facts, Span
+from profiler.devices import Facts, Span
+from profiler.record import Conditions
 
 MARK = "gcprof: mark"
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # guests are counted under user

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from profiler import kinds
-from profiler.devices import Conditions, Facts, Span, nvml
+from profiler.devices import Facts, Span, nvml
 from profiler.errors import Unsupported
+from profiler.record import Conditions
 
 VERSION = Path("/proc/driver/nvidia/version")
 

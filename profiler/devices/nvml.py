@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from profiler.devices import Conditions
+from profiler.record import Conditions
 
 try:
     import pynvml

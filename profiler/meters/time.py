@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.devices import Conditions, Device
+from profiler.devices import Device
 from profiler.group import Group
+from profiler.record import Conditions
 from profiler.series.stopping import MOST_STEPS, SHORTEST, Sampling, is_look, reason
 from profiler.series.warmup import num_warmup
 

@@ -14,10 +14,9 @@ from profiler import here
 from profiler.analysis import trust
 from profiler.analysis.rows import rows
 from profiler.case import Choice, Trial, decode
-from profiler.devices import Conditions
 from profiler.devices.cpu import CpuStopwatch
 from profiler.meters import time as timing
-from profiler.record import Record
+from profiler.record import Conditions, Record
 from profiler.series.stopping import MOST_STEPS, Sampling
 from tests import make
 from tests.conftest import measured

@@ -11,9 +11,8 @@ import pytest
 from profiler import store
 from profiler.case import Trial
 from profiler.cli import answer
-from profiler.devices import Conditions
 from profiler.engines.local import Local
-from profiler.record import Note, Record
+from profiler.record import Conditions, Note, Record
 from tests.test_trust import WELL, notes, record
 
 SHARED = msgspec.structs.replace(WELL, num_others=1, others_bytes=3 * 2**30)
