@@ -15,10 +15,12 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from profiler import __version__, catalogue, models, rates, strategies
-from profiler.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial
+from profiler import __version__
+from profiler.core import catalogue, gpu_specs
+from profiler.core.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial
+from profiler.core.record import Readings, Record
 from profiler.engines.local import Local
-from profiler.record import Readings, Record
+from profiler.training import models, strategies
 from tests.plans import written
 
 STRATEGIES = (
@@ -96,7 +98,7 @@ def main() -> int:
             assert baseline.outcome == "ok", baseline.detail
             assert baseline.environment, "an ok record has one"
             torch, name = baseline.environment.torch, baseline.environment.device_name
-            word = rates.word_of(name or "") or none.twin.device
+            word = gpu_specs.word_of(name or "") or none.twin.device
             errors = list(compare(engine, baseline, Path(folder), FAKE + word))
             missed += [(model, one) for one in errors if max(abs(one.peak), abs(one.saved)) > bound]
             lines.append(row(model, errors))

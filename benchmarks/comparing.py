@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler import store
-from profiler.analysis.contrasts import sampled, units
-from profiler.case import Trial, encode
+from profiler.analysis.ratio_test import sampled, units
+from profiler.core.case import Trial, encode
+from profiler.runs import store
 from tests import make
 
 TIMES, BOOTSTRAPS, RESAMPLES = 20_000, 400, 999

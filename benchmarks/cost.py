@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from profiler import store
 from profiler.analysis.rows import rows
+from profiler.runs import store
 
 FACTOR, FIXED_SECONDS, LONGEST_SECONDS, ROWS = 1.3, 10.0, 120.0, 7
 

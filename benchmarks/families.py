@@ -12,11 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from profiler import __version__, catalogue, models
-from profiler.case import Case, Choice, Trial, encode
+from profiler import __version__
+from profiler.core import catalogue
+from profiler.core.case import Case, Choice, Trial, encode
+from profiler.core.record import Record
+from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
-from profiler.record import Record
-from profiler.units import bytes_text, change_text
+from profiler.training import models
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
 BATCH = 2
@@ -100,7 +102,7 @@ def measure(model: str, engine: Local) -> tuple[Record, Record]:
 
 def classes(record: Record, engine: Local) -> str:
     """The classes of a model's blocks, each once."""
-    told = engine.ask("profiler.worker:outline", encode(record.case).decode(), failing=record.case.model)
+    told = engine.ask("profiler.engines.worker:outline", encode(record.case).decode(), failing=record.case.model)
     return ", ".join(dict.fromkeys(block["kind"] for block in told["outline"]["blocks"]))
 
 

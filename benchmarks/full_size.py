@@ -14,9 +14,10 @@ import time
 
 import msgspec
 
-from profiler import catalogue, models
-from profiler.case import Case, Choice, Trial
-from profiler.units import bytes_text
+from profiler.core import catalogue
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.units import bytes_text
+from profiler.training import models
 
 LLAMA = "hf:llama:sequence=2048"
 LLAMA_SECONDS, LLAMA_BYTES = 60.0, 4 * 2**30
@@ -72,7 +73,7 @@ CODE = (
 
 def trace(model: str) -> Traced:
     """One step of one model, for CUDA."""
-    from profiler.predicting import predict
+    from profiler.predicting.prediction import predict
 
     is_large = model.startswith(SMALL_BATCH)
     case = Case(

@@ -29,11 +29,13 @@ from typing import Any, NamedTuple
 
 from benchmarks.fuzz_subjects import ROOT, Subject, subjects
 from benchmarks.mutations import mutated
-from profiler import engines, published, rates, recipe
-from profiler.case import Trial
+from profiler import engines
 from profiler.cli import GARBAGE, answer
-from profiler.errors import UserError
-from profiler.record import Environment, Record
+from profiler.core import gpu_specs, plan_file
+from profiler.core.case import Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
+from profiler.workflows import published
 from tests import examples
 
 SECONDS, PATIENCE_SECONDS = 2.0, 60.0  # of the processor, which a busy machine does not change, and of the clock
@@ -43,9 +45,9 @@ MEMORY_BYTES = 512 << 20
 WORKERS, BATCH = 2, 250
 GOOD = range(6)
 READERS: dict[str, Callable[[Path], object]] = {  # those of files that no command takes by their path
-    "recipe": recipe.read,
+    "recipe": plan_file.read,
     "published": published.read,
-    "rates": rates.read,
+    "rates": gpu_specs.read,
 }
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from profiler import recipe
+from profiler.core import plan_file
 from profiler.planning import chain as chains
 from profiler.planning.chain import Block
 from tests import examples
@@ -91,13 +91,13 @@ OF_STAGES = (
     "plan --stages costs.json --budget max", "plan --stages costs.json --budget 1GiB -o plan.json",
     "plan --stages costs.json --budget 60% --levels 2", "plan --stages costs.json --budget 60% --emit python",
 )  # fmt: skip
-PLAN = recipe.encoded(
-    recipe.Recipe(
+PLAN = plan_file.encoded(
+    plan_file.Recipe(
         plan="[1-2] 3:matmul [4 [5] 6]",
         segments=(
-            recipe.Segment(blocks=("a", "b")),
-            recipe.Segment(blocks=("c",), save="matmul"),
-            recipe.Segment(blocks=("d", recipe.Segment(blocks=("e",)), "f")),
+            plan_file.Segment(blocks=("a", "b")),
+            plan_file.Segment(blocks=("c",), save="matmul"),
+            plan_file.Segment(blocks=("d", plan_file.Segment(blocks=("e",)), "f")),
         ),
         fingerprint=dict.fromkeys("abcdef", ("weight float32 64 x 3",)),
     )

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from profiler.rehearse.device import ASKED
+from profiler.rehearsal.device import ASKED
 
 SECONDS = 480.0  # of all steps together
 

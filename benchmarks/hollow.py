@@ -22,11 +22,13 @@ from statistics import median, quantiles
 import msgspec
 
 from benchmarks.hollow_rows import CAUSES, DEVICES, MODELS, Row, rows
-from profiler import __version__, catalogue, models, optimizers, strategies
-from profiler.case import FAKE, Case, Choice, Trial, encode
+from profiler import __version__
+from profiler.core import catalogue
+from profiler.core.case import FAKE, Case, Choice, Trial, encode
+from profiler.core.record import Record
 from profiler.engines.local import Local
-from profiler.record import Record
-from profiler.rehearse.device import ASKED
+from profiler.rehearsal.device import ASKED
+from profiler.training import models, optimizers, strategies
 
 PEAK, SAVED, RESERVED = "peak_bytes", "saved_bytes", "reserved_bytes"
 BOUNDS = {  # of the median, the 95th percentile and the worst error; None: none

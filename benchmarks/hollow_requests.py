@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.hollow_worker import whole_sequences
-from profiler.assemble import assemble
-from profiler.case import Case, decode
-from profiler.predicting import trace_case
-from profiler.signature import name
-from profiler.worker import tell
-from profiler.workload import GRANULE
+from profiler.core.case import Case, decode
+from profiler.engines.worker import tell
+from profiler.measuring.op_signature import name
+from profiler.predicting.prediction import trace_case
+from profiler.training.assemble import assemble
+from profiler.training.workload import GRANULE
 
 ENTRIES = 500_000  # of the allocator's history
 Request = tuple[str, int]  # the operator, and the bytes as the allocator rounds them

@@ -8,11 +8,11 @@ from unittest import mock
 
 import torch
 
-from profiler import worker
+from profiler.engines import worker
 
 
 def run_trial(request: str, channel: int) -> None:
-    """As `profiler.worker.run_trial`."""
+    """As `profiler.engines.worker.run_trial`."""
     with whole_sequences():
         worker.run_trial(request, channel)
 

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from benchmarks import kill_worker, killed
 from benchmarks.killed import PATIENCE_SECONDS, SWEEP, Key, differences, printed, stored, survivors, violations
-from profiler import store
 from profiler.analysis import progress
-from profiler.errors import UserError
-from profiler.store import Run
+from profiler.core.errors import UserError
+from profiler.runs import store
+from profiler.runs.store import Run
 
 WORKERS = 2  # at a time
 

@@ -17,9 +17,9 @@ import psutil
 
 from benchmarks import killed
 from benchmarks.killed import SWEEP, Key
-from profiler import store
 from profiler.analysis import progress
-from profiler.store import Run
+from profiler.runs import store
+from profiler.runs.store import Run
 
 KILLS = 8  # in the time of an undisturbed run, at least: between two passes an eighth of it at most
 SERVERS = 0.1  # of the kills

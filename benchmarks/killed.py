@@ -14,10 +14,10 @@ from typing import IO
 import msgspec
 import psutil
 
-from profiler import store
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
-from profiler.store import Run
+from profiler.runs import store
+from profiler.runs.store import Run
 
 ROOT = Path(__file__).parents[1]
 SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--device", "cpu")

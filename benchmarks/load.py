@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from profiler import store
-from profiler.case import Choice, Trial, encode
 from profiler.cli.carry import follow
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.record import Environment, Record
 from profiler.engines.local import Local
 from profiler.engines.order import in_waves
-from profiler.record import Environment, Record
-from profiler.upkeep.validate import KNOWN
+from profiler.runs import store
+from profiler.runs.validate import KNOWN
 from tests import examples, make
 
 ROUNDS, FAILING = 5, 10  # every so manieth case is not ok, and loses its later rounds

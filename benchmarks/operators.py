@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import operators_hollow
-from profiler.trace.fake import Fakes, fake_tensors
-from profiler.workload import tensors
+from profiler.predicting.trace.fake_tensors import Fakes, fake_tensors
+from profiler.training.workload import tensors
 
 SAMPLES = 60  # of each operator, spread over those that it has
 KNOWN = {

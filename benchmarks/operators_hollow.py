@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.operators_common import COMMON
-from profiler.rehearse.device import ASKED, prepare_if_asked
+from profiler.rehearsal.device import ASKED, prepare_if_asked
 
 SAMPLES = 6  # of each operator and type, spread over those that it has
 SHARES = 2  # processes at once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.rehearse.device import ASKED, open_if_asked
+from profiler.rehearsal.device import ASKED, open_if_asked
 
 open_if_asked()  # before torch is imported
 
@@ -22,18 +22,18 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 from benchmarks.operators_common import COMMON  # noqa: E402
 from benchmarks.operators_larger import larger  # noqa: E402
-from profiler import rates  # noqa: E402
-from profiler.errors import Unsupported  # noqa: E402
-from profiler.predicting import DATA_DEPENDENT, taken_on_cuda  # noqa: E402
-from profiler.rehearse.device import parse  # noqa: E402
-from profiler.timeline import Allocation, Trace, live  # noqa: E402
-from profiler.trace import products  # noqa: E402
-from profiler.trace.cuda_like import cuda_like  # noqa: E402
-from profiler.trace.fake import fake_tensors  # noqa: E402
-from profiler.trace.requests import parts_of  # noqa: E402
-from profiler.trace.step import keeps_workspaces  # noqa: E402
-from profiler.trace.tracer import Hidden, Tracer  # noqa: E402
-from profiler.workload import rounded, tensors  # noqa: E402
+from profiler.core import gpu_specs  # noqa: E402
+from profiler.core.errors import Unsupported  # noqa: E402
+from profiler.core.trace_data import Allocation, Trace, live  # noqa: E402
+from profiler.predicting.prediction import DATA_DEPENDENT, taken_on_cuda  # noqa: E402
+from profiler.predicting.trace import products  # noqa: E402
+from profiler.predicting.trace.cuda_semantics import cuda_like  # noqa: E402
+from profiler.predicting.trace.fake_tensors import fake_tensors  # noqa: E402
+from profiler.predicting.trace.requests import parts_of  # noqa: E402
+from profiler.predicting.trace.step import keeps_workspaces  # noqa: E402
+from profiler.predicting.trace.tracer import Hidden, Tracer  # noqa: E402
+from profiler.rehearsal.device import parse  # noqa: E402
+from profiler.training.workload import rounded, tensors  # noqa: E402
 
 ENTRIES = 100_000  # of the allocator's history
 DTYPES = (torch.float32, torch.bfloat16)
@@ -62,8 +62,8 @@ class Asked(NamedTuple):
 def main(share: int, num_shares: int, seconds: float, most: int, names: list[str]) -> None:
     """Tell each sample's outcome, one line of JSON each."""
     warnings.simplefilter("ignore")  # samples are also of what is deprecated
-    known = rates.find(parse(os.environ[ASKED]).gpu)
-    workspace = products.given_workspace(rates.workspace_bytes(known))
+    known = gpu_specs.find(parse(os.environ[ASKED]).gpu)
+    workspace = products.given_workspace(gpu_specs.workspace_bytes(known))
     hidden = taken_on_cuda(known, 0 if keeps_workspaces() else workspace)
     torch.zeros(1, device="cuda")
     end = time.monotonic() + seconds

@@ -14,7 +14,7 @@ from statistics import median
 
 import msgspec
 
-from profiler.case import Case, Choice, Trial
+from profiler.core.case import Case, Choice, Trial
 from profiler.engines.local import Local
 
 ROUNDS, SAMPLES, TOLERANCE = 5, 20, 0.05
@@ -61,7 +61,8 @@ def loop(request: str, channel: int) -> None:
     """A training loop as one writes it, in a fresh process: knows nothing of gcprof but the model."""
     import torch
 
-    from profiler import catalogue, models
+    from profiler.core import catalogue
+    from profiler.training import models
 
     name, batch_size, steps = json.loads(request)
     build, options = catalogue.load(Choice(name), models.TABLE)

@@ -16,7 +16,7 @@ from statistics import median
 
 from profiler.planning.chain import Chain, Stage, read
 from profiler.planning.costs import Costs
-from profiler.planning.kept import Kept
+from profiler.planning.kept_intervals import Kept
 from profiler.planning.plan import Item, Plan, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Frontier, best, frontier

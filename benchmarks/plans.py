@@ -14,16 +14,18 @@ from pathlib import Path
 
 import msgspec
 
-from profiler import catalogue, models, proving, recipe
 from profiler.analysis.rows import verdict
-from profiler.case import FAKE, Case, Choice, Trial
+from profiler.core import catalogue, plan_file
+from profiler.core.case import FAKE, Case, Choice, Trial
+from profiler.core.record import Record
+from profiler.core.units import bytes_text, error_text
 from profiler.engines.local import Local
 from profiler.planning.chain import Chain
 from profiler.planning.plan import render
-from profiler.planning.recipes import recipe as recipe_of
+from profiler.planning.plan_files import recipe as recipe_of
 from profiler.planning.solver import Point, frontier
-from profiler.record import Record
-from profiler.units import bytes_text, error_text
+from profiler.training import models
+from profiler.workflows import planner
 
 MODELS = {  # with the batch
     "transformer:layers=8,width=64,sequence=128": 4,
@@ -72,13 +74,13 @@ def case_of(model: str, batch_size: int) -> Case:
 
 def proved(engine: Local, case: Case, path: Path) -> Iterator[tuple[Point, int, Record]]:
     """Plans with their traced peaks and measured records."""
-    calibration = proving.calibrate(engine, case)
-    chain = proving.stages(engine, case, calibration)
+    calibration = planner.calibrate(engine, case)
+    chain = planner.stages(engine, case, calibration)
     (baseline,) = engine.run([Trial(case=case, passes=("equality",))])
     assert baseline.equality, baseline.detail
     for point in walked(chain):
-        recipe.write(recipe_of(chain, point.plan), path)
-        real = proving.under(case, path)
+        plan_file.write(recipe_of(chain, point.plan), path)
+        real = planner.under(case, path)
         fake = msgspec.structs.replace(real, device=FAKE + real.twin.device)
         predicted, measured = engine.run(
             [

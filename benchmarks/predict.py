@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from profiler.assemble import assemble
-from profiler.case import Case, Choice
-from profiler.predicting import trace_case
-from profiler.strategies.split import split_as_torch
-from profiler.trace.compose import compose
-from profiler.trace.fake import fake_tensors
-from profiler.trace.step import follow
-from profiler.trace.summary import readings
-from profiler.workload import tensors
+from profiler.core.case import Case, Choice
+from profiler.predicting.prediction import trace_case
+from profiler.predicting.trace.compose import compose
+from profiler.predicting.trace.fake_tensors import fake_tensors
+from profiler.predicting.trace.step import follow
+from profiler.predicting.trace.summary import readings
+from profiler.training.assemble import assemble
+from profiler.training.strategies.split import split_as_torch
+from profiler.training.workload import tensors
 
 CNN, BERT = "mnist-cnn", "hf:bert:head=classification"
 TRACE_SECONDS = {CNN: 0.6, BERT: 1.5}

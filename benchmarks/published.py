@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from profiler import published
+from profiler.workflows import published
 
 
 def main() -> int:

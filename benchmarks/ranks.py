@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 
-from profiler.case import Case, Choice, Trial
-from profiler.predicting import predict
-from profiler.units import bytes_text
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.units import bytes_text
+from profiler.predicting.prediction import predict
 
 RANKS, STRATEGIES = (64, 4096), ("none", "all")
 WIDTH, WIDE, LAYERS, HEADS, KEY_HEADS, VOCABULARY = 8192, 28_672, 80, 64, 8, 32_000

@@ -25,8 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import psutil
 
-from profiler import runner, store
-from profiler.case import Choice, Trial, decode, encode
+from profiler.core.case import Choice, Trial, decode, encode
+from profiler.runs import store
+from profiler.workflows import runner
 from tests import examples, make
 from tests.ray_nodes import Nodes, await_, raylet
 

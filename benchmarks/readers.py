@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from profiler import store
-from profiler.case import Trial, encode
-from profiler.record import Record
+from profiler.core.case import Trial, encode
+from profiler.core.record import Record
+from profiler.runs import store
 from tests import examples, make
 
 RECORDS, TIMES, LIMIT_SECONDS = 10_000, 3, 2.0

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from math import exp
 from statistics import mean, median, quantiles
 
-from profiler.series.interval import interval
-from profiler.series.stopping import Sampling, reason
-from profiler.series.warmup import num_warmup
+from profiler.core.stats.interval import interval
+from profiler.core.stats.stopping import Sampling, reason
+from profiler.core.stats.warmup import num_warmup
 
 ROUNDS, MOST, LEAST = 1000, 3000, 5
 TARGET = Sampling(max_samples=MOST, max_seconds=1e9)

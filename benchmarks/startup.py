@@ -13,7 +13,7 @@ import sys
 import time
 from statistics import median
 
-from profiler.case import Case, Choice, Trial
+from profiler.core.case import Case, Choice, Trial
 from profiler.engines.local import PRELOAD, Local
 
 TRIALS, HELPS = 30, 10

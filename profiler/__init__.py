@@ -11,7 +11,11 @@ from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "apply", "load", "measure"]
-HOMES = {"apply": "profiler.api", "measure": "profiler.api", "load": "profiler.notebook"}  # imported on first use
+HOMES = {
+    "apply": "profiler.api",
+    "measure": "profiler.api",
+    "load": "profiler.workflows.stored_run",
+}  # imported on first use
 
 
 def __getattr__(name: str) -> Any:

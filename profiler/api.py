@@ -10,17 +10,19 @@ import msgspec
 import torch
 from torch import nn
 
-from profiler import blocks as finding
-from profiler import catalogue, device_choice, optimizers, recipe, spec, strategies
-from profiler.case import PASSES, Choice, Trial
-from profiler.errors import Unsupported, UserError
+from profiler.core import catalogue, plan_file
+from profiler.core.case import PASSES, Choice, Trial
+from profiler.core.errors import Unsupported, UserError
+from profiler.core.plan_file import Recipe
+from profiler.core.record import Applied, Record
 from profiler.measuring import measure as measure_trial
-from profiler.models.user import as_workload, call
-from profiler.recipe import Recipe
-from profiler.record import Applied, Record
-from profiler.spec import Request
-from profiler.strategies.plan import carry_out
-from profiler.workload import Workload
+from profiler.request import device_choice, spec
+from profiler.request.spec import Request
+from profiler.training import blocks as finding
+from profiler.training import optimizers, strategies
+from profiler.training.models.user import as_workload, call
+from profiler.training.strategies.plan import carry_out
+from profiler.training.workload import Workload
 
 
 def apply(
@@ -45,7 +47,7 @@ def apply(
 def _carry_out(module: nn.Module, plan: Recipe | Path, example: Any, blocks: str | None) -> Applied:
     if blocks is not None:
         raise UserError(f"blocks='{blocks}' has no effect: a plan names its own blocks", hint="leave it out")
-    found = plan if isinstance(plan, Recipe) else recipe.read(plan)
+    found = plan if isinstance(plan, Recipe) else plan_file.read(plan)
     return carry_out(_workload(module, tuple(found.fingerprint), example), found)
 
 
@@ -74,9 +76,9 @@ def measure(
     """Measure one strategy in this process: memory, time, FLOPs, and equality to the step without checkpointing.
 
     `build` returns a fresh module and batch, optionally a loss and an optimizer, as a user's file does for `gcprof run`
-    (see profiler.models.user); it is called once for each pass. One process for all is less exact than `gcprof run`,
-    which takes a fresh one for every trial. Bytes and seconds. Raises UserError for what cannot be asked for,
-    Unsupported, and whatever `build` raises.
+    (see profiler.training.models.user); it is called once for each pass. One process for all is less exact than
+    `gcprof run`, which takes a fresh one for every trial. Bytes and seconds. Raises UserError for what cannot be asked
+    for, Unsupported, and whatever `build` raises.
     """
     request = Request(
         model="mlp",  # for the check alone

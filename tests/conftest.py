@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and tiny models gain nothing by threads
 
 from benchmarks import killed
-from profiler import models
-from profiler.case import Case, Choice, Trial
-from profiler.cli import bug
+from profiler.cli import crash_report
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.record import Record
 from profiler.engines import local
 from profiler.engines.local import Local
-from profiler.record import Record
-from profiler.rehearse import device as hollow_device
+from profiler.rehearsal import device as hollow_device
+from profiler.training import models
 from tests import machines, make
 from tests.hollow import Hollow, absent
 
@@ -91,7 +91,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 @pytest.fixture(autouse=True)
 def _logs_of_bugs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of our own, which some tests provoke, leave nothing behind."""
-    monkeypatch.setattr(bug, "FOLDER", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setattr(crash_report, "FOLDER", str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +127,7 @@ def tag() -> Iterator[str]:
 @pytest.fixture
 def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """At each mark the CPU's stopwatch finds a second gone by, however fast the machine and coarse its clock."""
-    from profiler.devices.cpu import CpuStopwatch
+    from profiler.measuring.devices.cpu import CpuStopwatch
 
     monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(float(len(self._times))))
 

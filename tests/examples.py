@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from profiler import store
 from profiler.analysis.rows import Row, rows
-from profiler.case import Choice, Trial
-from profiler.record import Built, Environment, Equality, Note, Readings, Record
+from profiler.core.case import Choice, Trial
+from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
+from profiler.runs import store
 from tests import make
 from tests.make import MIB
 

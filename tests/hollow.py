@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from profiler.rehearse.device import ASKED
+from profiler.rehearsal.device import ASKED
 from tests.program import PATIENCE_SECONDS, Done, environment, gcprof
 
-OPEN = "from profiler.rehearse.device import open_if_asked; open_if_asked()\n"
-BUILD = "from profiler.rehearse.build import libraries; print(libraries())"
+OPEN = "from profiler.rehearsal.device import open_if_asked; open_if_asked()\n"
+BUILD = "from profiler.rehearsal.build import libraries; print(libraries())"
 LEAVE = "\nimport os, sys; sys.stdout.flush(); os._exit(0)"  # unfinalized: autograd's threads may use Python
 
 

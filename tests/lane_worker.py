@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from profiler import worker
+from profiler.engines import worker
 
 FOLDER = "GCPROF_TEST_LANES"
 

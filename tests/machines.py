@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 SITE = Path(__file__).parent / "machine_site"
 VARIABLE = "GCPROF_TEST_MACHINE"
-MODULE = "profiler.devices.cpu"  # what looks at the clock and the processor
+MODULE = "profiler.measuring.devices.cpu"  # what looks at the clock and the processor
 CPUINFO = "/proc/cpuinfo"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler.case import Case, Choice
-from profiler.record import Built, Environment, Equality, PhaseBytes, Readings, Record
+from profiler.core.case import Case, Choice
+from profiler.core.record import Built, Environment, Equality, PhaseBytes, Readings, Record
 
 MIB = 2**20
 

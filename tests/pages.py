@@ -11,9 +11,10 @@ from typing import Any
 
 import typer.main
 
-from profiler import case, devices, record, shards, store
 from profiler.cli import COMMANDS, application
-from profiler.series import stopping
+from profiler.core import case, record, shards
+from profiler.core.stats import stopping
+from profiler.runs import store
 
 DOCS = Path(__file__).parent.parent / "docs"
 FIELDS = "<!-- fields -->\n"
@@ -29,7 +30,7 @@ STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("readings", record, "Readings"),
     ("readings.phases", record, "PhaseBytes"),
     ("readings.ranks", record, "RankBytes"),
-    ("readings.conditions", devices, "Conditions"),
+    ("readings.conditions", record, "Conditions"),
     ("equality", record, "Equality"),
     ("environment", record, "Environment"),
     ("notes", record, "Note"),

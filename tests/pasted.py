@@ -9,11 +9,12 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from profiler import catalogue, models
-from profiler.blocks import find_blocks
-from profiler.case import Choice
-from profiler.recipe import Recipe
-from profiler.workload import Workload
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.core.plan_file import Recipe
+from profiler.training import models
+from profiler.training.blocks import find_blocks
+from profiler.training.workload import Workload
 from tests.plans import Saving, plan_of
 from tests.test_strategies import Counted, InTuples, Looping, workload
 

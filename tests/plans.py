@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from profiler import catalogue, models, recipe
-from profiler.blocks import find_blocks
-from profiler.case import Choice
-from profiler.recipe import Recipe, Segment
-from profiler.strategies.plan import fingerprint
+from profiler.core import catalogue, plan_file
+from profiler.core.case import Choice
+from profiler.core.plan_file import Recipe, Segment
+from profiler.training import models
+from profiler.training.blocks import find_blocks
+from profiler.training.strategies.plan import fingerprint
 
 
 class Saving(NamedTuple):
@@ -41,7 +42,7 @@ def written(strategy: str, model: str, folder: Path) -> str:
     build, options = catalogue.load(Choice(model), models.TABLE)
     workload = build(**options)
     blocks = workload.blocks or find_blocks(workload.module)
-    recipe.write(plan_of(workload.module, blocks, all_sorts(len(blocks))), folder / "plan.json")
+    plan_file.write(plan_of(workload.module, blocks, all_sorts(len(blocks))), folder / "plan.json")
     return f"plan:file={folder / 'plan.json'}"
 
 

@@ -1,4 +1,4 @@
-"""What stands in for profiler.worker on the nodes of a test: GPUs that are no GPUs, each of what its node claims."""
+"""What stands in for profiler.engines.worker on the nodes of a test: fake GPUs, each of what its node claims."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from profiler import kinds, worker
-from profiler.case import Trial, decode
-from profiler.devices.cpu import Cpu
-from profiler.here import environment
+from profiler.core import gpu_kinds
+from profiler.core.case import Trial, decode
+from profiler.core.record import Environment, Record
+from profiler.engines import worker
 from profiler.measuring import measure
-from profiler.record import Environment, Record
+from profiler.measuring.device_facts import environment
+from profiler.measuring.devices.cpu import Cpu
 
 
 def survey(request: str, channel: int) -> None:
@@ -36,6 +37,6 @@ def _by(trial: Trial, **keywords: Any) -> Record:
     record = measure(on_cpu, **keywords)
     node = f"{os.environ['RAY_RAYLET_PID']} sees {os.environ.get('CUDA_VISIBLE_DEVICES')}"
     there: Environment = msgspec.structs.replace(
-        record.environment, device_name=kinds.of(trial.case.device), device_uuid=node
+        record.environment, device_name=gpu_kinds.of(trial.case.device), device_uuid=node
     )
     return msgspec.structs.replace(record, case=trial.case, environment=there)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from profiler import catalogue, models
-from profiler.case import Choice
-from profiler.workload import train_step
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.training import models
+from profiler.training.workload import train_step
 
 ACTIONS = ("alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 DEVICE, BATCH, STEPS = 0, 64, 3

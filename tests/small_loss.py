@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from profiler.workload import Workload
+from profiler.training.workload import Workload
 
 
 def build(batch_size: int = 8, *, scale: float = 1e-6) -> Workload:

@@ -12,7 +12,7 @@ from profiler.analysis.budgets import MOST, stairs
 from profiler.analysis.categories import categories
 from profiler.analysis.certainty import certainty, is_apart
 from profiler.analysis.rows import Row, rows
-from profiler.record import Record
+from profiler.core.record import Record
 from profiler.views.report.sentence import sentence
 from tests import examples, make
 from tests.make import MIB

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory
-from profiler.trace.settings import NUM_INTERVALS, Settings, read
+from profiler.predicting.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory
+from profiler.predicting.trace.settings import NUM_INTERVALS, Settings, read
 from tests.plain_allocator import Plain
 
 MIB = 2**20

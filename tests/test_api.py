@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import profiler
-from profiler import recipe
-from profiler.errors import Unsupported, UserError
+from profiler.core import plan_file
+from profiler.core.errors import Unsupported, UserError
 from tests.plans import all_sorts, plan_of
 from tests.test_strategies import Branching, Counted, Looping
 
@@ -70,7 +70,7 @@ def test_blocks_can_be_chosen_by_name():
 )
 def test_a_deep_copy_computes_with_its_own_weights(strategy, here):
     module, x = nn.Sequential(*[Counted() for _ in range(4)]), torch.ones(2, 3)
-    recipe.write(plan_of(module, tuple("0123"), all_sorts(4)), here / "plan.json")
+    plan_file.write(plan_of(module, tuple("0123"), all_sorts(4)), here / "plan.json")
     profiler.apply(module, strategy)
     before = module(x)
 

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from profiler import assemble
-from profiler.case import Choice, Trial
-from profiler.predicting import follow_case
-from profiler.timeline import Trace
-from profiler.trace.autocast import IN_FLOAT, IN_HALF, PROMOTED, TO_FLOAT, cuda_autocast, ruled
-from profiler.workload import Workload
+from profiler.core.case import Choice, Trial
+from profiler.core.trace_data import Trace
+from profiler.predicting.prediction import follow_case
+from profiler.predicting.trace.autocast import IN_FLOAT, IN_HALF, PROMOTED, TO_FLOAT, cuda_autocast, ruled
+from profiler.training import assemble
+from profiler.training.workload import Workload
 from tests import make
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"

@@ -10,9 +10,9 @@ from profiler.analysis.axes import Space
 from profiler.analysis.growth import exponent, power
 from profiler.analysis.rows import Row
 from profiler.analysis.throughput import holds, samples_per_second, stairs
-from profiler.case import Case, Choice
-from profiler.errors import UserError
-from profiler.record import Record
+from profiler.core.case import Case, Choice
+from profiler.core.errors import UserError
+from profiler.core.record import Record
 from tests import examples, make
 from tests.make import MIB
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler.case import Case, Choice
 from profiler.cli import answer
-from profiler.views.progress import describe, varying
+from profiler.core.case import Case, Choice
+from profiler.views.tables.progress import describe, varying
 from tests import examples, machines, make
 from tests.test_cli_readers import gcprof
 

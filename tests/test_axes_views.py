@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from profiler.analysis.rows import Row
-from profiler.case import Choice
-from profiler.errors import UserError
-from profiler.views import ends, pivot, terminal
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
 from profiler.views.labels import Label
-from profiler.views.plot import draw
+from profiler.views.plots import line_end_labels
+from profiler.views.plots.plot import draw
+from profiler.views.tables import pivot, terminal
 from tests import examples, golden_files, make
 
 CASES = {
@@ -312,7 +313,7 @@ def test_names_written_straight_beside_their_points_would_meet():
     axes = figure.subplots()
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
-    written = ends.write(axes, [Label(x=0.5, y=0.5, text="one"), Label(x=0.5, y=0.5, text="other")])
+    written = line_end_labels.write(axes, [Label(x=0.5, y=0.5, text="one"), Label(x=0.5, y=0.5, text="other")])
     apart = [Text.get_window_extent(text) for text in written]
     for text in written:
         text.set_position((0, 0))
@@ -335,7 +336,7 @@ def test_names_written_straight_beside_their_points_would_meet():
     ],
 )
 def test_middles_are_moved_no_more_than_it_takes(wanted, found):
-    assert ends.spread(wanted, [10] * len(wanted), low=0, high=100) == found
+    assert line_end_labels.spread(wanted, [10] * len(wanted), low=0, high=100) == found
 
 
 # --- throughput

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from profiler.blocks import find_blocks, refuse_none
-from profiler.errors import Unsupported
-from profiler.strategies.chain import checkpoint_runs
-from profiler.strategies.observe import observe
-from profiler.workload import Workload
+from profiler.core.errors import Unsupported
+from profiler.training.blocks import find_blocks, refuse_none
+from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.strategies.observe import observe
+from profiler.training.workload import Workload
 
 
 class Layer(nn.Module):

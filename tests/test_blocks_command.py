@@ -7,8 +7,8 @@ import json
 import pytest
 
 from profiler.cli import answer
-from profiler.outline import Block, Outline
-from profiler.views.blocks import blocks as table
+from profiler.core.model_summary import Block, Outline
+from profiler.views.tables.blocks import blocks as table
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 from profiler.planning.budget import parse_budget, parse_bytes
 
 WHOLE = 1_000_000

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from profiler import catalogue, strategies
-from profiler.case import Choice
-from profiler.predicting import trace_case
-from profiler.timeline import Trace
-from profiler.trace.building import Builder
-from profiler.trace.fake import fake_tensors
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.core.trace_data import Trace
+from profiler.predicting.prediction import trace_case
+from profiler.predicting.trace.building import Builder
+from profiler.predicting.trace.fake_tensors import fake_tensors
+from profiler.training import strategies
 from tests import make
 
 MIB = 2**20

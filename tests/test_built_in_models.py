@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profiler.assemble import assemble
-from profiler.blocks import find_blocks
-from profiler.case import Choice
-from profiler.errors import Unsupported
-from profiler.models import cifar_resnet, dense_chain, transformer
-from profiler.strategies.observe import observe
+from profiler.core.case import Choice
+from profiler.core.errors import Unsupported
+from profiler.training.assemble import assemble
+from profiler.training.blocks import find_blocks
+from profiler.training.models import cifar_resnet, dense_chain, transformer
+from profiler.training.strategies.observe import observe
 from tests import make
 from tests.conftest import measured
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from profiler import sources, store
 from profiler.analysis.rows import rows
-from profiler.assemble import assemble
-from profiler.callbacks import lightning_callback
-from profiler.callbacks.steps import Steps, add
-from profiler.case import Choice
-from profiler.devices import Span
-from profiler.errors import UserError
+from profiler.core import code_digests
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.integrations.trainers import lightning_callback
+from profiler.integrations.trainers.steps import Steps, add
+from profiler.measuring.devices import Span
+from profiler.runs import store
+from profiler.training.assemble import assemble
 from tests import make
 
 KINDS = (("silent", None), ("told", 9))  # what the device tells of what is reserved
@@ -106,7 +107,7 @@ def test_a_training_run_holds_the_digest_of_its_models_file(tmp_path):
     add(record, tmp_path / "run", command="a test")
 
     found = store.load(tmp_path / "run").manifest.sources
-    assert found == {name: sources.digest(b"def make(): ...")}
+    assert found == {name: code_digests.digest(b"def make(): ...")}
 
 
 def test_a_folder_of_another_device_is_left_alone(tmp_path):
@@ -165,7 +166,7 @@ def test_a_round_that_another_process_writes_meanwhile_is_counted(tmp_path, monk
     ],
 )
 def test_a_trainers_arguments_are_a_case(fields, strategy, precision):
-    transformers_callback = pytest.importorskip("profiler.callbacks.transformers_callback")
+    transformers_callback = pytest.importorskip("profiler.integrations.trainers.transformers_callback")
 
     case = transformers_callback.case_of(arguments(**fields), model(), warmup=2, samples=5)
 
@@ -175,7 +176,7 @@ def test_a_trainers_arguments_are_a_case(fields, strategy, precision):
 
 @pytest.mark.parametrize(("enabled", "strategy"), [(True, "hf"), (False, "none")])
 def test_a_model_that_was_switched_on_by_the_user_is_not_called_none(enabled, strategy):
-    transformers_callback = pytest.importorskip("profiler.callbacks.transformers_callback")
+    transformers_callback = pytest.importorskip("profiler.integrations.trainers.transformers_callback")
     module = make_bert()
     if enabled:
         module.gradient_checkpointing_enable()
@@ -192,7 +193,7 @@ def make_bert() -> Any:
 
 
 def test_a_trainers_steps_are_recorded_in_its_order_of_calls(tmp_path):
-    transformers_callback = pytest.importorskip("profiler.callbacks.transformers_callback")
+    transformers_callback = pytest.importorskip("profiler.integrations.trainers.transformers_callback")
     callback = transformers_callback.RecordingCallback(tmp_path / "run", warmup=0)
     module, state, control = model(), SimpleNamespace(is_world_process_zero=True), None
 

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from profiler import catalogue, models, optimizers, strategies
-from profiler.case import Choice
-from profiler.errors import UserError
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.training import models, optimizers, strategies
 
 TABLES = [models.TABLE, strategies.TABLE, optimizers.TABLE]
 
@@ -65,7 +66,7 @@ def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
 def test_options_arrive_with_their_types():
     function, options = catalogue.load(Choice("segments:k=3,split=balanced"), strategies.TABLE)
 
-    assert function.__module__ == "profiler.strategies.segments"
+    assert function.__module__ == "profiler.training.strategies.segments"
     assert options == {"k": 3, "split": "balanced"}
 
 

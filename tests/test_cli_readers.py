@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from profiler import catalogue, models, strategies
-from profiler.case import Trial
 from profiler.cli import answer
-from profiler.cli.words import run_folder
+from profiler.cli.output import run_folder
+from profiler.core import catalogue
+from profiler.core.case import Trial
+from profiler.training import models, strategies
 from tests import examples, machines, make
 
 ROOT = Path(__file__).parents[1]
@@ -299,7 +300,7 @@ def break_show(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("profiler.store.load", fail)
+    monkeypatch.setattr("profiler.runs.store.load", fail)
 
 
 def test_an_interrupt_is_exit_code_130(results: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler import references, store
 from profiler.cli import answer
+from profiler.runs import references, store
 from tests import examples
 from tests.make import MIB
 from tests.test_layers import modules_after

@@ -10,9 +10,9 @@ import pytest
 from profiler.analysis import gates
 from profiler.analysis.comparison import Comparison, Match, compare
 from profiler.analysis.sides import ALIGN
-from profiler.case import Choice
-from profiler.errors import UserError
-from profiler.record import Environment, Record
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
 from tests import make
 from tests.make import MIB
 

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from profiler.analysis.comparison import Comparison, compare
-from profiler.record import Environment, Record
-from profiler.units import MISSING
-from profiler.views import comparison, comparison_files, terminal
-from profiler.views.comparison_parts import parts
+from profiler.core.record import Environment, Record
+from profiler.core.units import MISSING
+from profiler.views.export import comparison_files
+from profiler.views.tables import comparison, terminal
+from profiler.views.tables.comparison_parts import parts
 from tests import examples, golden_files, make
 from tests.make import MIB
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler import strategies, trackers, views
+from profiler import views
 from profiler.cli import COMMANDS, answer
+from profiler.integrations import trackers
+from profiler.training import strategies
 from tests import examples, machines, make
 
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.case import Case, Choice
-from profiler.errors import Unsupported
-from profiler.predicting import trace_case
-from profiler.strategies.split import split_as_torch
-from profiler.timeline import Allocation, Call, Operator, Save, Trace, live
-from profiler.trace.compose import RANDOM_STATE, compose
-from profiler.trace.fake import fake_tensors
-from profiler.trace.step import follow
-from profiler.trace.summary import readings
-from profiler.workload import Workload, train_step
+from profiler.core.case import Case, Choice
+from profiler.core.errors import Unsupported
+from profiler.core.trace_data import Allocation, Call, Operator, Save, Trace, live
+from profiler.predicting.prediction import trace_case
+from profiler.predicting.trace.compose import RANDOM_STATE, compose
+from profiler.predicting.trace.fake_tensors import fake_tensors
+from profiler.predicting.trace.step import follow
+from profiler.predicting.trace.summary import readings
+from profiler.training.strategies.split import split_as_torch
+from profiler.training.workload import Workload, train_step
 from tests import make
 
 MODELS = (

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.devices import cuda, nvml
-from profiler.devices.cpu import Cpu
-from profiler.record import Conditions
+from profiler.core.record import Conditions
+from profiler.measuring.devices import cuda, nvml
+from profiler.measuring.devices.cpu import Cpu
 
 
 class NotSupported(Exception):
@@ -127,8 +127,8 @@ def test_one_of_the_processes_on_the_board_is_this_one(monkeypatch, processes, o
 def test_what_this_process_computes_is_nobody_elses(monkeypatch):
     spent = SimpleNamespace(user=10.0, system=2.0, idle=50.0, iowait=5.0, guest=3.0, steal=1.0)
     mine = iter([1.0, 3.0])
-    monkeypatch.setattr("profiler.devices.cpu.psutil.cpu_times", lambda: spent)
-    monkeypatch.setattr("profiler.devices.cpu.psutil.cpu_count", lambda: 4)
+    monkeypatch.setattr("profiler.measuring.devices.cpu.psutil.cpu_times", lambda: spent)
+    monkeypatch.setattr("profiler.measuring.devices.cpu.psutil.cpu_count", lambda: 4)
     monkeypatch.setattr(time, "process_time", lambda: next(mine))
 
     device = Cpu("cpu")
@@ -140,7 +140,7 @@ def test_what_this_process_computes_is_nobody_elses(monkeypatch):
 
 
 def test_time_that_the_system_has_not_counted_yet_is_not_taken_from_others(monkeypatch):
-    monkeypatch.setattr("profiler.devices.cpu.psutil.cpu_times", lambda: SimpleNamespace(user=10.0))
+    monkeypatch.setattr("profiler.measuring.devices.cpu.psutil.cpu_times", lambda: SimpleNamespace(user=10.0))
     monkeypatch.setattr(time, "process_time", iter([1.0, 1.007]).__next__)
 
     assert Cpu("cpu").conditions().others_seconds == 0.0

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from profiler.analysis import student
-from profiler.analysis.contrasts import estimated, exact, sampled, units
+from profiler.analysis.ratio_test import estimated, exact, sampled, units
 
 SHAPES = ((1, 5), (1, 10), (1, 30), (3, 5), (3, 10), (5, 5), (10, 5))  # rounds, and samples in each
 TIMES = 2000

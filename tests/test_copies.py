@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from profiler import rates
-from profiler.trace.convolutions import Machine, convolution_bytes, machine_of
-from profiler.trace.copies import copied_bytes
-from profiler.trace.cuda_like import cuda_like
-from profiler.trace.fake import fake_tensors
-from profiler.trace.pool import GRANULE
-from profiler.trace.requests import parts_of
+from profiler.core import gpu_specs
+from profiler.predicting.trace.convolutions import Machine, convolution_bytes, machine_of
+from profiler.predicting.trace.copies import copied_bytes
+from profiler.predicting.trace.cuda_semantics import cuda_like
+from profiler.predicting.trace.fake_tensors import fake_tensors
+from profiler.predicting.trace.requests import parts_of
+from profiler.predicting.trace.segment_pool import GRANULE
 
 aten = torch.ops.aten
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
@@ -121,9 +121,9 @@ def counted(call: Call, machine: Machine = AMPERE) -> int:
 
 
 def machine_here() -> Machine:
-    known = rates.of_device(torch.cuda.get_device_name())
+    known = gpu_specs.of_device(torch.cuda.get_device_name())
     assert known is not None
-    return machine_of(known, rates.workspace_bytes(known))
+    return machine_of(known, gpu_specs.workspace_bytes(known))
 
 
 def on_cpu(layout: Any = dense, shape: tuple[int, ...] = IMAGES) -> torch.Tensor:

@@ -11,19 +11,19 @@ import msgspec
 import pytest
 from torch import nn
 
-from profiler import trials
 from profiler.analysis.cost import DDP_SETTLES, Span, Speed, cost, num_steps, num_timed, step_seconds
-from profiler.case import OPERATORS, PASSES, Choice, Trial
 from profiler.cli import answer
 from profiler.cli import cost as telling
+from profiler.core import schedule
+from profiler.core.case import OPERATORS, PASSES, Choice, Trial
+from profiler.core.record import Environment
+from profiler.core.stats.stopping import Sampling
 from profiler.engines import Words
 from profiler.engines.local import Local
-from profiler.parallel import ddp
-from profiler.record import Environment
-from profiler.series.stopping import Sampling
-from profiler.spec import Plan
-from profiler.views.cost import lines
-from profiler.workload import Workload
+from profiler.request.spec import Plan
+from profiler.training.distributed import ddp
+from profiler.training.workload import Workload
+from profiler.views.tables.cost import lines
 from tests import make
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -84,7 +84,7 @@ def test_every_rank_has_a_device_of_its_own():
 
 
 def test_predictions_cost_no_device_and_unknown_speeds_are_not_counted():
-    plan = trials.measured([trial("none").case, trial("all").case, trial(batch_size=8).case], 1, predict=True)
+    plan = schedule.measured([trial("none").case, trial("all").case, trial(batch_size=8).case], 1, predict=True)
     known = {plan[0].case.twin: SLOW}
 
     found = cost(plan, known, start_seconds=0.0)
@@ -116,7 +116,7 @@ def test_a_real_trial_takes_the_steps_that_were_told(engine, strategy, sampling)
 
 
 def test_what_a_cpu_costs_has_no_seconds():
-    plan = trials.measured([trial("none", device="cpu", samples=5, sampling=Sampling()).case], 2, predict=True)
+    plan = schedule.measured([trial("none", device="cpu", samples=5, sampling=Sampling()).case], 2, predict=True)
 
     first, steps = lines(cost(plan, {}, start_seconds=0.0))
 
@@ -126,7 +126,7 @@ def test_what_a_cpu_costs_has_no_seconds():
 
 def plan_of(*strategies: str, **fields: Any) -> Plan:
     cases = [trial(strategy, model=Choice("mlp"), **fields).case for strategy in strategies]
-    return Plan(trials=trials.measured(cases, 2), data_directory=None)
+    return Plan(trials=schedule.measured(cases, 2), data_directory=None)
 
 
 @pytest.fixture

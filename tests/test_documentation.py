@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler import strategies
 from profiler.analysis.rows import rows
-from profiler.views.cells import remarks
+from profiler.training import strategies
+from profiler.views.tables.columns import remarks
 from tests import make
 from tests.conftest import measured
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from profiler.planning.emit import KINDS, emit
-from profiler.recipe import Recipe
-from profiler.strategies.plan import carry_out
-from profiler.trace.summary import readings
+from profiler.core.plan_file import Recipe
+from profiler.planning.plan_code import KINDS, emit
+from profiler.predicting.trace.summary import readings
+from profiler.training.strategies.plan import carry_out
 from tests.pasted import BUILDS, LLAMA, apply, in_place, named, planned, random_runs, same, stepped
 from tests.plans import Saving, all_sorts, plan_of
 from tests.test_layers import imports

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from profiler.errors import UserError
-from profiler.planning.emit import emit
-from profiler.recipe import Recipe
-from profiler.strategies.plan import carry_out
-from profiler.trace.summary import readings
-from profiler.workload import Workload
+from profiler.core.errors import UserError
+from profiler.core.plan_file import Recipe
+from profiler.planning.plan_code import emit
+from profiler.predicting.trace.summary import readings
+from profiler.training.strategies.plan import carry_out
+from profiler.training.workload import Workload
 from tests.pasted import BUILDS, LLAMA, apply, counting, named, planned, same, stepped
 from tests.plans import Saving, plan_of
 from tests.traced import traced

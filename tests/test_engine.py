@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from profiler.case import Choice, Trial
+from profiler.core.case import Choice, Trial
 from profiler.engines.local import Local
 from tests import make
 

@@ -12,12 +12,13 @@ from torch._functorch import config
 from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
 
-from profiler import catalogue, models
 from profiler.analysis.rows import verdict
-from profiler.case import Choice
-from profiler.errors import Unsupported
-from profiler.meters import equality
-from profiler.strategies import TABLE, compile_budget
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.core.errors import Unsupported
+from profiler.measuring.meters import equality
+from profiler.training import models
+from profiler.training.strategies import TABLE, compile_budget
 from tests import make
 from tests.conftest import measured
 from tests.plans import written
@@ -117,7 +118,7 @@ def test_verification_can_be_off_and_then_says_so():
 
 
 def test_a_strict_row_without_a_baseline_is_invalid():
-    from profiler.case import Trial
+    from profiler.core.case import Trial
     from profiler.measuring import measure
     from tests.make import case
 

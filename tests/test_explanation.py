@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from torch import nn
 
 from profiler.analysis.explanation import explain
-from profiler.analysis.holdings import categories_at, modules_at
-from profiler.strategies.chain import checkpoint_runs
-from profiler.timeline import CATEGORIES, Trace, live
-from profiler.workload import Workload
+from profiler.analysis.live_bytes import categories_at, modules_at
+from profiler.core.trace_data import CATEGORIES, Trace, live
+from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.workload import Workload
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
 
 

@@ -4,11 +4,11 @@ import json
 
 from profiler.analysis.explanation import Explanation, explain
 from profiler.analysis.floor import Floor
-from profiler.analysis.holdings import Peak, Share
+from profiler.analysis.live_bytes import Peak, Share
 from profiler.analysis.reasons import Reason
 from profiler.analysis.remedies import Remedy
-from profiler.timeline import CATEGORIES
-from profiler.views.explanation import REMEDIES, document, explanation
+from profiler.core.trace_data import CATEGORIES
+from profiler.views.tables.explanation import REMEDIES, document, explanation
 from tests.traced import SMALL, by_hand, traced
 
 

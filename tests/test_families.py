@@ -9,12 +9,13 @@ import sys
 import pytest
 
 from benchmarks.families import DOCUMENT, FAMILIES
-from profiler import catalogue, models
-from profiler.assemble import assemble
-from profiler.case import Choice, Trial
-from profiler.errors import Unsupported
+from profiler.core import catalogue
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported
 from profiler.measuring import measure
-from profiler.workload import Workload
+from profiler.training import models
+from profiler.training.assemble import assemble
+from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
 
@@ -138,8 +139,8 @@ def test_extras_that_are_missing_are_named():
     code = (
         "import sys\nsys.modules['timm'] = sys.modules['transformers'] = None\n"
         "from profiler import catalogue, models\n"
-        "from profiler.case import Choice\n"
-        "from profiler.errors import Unsupported\n"
+        "from profiler.core.case import Choice\n"
+        "from profiler.core.errors import Unsupported\n"
         "for name in ('timm:resnet18', 'hf:bert'):\n"
         "    try: catalogue.load(Choice(name), models.TABLE)\n"
         "    except Unsupported as error: print(error)\n"

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from profiler.case import Choice, Trial
-from profiler.engines import flight
-from profiler.engines.flight import AHEAD, ATTEMPTS, fly
+from profiler.core.case import Choice, Trial
+from profiler.engines import task_pool
+from profiler.engines.task_pool import AHEAD, ATTEMPTS, fly
 from tests import make
 
 
@@ -53,7 +53,7 @@ def trials(number: int, device: str = "cpu") -> list[Trial]:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
-    monkeypatch.setattr(flight, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(task_pool, "LOOK_SECONDS", 0.01)
 
 
 def test_each_trial_comes_back_once_and_no_more_are_under_way_than_agreed():

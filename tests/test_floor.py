@@ -6,11 +6,11 @@ from torch import nn
 
 from profiler.analysis.curve import recomputes
 from profiler.analysis.floor import floor
-from profiler.analysis.holdings import peak
+from profiler.analysis.live_bytes import peak
 from profiler.analysis.remedies import remedies
 from profiler.analysis.stages import stage_of
-from profiler.timeline import live
-from profiler.workload import Workload
+from profiler.core.trace_data import live
+from profiler.training.workload import Workload
 from tests.traced import BLOCKS, SMALL, by_hand, traced
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import fuzz, mutations
 from benchmarks.fuzz_subjects import OF_RUNS, subjects
 from profiler import engines
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 NOBODY_WAITS = float("inf")
 KNOWN = {one.name: one for one in subjects()}

@@ -9,9 +9,9 @@ import typer.main
 
 from benchmarks import gallery
 from profiler.cli import ClickError, application
-from profiler.cli.words import run_folder
+from profiler.cli.output import run_folder
 from profiler.views import PLOTS
-from profiler.views.style import STYLES
+from profiler.views.plots.style import STYLES
 
 OTHERS = {"timeline", "plan"}  # commands that draw besides `plot`
 LARGEST = 120_000  # bytes of a picture

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint_sequential
 
-from profiler import catalogue, models, rates, strategies
-from profiler.assemble import assemble
-from profiler.case import FAKE, OPERATORS, Calibration, Choice, Trial
+from profiler.core import catalogue, gpu_specs
+from profiler.core.case import FAKE, OPERATORS, Calibration, Choice, Trial
+from profiler.core.gpu_kinds import is_hollow
 from profiler.engines.local import Local
-from profiler.kinds import is_hollow
-from profiler.meters.equality import NOISE_MARGIN
+from profiler.measuring.meters.equality import NOISE_MARGIN
+from profiler.training import models, strategies
+from profiler.training.assemble import assemble
 from tests import make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
@@ -154,7 +155,7 @@ def test_a_prediction_is_what_the_device_then_takes(engine, strategy):
     none = make.case(model=Choice("transformer:layers=4,width=256"), batch_size=64, device="cuda:0", verify="off")
     (baseline,) = engine.run([Trial(case=none, passes=("memory", OPERATORS))])
     real = msgspec.structs.replace(none, strategy=catalogue.resolve(Choice(strategy), strategies.TABLE))
-    word = rates.word_of(torch.cuda.get_device_name()) or "cuda"
+    word = gpu_specs.word_of(torch.cuda.get_device_name()) or "cuda"
     fake = msgspec.structs.replace(real, device=FAKE + word)
 
     measured, predicted = engine.run(

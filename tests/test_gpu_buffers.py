@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from profiler import rates
-from profiler.trace.buffers import taking_buffers
+from profiler.core import gpu_specs
+from profiler.predicting.trace.buffers import taking_buffers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +21,7 @@ HALF_AND_FULL = (torch.float32, torch.bfloat16, torch.float16)
 
 def taken(func: Any, *args: Any) -> tuple[int, int]:
     """What the allocator is asked for beyond what stays, and what is foreseen."""
-    known = rates.of_device(torch.cuda.get_device_name())
+    known = gpu_specs.of_device(torch.cuda.get_device_name())
     if known is None or known.chip is None:
         pytest.skip("this GPU's chip is not known")
     torch.cuda.empty_cache()

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 import torch
 
-from profiler import catalogue, rates, strategies
-from profiler.case import FAKE, Case, Choice, Trial
+from profiler.core import catalogue, gpu_specs
+from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.engines.local import Local
+from profiler.training import strategies
 from tests import make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
@@ -49,7 +50,7 @@ def case(model: str, strategy: str, batch_size: int, optimizer: str, settings: d
 
 def predicted_for(case: Case) -> Case:
     """The same case, predicted for the GPU that is here, real or hollow."""
-    word = rates.word_of(torch.cuda.get_device_name())
+    word = gpu_specs.word_of(torch.cuda.get_device_name())
     assert word is not None, "this GPU has no file in configs/devices"
     return msgspec.structs.replace(case, device=FAKE + word)
 

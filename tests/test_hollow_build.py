@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.errors import UserError
-from profiler.rehearse import build
+from profiler.core.errors import UserError
+from profiler.rehearsal import build
 from tests.hollow import BUILD
 from tests.program import PATIENCE_SECONDS, environment
 

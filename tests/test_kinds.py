@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from profiler import engines, kinds, trials
+from profiler import engines
 from profiler.analysis.rows import rows
-from profiler.case import Choice, Trial
-from profiler.device_choice import any_device, choose_device
+from profiler.core import gpu_kinds, schedule
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
 from profiler.engines import Words
-from profiler.errors import UserError
-from profiler.record import Environment, Record
-from profiler.spec import Request, plan
+from profiler.request.device_choice import any_device, choose_device
+from profiler.request.spec import Request, plan
 from tests import make
 from tests.test_trust import PAGES
 
@@ -28,14 +29,14 @@ from tests.test_trust import PAGES
     ],
 )
 def test_a_gpu_is_of_the_kind_that_its_name_holds_as_words(kind, name):
-    assert kinds.is_of(kind, name)
+    assert gpu_kinds.is_of(kind, name)
 
 
 @pytest.mark.parametrize(
     ("kind", "name"), [("l4", "NVIDIA L40S"), ("a10", "NVIDIA A100-SXM4-40GB"), ("a100-80g", "NVIDIA A100-PCIE-40GB")]
 )
 def test_a_gpu_whose_name_only_begins_so_is_of_another_kind(kind, name):
-    assert not kinds.is_of(kind, name)
+    assert not gpu_kinds.is_of(kind, name)
 
 
 def test_torch_puts_a_case_on_a_kind_of_gpu_on_the_first_that_it_sees():
@@ -63,7 +64,7 @@ def test_each_kind_is_a_device_of_the_sweep():
 def test_each_kind_is_predicted_with_what_was_read_on_it():
     case = make.case(device="cuda:a100")
 
-    found = trials.measured([case], 1, predict=True)
+    found = schedule.measured([case], 1, predict=True)
 
     assert [trial.case.device for trial in found] == ["cuda:a100", "fake:cuda:a100"]
 

@@ -9,71 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "profiler"
-LAYERS = (
-    {"blame", "bounds", "errors", "kinds", "secrecy", "series", "units"},
-    {"references", "case", "counts", "workload", "detour", "blocks", "extras", "files", "switches", "group"},
-    {"catalogue", "migration", "outline", "record", "recipe", "precision", "rates", "shards", "signature"}
-    | {"timeline"},
-    {"devices"},
-    {"models", "optimizers", "strategies", "parallel", "meters", "trace", "planning", "store", "analysis"}
-    | {"device_choice", "rehearse", "sampling", "shortage", "sources", "trials", "here"},
-    {"spec", "assemble", "views", "trackers", "upkeep", "changes"},
-    {"describe", "measuring", "predicting", "sweep"},
-    {"staging", "ranks"},
-    {"worker", "engines", "published"},
-    {"runner", "callbacks", "api"},
-    {"proving", "node"},
-    {"capacity"},
-    {"cli"},
-    {"notebook"},
-)
-ROOM_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-HOMES = {
-    "torch": {
-        "workload",
-        "group",
-        "here",
-        "ranks",
-        "devices",
-        "models",
-        "optimizers",
-        "strategies",
-        "parallel",
-        "meters",
-        "trace",
-        "blocks",
-        "precision",
-        "shortage",
-        "switches",
-        "predicting",
-        "signature",
-        "assemble",
-        "describe",
-        "measuring",
-        "staging",
-        "worker",
-        "callbacks",
-        "api",
-    },
-    "torchvision": {"models"},
-    "timm": {"models"},
-    "transformers": {"models", "callbacks"},
-    "pandas": {"views", "analysis", "notebook"},
-    "matplotlib": {"views"},
-    "jinja2": {"views"},
-    "scipy": {"analysis"},
-    "pyarrow": {"views"},
-    "tensorboard": {"trackers"},
-    "wandb": {"trackers"},
-    "mlflow": {"trackers"},
-    "ray": {"engines"},
-    "rich": {"views"},
-    "typer": {"cli"},
-    "submitit": {"engines"},
-    "psutil": {"devices"},
-    "pynvml": {"devices"},
-}
+from tests.rooms import PACKAGE, ROOMS, table
+
+HEAVY = frozenset().union(*(room.libraries for room in ROOMS.values()))
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
@@ -96,7 +34,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 
 
 def room(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def offences(path: Path, of: str) -> list[str]:
@@ -105,27 +43,42 @@ def offences(path: Path, of: str) -> list[str]:
     for name, _ in imports(path):
         first, _, rest = name.partition(".")
         other = rest.partition(".")[0]
-        if (
-            first == "profiler"
-            and other
-            and not other.startswith("_")
-            and other != of
-            and ROOM_OF[other] >= ROOM_OF[of]
-        ):
+        if first == "profiler" and other in ROOMS and other != of and other not in ROOMS[of].imports:
             found.append(f"{of} imports {other}")
-        if first in HOMES and of not in HOMES[first]:
+        if first in HEAVY and first not in ROOMS[of].libraries:
             found.append(f"{of} imports {first}")
     return found
 
 
-FILES = [path for path in sorted(ROOT.rglob("*.py")) if room(path) not in ("__init__", "__main__")]
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if room(path) not in ("__init__", "__main__")]
+
+
+def test_the_top_of_the_package_is_its_rooms_and_four_files():
+    """At most 14 folders; `configs` and `results` stand there in the wheel alone."""
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+
+    assert folders == set(ROOMS) - {"api"}
+    assert len(folders) <= 14
+    assert files == {"__init__.py", "__main__.py", "api.py", "py.typed"}
+
+
+def test_no_arrow_runs_back_up():
+    order = list(ROOMS)
+
+    for name, one in ROOMS.items():
+        assert one.imports <= set(order[: order.index(name)]), name
+
+
+def test_architecture_shows_the_table_of_rooms():
+    assert table() in (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
 def test_there_are_files_to_check():
     assert len(FILES) > 40
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_room_imports_only_from_lower_layers_and_heavy_libraries_only_at_home(path):
     assert offences(path, room(path)) == []
 
@@ -133,20 +86,20 @@ def test_a_room_imports_only_from_lower_layers_and_heavy_libraries_only_at_home(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("from profiler import store", "strategies imports store"),
-        ("from profiler.measuring import measure", "strategies imports measuring"),
-        ("import profiler.cli.run", "strategies imports cli"),
-        ("import pandas as pd", "strategies imports pandas"),
+        ("from profiler import runs", "training imports runs"),
+        ("from profiler.measuring import measure", "training imports measuring"),
+        ("import profiler.cli.run", "training imports cli"),
+        ("import pandas as pd", "training imports pandas"),
     ],
 )
 def test_an_offence_is_seen(tmp_path, text, expected):
     (tmp_path / "wrong.py").write_text(text)
 
-    assert offences(tmp_path / "wrong.py", "strategies") == [expected]
+    assert offences(tmp_path / "wrong.py", "training") == [expected]
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in FILES if room(path) != "cli"], ids=lambda p: str(p.relative_to(ROOT))
+    "path", [path for path in FILES if room(path) != "cli"], ids=lambda p: str(p.relative_to(PACKAGE))
 )
 def test_functions_import_nothing_outside_the_command_line(path):
     late = [name for name, at_top in imports(path) if not at_top]
@@ -174,4 +127,4 @@ def test_listing_models_and_strategies_does_not_import_torch():
     for command in ("models", "strategies"):
         found = modules_after([command])
         assert "torch" not in found
-        assert "profiler.catalogue" in found  # the twin: imports are seen
+        assert "profiler.core.catalogue" in found  # the twin: imports are seen

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler import catalogue, models
-from profiler.case import OPERATORS, PASSES, Choice, Trial
+from profiler.core import catalogue
+from profiler.core.case import OPERATORS, PASSES, Choice, Trial
+from profiler.core.record import Record
 from profiler.measuring import measure
-from profiler.record import Record
-from profiler.workload import Workload
+from profiler.training import models
+from profiler.training.workload import Workload
 from tests import make
 from tests.left_behind import bytes_left_by, bytes_left_on_cuda_by, num_alive, parameters
 from tests.plans import written

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from profiler import rates
-from profiler.case import Choice
-from profiler.engines import luggage
-from profiler.errors import UserError
+from profiler.core import gpu_specs
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.engines import code_bundle
 from tests import make
 
 
 def code(model: str, strategy: str = "none") -> set[str]:
-    return {str(path) for path in luggage.code([make.case(strategy, model=Choice(model))])}
+    return {str(path) for path in code_bundle.code([make.case(strategy, model=Choice(model))])}
 
 
 def written(folder: Path, **texts: str) -> None:
@@ -76,7 +76,7 @@ def test_a_file_that_holds_a_secret_is_refused(here):
 
 
 def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
-    luggage.pack_package(tmp_path)
+    code_bundle.pack_package(tmp_path)
 
     lines = "import profiler; from profiler import rates; print(profiler.__file__, *rates.names())"
     done = subprocess.run(
@@ -88,7 +88,7 @@ def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
         check=True,
     )
 
-    assert done.stdout.split() == [str(tmp_path / "profiler" / "__init__.py"), *rates.names()]
+    assert done.stdout.split() == [str(tmp_path / "profiler" / "__init__.py"), *gpu_specs.names()]
 
 
 def test_what_cannot_be_read_as_python_imports_nothing(tmp_path, monkeypatch):
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_as_python_imports_nothing(tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text("import broken\nfrom ...above import thing\n")
     (tmp_path / "broken.py").write_text("def (:\n")
 
-    found = luggage.code([make.case(model=Choice("model.py:make"))])
+    found = code_bundle.code([make.case(model=Choice("model.py:make"))])
 
     assert set(found) == {Path("model.py"), Path("broken.py")}
 
@@ -108,4 +108,4 @@ def test_a_link_that_leads_out_of_the_folder_does_not_travel(tmp_path, monkeypat
     Path("model.py").write_text("import link\n")
     Path("link.py").symlink_to(tmp_path / "theirs.py")
 
-    assert set(luggage.code([make.case(model=Choice("model.py:make"))])) == {Path("model.py")}
+    assert set(code_bundle.code([make.case(model=Choice("model.py:make"))])) == {Path("model.py")}

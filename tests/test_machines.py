@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from profiler import store
 from profiler.analysis.rows import rows
-from profiler.meters.time import TICKS
-from profiler.record import Record
-from profiler.series.stopping import MOST_STEPS
+from profiler.core.record import Record
+from profiler.core.stats.stopping import MOST_STEPS
+from profiler.measuring.meters.time import TICKS
+from profiler.runs import store
 from tests import machines
 from tests.program import environment, gcprof
 

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from profiler import capacity, catalogue, models, recipe, sources, store
 from profiler.analysis.fit import CONTEXT
-from profiler.capacity import PLAN, Largest
-from profiler.case import Choice, Trial
 from profiler.cli import answer
-from profiler.kinds import is_hollow
-from profiler.record import Readings, Record
-from profiler.units import bytes_text
+from profiler.core import catalogue, code_digests, plan_file
+from profiler.core.case import Choice, Trial
+from profiler.core.gpu_kinds import is_hollow
+from profiler.core.record import Readings, Record
+from profiler.core.units import bytes_text
+from profiler.runs import store
+from profiler.training import models
+from profiler.workflows import max_batch
+from profiler.workflows.max_batch import PLAN, Largest
 from tests import make
 from tests.conftest import run_folder
 from tests.program import next_words
@@ -36,7 +39,7 @@ def peaks(engine: Any) -> dict[int, int]:
     found = {}
     for size in (4, 5):
         case = make.case(model=catalogue.resolve(Choice(SMALL), models.TABLE), batch_size=size)
-        fake = Trial(case=capacity._fake(case), passes=("memory",))
+        fake = Trial(case=max_batch._fake(case), passes=("memory",))
         (record,) = engine.run([fake])
         assert record.outcome == "ok"
         found[size] = record.readings.peak_bytes
@@ -67,8 +70,8 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
         *((one["strategy"], one["batch_size"] + 1) for one in found["strategies"]),
     ]
     file = dict(run.records[2].case.strategy.options)["file"]
-    assert recipe.read(Path(file)).segments
-    assert run.manifest.sources == sources.digests(record.case for record in run.records)
+    assert plan_file.read(Path(file)).segments
+    assert run.manifest.sources == code_digests.digests(record.case for record in run.records)
     assert list(run.manifest.sources) == [file]
     words = next_words(said.err)
     assert words[-4:] == ["--batch-size", str(planned["batch_size"]), "--budget", str(limit)]
@@ -165,7 +168,7 @@ def test_what_cuda_takes_is_measured_where_the_device_is(engine):
     answers = {"ok": make.record(readings=readings), "without": make.record(readings=Readings(peak_bytes=5))}
 
     def measured(kind: str, device: str) -> int | None:
-        return capacity.measured_context(Answering(answers[kind]), make.case(device=device))
+        return max_batch.measured_context(Answering(answers[kind]), make.case(device=device))
 
     assert measured("ok", "cuda:0") == 400
     assert measured("without", "cuda:0") is None
@@ -198,18 +201,18 @@ def test_on_a_device_that_is_there_its_own_context_is_counted_and_on_a_hollow_on
 def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
     readings = Readings(peak_bytes=5, reserved_bytes=7)
 
-    assert capacity.needed(readings, "cpu") == 5
-    assert capacity.needed(readings, "fake:cpu") == 5
-    assert capacity.needed(readings, "cuda:0") == 7 + CONTEXT
-    assert capacity.needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
-    assert capacity.needed(Readings(), "cuda:0") is None
-    assert capacity.needed(Readings(), "cpu") is None
+    assert max_batch.needed(readings, "cpu") == 5
+    assert max_batch.needed(readings, "fake:cpu") == 5
+    assert max_batch.needed(readings, "cuda:0") == 7 + CONTEXT
+    assert max_batch.needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
+    assert max_batch.needed(Readings(), "cuda:0") is None
+    assert max_batch.needed(Readings(), "cpu") is None
 
 
 def test_a_plan_that_fits_nothing_is_in_no_file_and_is_not_run():
     found = [Largest(strategy=Choice("none"), batch_size=4), Largest(strategy=PLAN, batch_size=0)]
 
-    trials = capacity.trials(make.case(), found, rounds=2)
+    trials = max_batch.trials(make.case(), found, rounds=2)
 
     assert [(str(one.case.strategy), one.case.batch_size, one.round) for one in trials] == [
         ("none", 4, 1),

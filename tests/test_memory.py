@@ -10,11 +10,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint_sequential
 
-from profiler import catalogue, models, optimizers
-from profiler.case import Choice
-from profiler.devices import Span
-from profiler.devices.cpu import sum_events
-from profiler.meters import memory
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.measuring.devices import Span
+from profiler.measuring.devices.cpu import sum_events
+from profiler.measuring.meters import memory
+from profiler.training import models, optimizers
 from tests.conftest import measured
 
 

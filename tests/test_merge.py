@@ -11,13 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler import store
-from profiler.case import Trial, encode
 from profiler.cli import answer
-from profiler.errors import UserError
-from profiler.record import Environment, Record
-from profiler.upkeep import migrate
-from profiler.upkeep.merge import merge, write
+from profiler.core.case import Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
+from profiler.runs import migrate, store
+from profiler.runs.merge import merge, write
 from tests import make
 
 HERE = Environment(
@@ -137,7 +136,7 @@ def test_another_device_by_another_name_is_no_harm(tmp_path):
 
 
 def test_a_run_of_an_old_schema_is_sent_to_migrate(shards, monkeypatch):
-    from profiler import migration
+    from profiler.core import migration
 
     monkeypatch.setitem(migration.STEPS, 0, migration.Step(manifest=dict, record=dict))
     path = shards[1] / "trials.jsonl"

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler import store
 from profiler.cli import answer
-from profiler.files import locking
-from profiler.migration import STEPS, Step, lifted
+from profiler.core.files import locking
+from profiler.core.migration import STEPS, Step, lifted
+from profiler.runs import store
 from tests import examples, make
 
 RECORDS = [make.record("none"), make.record("segments:k=2")]

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 import profiler
-from profiler.analysis.line import COLUMNS, line
-from profiler.errors import UserError
+from profiler.analysis.flat_row import COLUMNS, line
+from profiler.core.errors import UserError
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1]

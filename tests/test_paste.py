@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.cli import answer
-from profiler.devices import arithmetic
 from profiler.engines.local import Local
-from profiler.views.paste import fenced
+from profiler.measuring.devices import arithmetic
+from profiler.views.export.issue_block import fenced
 from tests import examples, make
 
 HERE = str(Path.home() / "secret" / "project" / "train.py")
@@ -115,7 +115,7 @@ def answering(ask):
     """As an engine whose device leaves every result as it was."""
 
     def told(self, entry, text, *, failing):
-        if entry != "profiler.worker:compute":
+        if entry != "profiler.engines.worker:compute":
             return ask(self, entry, text, failing=failing)
         with NoProducts():
             return {"wrong": arithmetic.wrong(text)}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from profiler.cli import answer
-from profiler.record import Note
-from profiler.views.places import hidden
+from profiler.core.record import Note
+from profiler.views.path_redaction import hidden
 from tests import examples, make
 
 HERE = str(Path.home() / "secret" / "project" / "train.py")

@@ -13,14 +13,16 @@ import msgspec
 import pytest
 
 from benchmarks import killed
-from profiler import engines, recipe, sources, store
+from profiler import engines
 from profiler.cli import answer
+from profiler.core import code_digests, plan_file
 from profiler.engines import local
 from profiler.planning import chain as chains
 from profiler.planning.chain import Block
 from profiler.planning.plan import parse
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
+from profiler.runs import store
 from tests.conftest import run_folder
 from tests.planning_chains import FOLDER, equal_stages
 from tests.program import PATIENCE_SECONDS, Started, next_words
@@ -160,7 +162,7 @@ def test_the_frontier_is_written_as_what_the_file_is_called(costs, capsys, budge
 def test_a_plan_is_written_where_its_modules_are_known(named, capsys):
     assert plan("--stages", named, "--budget", "60%", "-o", "plan.json") == 0
 
-    found = recipe.read(Path("plan.json"))
+    found = plan_file.read(Path("plan.json"))
     assert parse(found.plan, 12) == best(FRONTIER, int(0.6 * WHOLE)).plan
     assert [name for segment in found.segments for name in segment.blocks] == ["stem", "c1", "pool", "c2"]  # [1-4] 5-12
     assert list(found.fingerprint) == [stage.name for stage in CHAIN.stages]
@@ -442,8 +444,8 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
         "".join(letter if letter.isalnum() else "-" for letter in label).strip("-") for label in labels
     }
     assert set(run.manifest.sources) == {str(path) for path in (Path("results") / run.folder.name / "plans").iterdir()}
-    assert run.manifest.sources == sources.digests(trial.case for trial in run.manifest.plan)
-    assert recipe.read(run.folder / "plans" / "plan.json") == recipe.read(Path("plan.json"))
+    assert run.manifest.sources == code_digests.digests(trial.case for trial in run.manifest.plan)
+    assert plan_file.read(run.folder / "plans" / "plan.json") == plan_file.read(Path("plan.json"))
     words = next_words(said.err)
     assert words[-2:] == ["--strategies", "plan:file=plan.json"]
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from torch import nn
 
 import profiler
-from profiler import recipe
-from profiler.errors import Unsupported, UserError
-from profiler.recipe import Recipe
-from profiler.strategies.chain import Under, checkpoint_runs, checkpoint_without_reentry
-from profiler.strategies.plan import carry_out
+from profiler.core import plan_file
+from profiler.core.errors import Unsupported, UserError
+from profiler.core.plan_file import Recipe
+from profiler.training.strategies.chain import Under, checkpoint_runs, checkpoint_without_reentry
+from profiler.training.strategies.plan import carry_out
 from tests.conftest import measured
 from tests.pasted import BUILDS, random_runs, stepped
 from tests.plans import Saving, plan_of, written
@@ -143,12 +143,12 @@ def work(module: nn.Module, found: Recipe) -> int:
 def test_the_record_of_a_save_option_names_the_operators_that_it_keeps():
     applied = profiler.apply(chain(4), plan(runs=(Saving([0], "matmul+gelu"), [Saving([1], "mm"), 2])))
 
-    assert applied.kept == (*recipe.GROUPS["matmul"], "gelu")
+    assert applied.kept == (*plan_file.GROUPS["matmul"], "gelu")
     assert profiler.apply(chain(4), plan()).kept == ()
 
 
 def test_a_plan_is_applied_from_python_as_it_stands_and_from_its_path(tmp_path):
-    recipe.write(plan(), tmp_path / "plan.json")
+    plan_file.write(plan(), tmp_path / "plan.json")
 
     for one in (plan(), tmp_path / "plan.json", f"plan:file={tmp_path / 'plan.json'}"):
         module = chain()

@@ -12,16 +12,17 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 from profiler.planning import chain as chains
+from profiler.planning.candidates import none, ways
 from profiler.planning.chain import Chain, Option, Stage
 from profiler.planning.plan import Plan, parse, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point, best, frontier
-from profiler.planning.ways import none, ways
-from profiler.views import capacity, plans, plot_plans, terminal
-from profiler.views.capacity import Line
-from profiler.views.plans import Shown
+from profiler.views.plots import plan_curves
+from profiler.views.tables import max_batch, plans, terminal
+from profiler.views.tables.max_batch import Line
+from profiler.views.tables.plans import Shown
 from tests import golden_files, make
 from tests.planning_chains import FOLDER
 
@@ -65,7 +66,7 @@ TABLES = {
     "plan": lambda **how: plans.table(shown(), title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW, **how),
     "frontier": lambda **how: plans.frontier(list(FRONTIER), NONE, title="mine: 30 plans", **how),
     "stages": lambda **how: plans.stages(CHAIN, title="mine, batch 8", **how),
-    "max-batch": lambda **how: capacity.table(LINES, title="mine: the largest batch", limit=20 * MIB, **how),
+    "max-batch": lambda **how: max_batch.table(LINES, title="mine: the largest batch", limit=20 * MIB, **how),
 }
 
 
@@ -86,7 +87,7 @@ def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPat
     columns = []
     fitted = terminal.fitted
     monkeypatch.setattr(plans, "fitted", lambda found, **how: columns.append(found) or fitted(found, **how))
-    monkeypatch.setattr(capacity, "fitted", lambda found, **how: columns.append(found) or fitted(found, **how))
+    monkeypatch.setattr(max_batch, "fitted", lambda found, **how: columns.append(found) or fitted(found, **how))
 
     for width in (40, 60, 80, 100, 200):
         text = printed(name, width=width)
@@ -136,13 +137,13 @@ def test_hostile_names_are_harmless(tmp_path):
         plans.table(lines, title=title, none=none(chain), below=[plans.legend(chain)], width=80),
         plans.frontier(points, none(chain), title=title, width=80),
         plans.stages(chain, title=title, width=80),
-        capacity.table([msgspec.structs.replace(LINES[0], strategy=HOSTILE)], title=title, limit=1, width=80),
+        max_batch.table([msgspec.structs.replace(LINES[0], strategy=HOSTILE)], title=title, limit=1, width=80),
     ]
 
     for text in texts:
         assert not set(text.plain) & {"\x1b", "\x07", "\u202e"}
         assert "[bold]evil[/bold]" in text.plain  # as it is, not as markup
-    assert plot_plans.plot(points, chain, title=title, path=tmp_path / "x.png").exists()
+    assert plan_curves.plot(points, chain, title=title, path=tmp_path / "x.png").exists()
 
 
 def test_a_table_of_commas_is_read_as_what_was_written():
@@ -176,7 +177,7 @@ def test_costs_without_times_or_bytes_are_shown_without_percent(tmp_path):
     assert "%" not in table + staircase
     assert "0 B" in table
     assert "0 B" in staircase
-    plot_plans.plot(list(frontier(chain)), chain, title="t", path=tmp_path / "x.png")
+    plan_curves.plot(list(frontier(chain)), chain, title="t", path=tmp_path / "x.png")
 
 
 def test_what_was_not_measured_has_no_columns():
@@ -232,7 +233,7 @@ def test_one_document_holds_plan_rivals_and_frontier():
 
 def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
     def last(lines: list[Line]) -> str:
-        return capacity.table(lines, title="t", limit=20 * MIB).plain.splitlines()[-1]
+        return max_batch.table(lines, title="t", limit=20 * MIB).plain.splitlines()[-1]
 
     assert last(LINES).endswith("-50 %")  # 617.25 of 1234.5
     assert last([msgspec.structs.replace(LINES[0], samples_per_second=None), *LINES[1:]]).endswith("617.2        -")
@@ -247,9 +248,9 @@ def test_one_sample_more_fits_or_does_not():
 
 def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plot_plans, "save", lambda figure, **how: drawn.append(figure))
+    monkeypatch.setattr(plan_curves, "save", lambda figure, **how: drawn.append(figure))
 
-    plot_plans.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
+    plan_curves.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
 
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line for line in axes.get_lines()}
@@ -264,8 +265,8 @@ def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
 def test_the_picture_is_the_same_every_time(tmp_path, suffix):
     points = list(FRONTIER)
 
-    one = plot_plans.plot(points, CHAIN, title="t", path=tmp_path / f"a.{suffix}")
-    other = plot_plans.plot(points, CHAIN, title="t", path=tmp_path / f"b.{suffix}")
+    one = plan_curves.plot(points, CHAIN, title="t", path=tmp_path / f"a.{suffix}")
+    other = plan_curves.plot(points, CHAIN, title="t", path=tmp_path / f"b.{suffix}")
 
     assert one.read_bytes() == other.read_bytes()
 
@@ -274,12 +275,12 @@ def test_a_picture_of_another_kind_and_one_that_is_there_are_refused(tmp_path):
     (tmp_path / "x.png").write_text("mine")
 
     with pytest.raises(UserError, match="cannot draw"):
-        plot_plans.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.gif")
+        plan_curves.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.gif")
     with pytest.raises(UserError, match="is there already"):
-        plot_plans.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
+        plan_curves.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
 
     assert (tmp_path / "x.png").read_text() == "mine"
-    plot_plans.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png", force=True)
+    plan_curves.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png", force=True)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 from profiler.planning.chain import Chain, Option, Stage, encoded, read
 from profiler.planning.plan import Plan, parse, render
 from profiler.planning.simulator import simulate

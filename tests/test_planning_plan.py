@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 from profiler.planning.plan import Item, Plan, fault, parse, render
 
 

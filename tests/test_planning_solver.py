@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from profiler.planning import chain as chains
 from profiler.planning import lattice
+from profiler.planning.candidates import largest_stage
 from profiler.planning.costs import Costs
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Frontier, best, frontier
-from profiler.planning.ways import largest_stage
 from tests.planning_chains import (
     COUNTED,
     FOLDER,

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from profiler.analysis.curve import curve
-from profiler.analysis.holdings import peak
-from profiler.errors import UserError
-from profiler.timeline import Allocation, Operator, Trace, by_category, live
-from profiler.views.plot_timeline import COLOURS, draw, plot
+from profiler.analysis.live_bytes import peak
+from profiler.core.errors import UserError
+from profiler.core.trace_data import Allocation, Operator, Trace, by_category, live
+from profiler.views.plots.timeline import COLOURS, draw, plot
 from tests.traced import by_hand, random_traces, traced
 
 MIB = 2**20

@@ -11,12 +11,13 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from profiler.analysis.rows import Row, rows
-from profiler.case import Choice
-from profiler.errors import UserError
-from profiler.record import Record
-from profiler.views import PLOTS, paint
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.views import PLOTS
 from profiler.views.labels import Label, place
-from profiler.views.plot import draw, plot
+from profiler.views.plots.plot import draw, plot
+from profiler.views.tables import theme
 from tests import examples, make
 
 CASES = {
@@ -40,7 +41,7 @@ def boxes(axes: Axes, names: set[str]) -> dict[str, Bbox]:
 
 
 def names(rows: tuple[Row, ...]) -> set[str]:
-    return {paint.name(row) for row in rows}
+    return {theme.name(row) for row in rows}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -76,7 +77,7 @@ def test_labels_written_straight_on_their_points_would_meet():
 def test_up_to_fourteen_points_are_all_named(name: str):
     rows = examples.table(CASES[name])
     drawn = {
-        paint.name(row) for row in rows if row.outcome == "out_of_memory" or (row.outcome == "ok" and row.step_seconds)
+        theme.name(row) for row in rows if row.outcome == "out_of_memory" or (row.outcome == "ok" and row.step_seconds)
     }
 
     assert set(boxes(draw(rows, kind="frontier").axes[0], names(rows))) == drawn
@@ -89,7 +90,7 @@ def test_in_a_crowd_the_ends_of_the_frontier_are_named():
 
     named = set(boxes(draw(rows, kind="frontier").axes[0], names(rows)))
 
-    assert {"none", paint.name(smallest), paint.name(slowest)} <= named
+    assert {"none", theme.name(smallest), theme.name(slowest)} <= named
 
 
 def test_a_label_keeps_off_the_points_that_have_none():

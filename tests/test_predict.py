@@ -9,18 +9,19 @@ import shlex
 import pytest
 import torch
 
-from profiler import device_choice, rates
 from profiler.analysis import fit
 from profiler.analysis.rows import rows
-from profiler.case import OPERATORS, Calibration, Choice, Trial
 from profiler.cli import answer
-from profiler.errors import UserError
+from profiler.core import gpu_specs
+from profiler.core.case import OPERATORS, Calibration, Choice, Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Readings
 from profiler.measuring import measure
-from profiler.predicting import predict
-from profiler.record import Readings
-from profiler.spec import Request, plan
-from profiler.views import fits
-from profiler.views.progress import describe
+from profiler.predicting.prediction import predict
+from profiler.request import device_choice
+from profiler.request.spec import Request, plan
+from profiler.views.tables import fits
+from profiler.views.tables.progress import describe
 from tests import make
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -51,7 +52,7 @@ def test_a_known_gpu_gets_an_estimated_time_with_its_error(here, capsys):
     none, every = json.loads(capsys.readouterr().out)["records"]
     assert code == 0
     assert none["case"]["device"] == "fake:v100-16"
-    assert none["environment"]["device_name"] == rates.find("v100").name
+    assert none["environment"]["device_name"] == gpu_specs.find("v100").name
     assert every["readings"]["step_seconds"][0] > none["readings"]["step_seconds"][0] > 0
     assert every["readings"]["reserved_bytes"] >= every["readings"]["peak_bytes"]
     assert {"GCP015", "GCP016"} <= {note["code"] for note in none["notes"]}
@@ -161,21 +162,21 @@ def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
                 predicted("sqrt", peak=14 * GIB, flops=125),
             ]
         ),
-        [rates.find(name) for name in ("t4", "v100-16", "a100-40", "h200")],
+        [gpu_specs.find(name) for name in ("t4", "v100-16", "a100-40", "h200")],
     )
 
     assert [(one.device, one.strategy) for one in found] == [
-        (rates.find("t4").name, "all"),
-        (rates.find("v100-16").name, "sqrt"),
-        (rates.find("a100-40").name, "none"),
-        (rates.find("h200").name, "none"),
+        (gpu_specs.find("t4").name, "all"),
+        (gpu_specs.find("v100-16").name, "sqrt"),
+        (gpu_specs.find("a100-40").name, "none"),
+        (gpu_specs.find("h200").name, "none"),
     ]
     assert found[0].extra_flops == pytest.approx(0.33)
     assert found[0].needed_bytes == 12 * GIB + fit.CONTEXT
 
 
 def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
-    found = fit.fits(rows([predicted(peak=30 * GIB), predicted("all", peak=20 * GIB)]), [rates.find("t4")])
+    found = fit.fits(rows([predicted(peak=30 * GIB), predicted("all", peak=20 * GIB)]), [gpu_specs.find("t4")])
 
     table = fits.table(found).plain
 
@@ -189,7 +190,7 @@ def test_no_name_of_a_model_becomes_a_picture(capsys):
     """`:llama:` is also the name of an emoji."""
     import io
 
-    from profiler.views.progress import Follow
+    from profiler.views.tables.progress import Follow
 
     stream = io.StringIO()
     with Follow(stream) as follow:
@@ -217,7 +218,7 @@ def estimated(device: str, strategy: str = "none", calibration: Calibration | No
 
 
 def test_estimates_are_scaled_to_the_row_that_was_measured_on_that_gpu():
-    measured = Calibration(hidden_bytes={}, device_name=rates.find("t4").name, step_seconds=0.5)
+    measured = Calibration(hidden_bytes={}, device_name=gpu_specs.find("t4").name, step_seconds=0.5)
     plain = estimated("fake:t4", "all").readings.step_seconds[0] / estimated("fake:t4").readings.step_seconds[0]
 
     none, every = estimated("fake:t4", "none", measured), estimated("fake:t4", "all", measured)
@@ -228,7 +229,7 @@ def test_estimates_are_scaled_to_the_row_that_was_measured_on_that_gpu():
 
 
 def test_estimates_are_not_scaled_to_what_another_gpu_did():
-    elsewhere = Calibration(hidden_bytes={}, device_name=rates.find("h100").name, step_seconds=0.5)
+    elsewhere = Calibration(hidden_bytes={}, device_name=gpu_specs.find("h100").name, step_seconds=0.5)
 
     found = estimated("fake:t4", "none", elsewhere)
 
@@ -237,7 +238,7 @@ def test_estimates_are_not_scaled_to_what_another_gpu_did():
 
 
 def test_beside_a_measurement_the_time_is_estimated_for_the_gpu_that_was_measured():
-    known = Calibration(hidden_bytes={}, device_name=rates.find("l4").name)
+    known = Calibration(hidden_bytes={}, device_name=gpu_specs.find("l4").name)
 
     assert estimated("fake:cuda", "none", known).readings.step_seconds == estimated("fake:l4").readings.step_seconds
     assert estimated("fake:cuda").readings.step_seconds is None

@@ -10,9 +10,9 @@ import random
 import pytest
 import torch
 
-from profiler import rates
-from profiler.trace.products import given_workspace, taking_workspaces
-from profiler.trace.temporaries import temporary_bytes
+from profiler.core import gpu_specs
+from profiler.predicting.trace.products import given_workspace, taking_workspaces
+from profiler.predicting.trace.temporaries import temporary_bytes
 
 aten = torch.ops.aten
 MIB = 2**20
@@ -143,9 +143,9 @@ def requests(operator, arguments) -> list[int]:
 @pytest.mark.skipif(torch.__version__ < "2.15", reason="workspaces are kept before 2.15")
 @pytest.mark.parametrize("seed", range(200))
 def test_a_random_product_asks_for_what_the_rules_say(seed):
-    known = rates.of_device(torch.cuda.get_device_name())
+    known = gpu_specs.of_device(torch.cuda.get_device_name())
     operator, arguments, result = product(random.Random(seed))
-    hidden = taking_workspaces(temporary_bytes, given_workspace(rates.workspace_bytes(known)))
+    hidden = taking_workspaces(temporary_bytes, given_workspace(gpu_specs.workspace_bytes(known)))
 
     found = requests(operator, arguments)
 

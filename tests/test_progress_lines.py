@@ -7,7 +7,7 @@ import io
 import pytest
 
 from profiler.analysis import progress
-from profiler.views.progress import Follow
+from profiler.views.tables.progress import Follow
 from tests import make
 
 

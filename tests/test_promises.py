@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from profiler import runner, store
 from profiler.analysis.rows import Row, rows
-from profiler.case import Choice, Trial, encode
 from profiler.cli import BROKEN_PIPE, INTERNAL, INTERRUPTED, UNWRITABLE, answer
-from profiler.errors import UserError
-from profiler.record import Readings, Record
-from profiler.units import MISSING
-from profiler.views import csv, markdown, terminal
-from profiler.views.cells import groups, reasons
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.record import Readings, Record
+from profiler.core.units import MISSING
+from profiler.runs import store
+from profiler.views.export import csv, markdown
+from profiler.views.tables import terminal
+from profiler.views.tables.columns import groups, reasons
+from profiler.workflows import runner
 from tests import examples, make
 from tests.conftest import measured
 

@@ -9,16 +9,17 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from profiler import proving, recipe
-from profiler.case import OPERATORS, Choice, Trial
+from profiler.core import plan_file
+from profiler.core.case import OPERATORS, Choice, Trial
+from profiler.core.record import Readings, Record
 from profiler.planning import chain as chains
+from profiler.planning.candidates import PLAN, Way, none, ways
 from profiler.planning.chain import Block, Chain
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import best, frontier
-from profiler.planning.ways import PLAN, Way, none, ways
-from profiler.record import Readings, Record
-from profiler.views.plans import Shown
+from profiler.views.tables.plans import Shown
+from profiler.workflows import planner as proving
 from tests import make
 from tests.planning_chains import FOLDER
 
@@ -47,7 +48,7 @@ class Scripted:
         from profiler.planning.plan import parse
 
         for trial in trials:
-            text = recipe.read(Path(dict(trial.case.strategy.options)["file"])).plan
+            text = plan_file.read(Path(dict(trial.case.strategy.options)["file"])).plan
             self.asked.append((trial.case.is_predicted, text))
             peak = self.answers[trial.case.is_predicted](parse(text, len(CHAIN.stages)))
             outcome = "out_of_memory" if peak is None else "ok"
@@ -76,7 +77,7 @@ def test_a_plan_that_fits_as_foreseen_is_the_one(tmp_path):
     assert found == proving.Settled(point=point, traced_bytes=by_costs(point.plan))
     assert told == []
     assert [predicted for predicted, _ in engine.asked] == [True, False]
-    assert recipe.read(tmp_path / "plan.json").plan == engine.asked[0][1]
+    assert plan_file.read(tmp_path / "plan.json").plan == engine.asked[0][1]
 
 
 @pytest.mark.parametrize("of", ["traced", "measured"])
@@ -101,7 +102,7 @@ def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried(tmp_path
     before = best(FRONTIER, BUDGET)
     assert found.point.step_seconds < before.step_seconds
     assert found.traced_bytes == less(found.point.plan) <= BUDGET < found.point.peak_bytes
-    assert recipe.read(tmp_path / "plan.json").plan == render(found.point.plan)
+    assert plan_file.read(tmp_path / "plan.json").plan == render(found.point.plan)
 
 
 def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
@@ -113,7 +114,7 @@ def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
     found, _ = settle(Scripted(one_is_less, one_is_less), tmp_path)
 
     assert found.point == before
-    assert recipe.read(tmp_path / "plan.json").plan == render(before.plan)
+    assert plan_file.read(tmp_path / "plan.json").plan == render(before.plan)
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 

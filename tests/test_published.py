@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from profiler import published, spec, store
 from profiler.analysis import quantities
 from profiler.cli import answer
-from profiler.errors import UserError
-from profiler.published import SIZES, System
-from profiler.record import Note
+from profiler.core.errors import UserError
+from profiler.core.record import Note
+from profiler.request import spec
+from profiler.runs import store
+from profiler.workflows import published
+from profiler.workflows.published import SIZES, System
 from tests import make
 from tests.test_cli_readers import gcprof
 

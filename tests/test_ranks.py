@@ -14,23 +14,23 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig
 
 from benchmarks import killed
-from profiler import device_choice
-from profiler import ranks as launcher
-from profiler.analysis.line import line
-from profiler.analysis.possible import impossible
+from profiler.analysis.flat_row import line
 from profiler.analysis.rows import rows
+from profiler.analysis.sanity import impossible
 from profiler.analysis.throughput import samples_per_second
-from profiler.assemble import assemble
-from profiler.case import FAKE, OPERATORS, Choice, Trial
+from profiler.core.case import FAKE, OPERATORS, Choice, Trial
+from profiler.core.errors import Unsupported, UserError
+from profiler.core.record import Conditions, Equality, RankBytes, Readings
+from profiler.core.units import MIB
 from profiler.engines.local import Local
-from profiler.errors import Unsupported, UserError
-from profiler.group import Group
-from profiler.meters import equality, time
-from profiler.models.transformer import build as transformer
-from profiler.parallel.fsdp2 import distribute
-from profiler.record import Conditions, Equality, RankBytes, Readings
-from profiler.units import MIB
-from profiler.views import cells, ranks
+from profiler.measuring import ranks as launcher
+from profiler.measuring.meters import equality, time
+from profiler.measuring.process_group import Group
+from profiler.request import device_choice
+from profiler.training.assemble import assemble
+from profiler.training.distributed.fsdp2 import distribute
+from profiler.training.models.transformer import build as transformer
+from profiler.views.tables import columns, ranks
 from tests import make
 from tests.plans import written
 from tests.program import PATIENCE_SECONDS, Started
@@ -165,7 +165,7 @@ def test_a_record_with_ranks_says_how_it_was_made(records):
     assert record.environment.num_threads == int(os.environ["OMP_NUM_THREADS"])
     assert record.built.num_parameters == sum(parameter.numel() for parameter in parameters("transformer"))
     assert len(record.readings.step_seconds) == 2
-    assert "2 ranks, fsdp2" in ", ".join(cells.setting([row]))
+    assert "2 ranks, fsdp2" in ", ".join(columns.setting([row]))
     assert (line(row).parallel, line(row).ranks) == ("fsdp2", 2)
     assert line(row).static_gathered_parameters_bytes == 0
     assert samples_per_second(row) == pytest.approx(2 * 2 / row.step_seconds)

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import torch
 
-from profiler import rates
-from profiler.assemble import assemble
-from profiler.case import FAKE, Choice, Trial
-from profiler.record import Record
-from profiler.timeline import BUCKETS
+from profiler.core import gpu_specs
+from profiler.core.case import FAKE, Choice, Trial
+from profiler.core.record import Record
+from profiler.core.trace_data import BUCKETS
+from profiler.training.assemble import assemble
 from tests import make
 from tests.plans import written
 
@@ -66,7 +66,7 @@ def measured_and_predicted(engine, key, folder):
 
 def word():
     """The word for the GPU that is here, real or hollow; `cuda` where it is not known."""
-    return rates.word_of(torch.cuda.get_device_name()) or "cuda"
+    return gpu_specs.word_of(torch.cuda.get_device_name()) or "cuda"
 
 
 @pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT])

@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler import rates
 from profiler.analysis.fit import fits
 from profiler.analysis.rows import rows
-from profiler.case import Case, Choice, Trial
 from profiler.cli import answer
-from profiler.errors import Unsupported
-from profiler.predicting import predict, trace_case
-from profiler.timeline import BUCKETS, GATHERED, by_category
-from profiler.views.fits import table
+from profiler.core import gpu_specs
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.errors import Unsupported
+from profiler.core.trace_data import BUCKETS, GATHERED, by_category
+from profiler.predicting.prediction import predict, trace_case
+from profiler.views.tables.fits import table
 from tests import examples, make
 
 TINY = "llama:size=tiny,sequence=16"
@@ -132,7 +132,7 @@ def test_which_devices_hold_it_is_told_for_each_number_of_ranks():
     held = {2: 2**35, 8: 2**33}
     records = [make.record(case=case(ranks=ranks, device="fake:cuda"), peak=peak) for ranks, peak in held.items()]
 
-    found = fits(rows(records), [rates.find("t4")])
+    found = fits(rows(records), [gpu_specs.find("t4")])
 
     assert [(one.case.ranks, one.strategy) for one in found] == [(2, None), (8, "none")]
     assert "one of 8 ranks, fsdp2" in table(found, width=120).plain

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler import rates
-from profiler.errors import UserError
+from profiler.core import gpu_specs
+from profiler.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
@@ -37,32 +37,32 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_every_gpu_of_the_issue_has_a_file():
-    assert set(rates.names()) == set(SOLD)
+    assert set(gpu_specs.names()) == set(SOLD)
 
 
 @pytest.mark.parametrize("word", SOLD)
 def test_a_gpu_offers_a_little_less_memory_than_is_sold(word):
-    assert 0.9 * SOLD[word] <= rates.find(word).memory_bytes / GIB < SOLD[word]
+    assert 0.9 * SOLD[word] <= gpu_specs.find(word).memory_bytes / GIB < SOLD[word]
 
 
 @pytest.mark.parametrize("word", SOLD)
 def test_tensor_cores_are_faster_and_bf16_is_as_fast_as_fp16_or_absent(word):
-    found = rates.find(word)
+    found = gpu_specs.find(word)
 
     assert found.flops.fp16 >= 2 * found.flops.fp32 * 0.99  # a whitepaper rounds 71.2 to 71
     assert found.flops.bf16 == (found.flops.fp16 if found.compute_capability >= (8, 0) else None)
 
 
 def test_no_two_files_are_of_the_same_gpu():
-    found = [rates.find(word).name for word in rates.names()]
+    found = [gpu_specs.find(word).name for word in gpu_specs.names()]
 
     assert len(set(found)) == len(found)
 
 
 def test_an_alias_and_capital_letters_find_the_same_gpu():
-    assert rates.find("v100") == rates.find("V100-16")
-    assert "v100" not in rates.names()
-    assert rates.find("v100") != rates.find("v100-32")
+    assert gpu_specs.find("v100") == gpu_specs.find("V100-16")
+    assert "v100" not in gpu_specs.names()
+    assert gpu_specs.find("v100") != gpu_specs.find("v100-32")
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_an_alias_and_capital_letters_find_the_same_gpu():
 )
 def test_an_unknown_gpu_is_refused_with_its_nearest(word, hint):
     with pytest.raises(UserError) as caught:
-        rates.find(word)
+        gpu_specs.find(word)
 
     assert caught.value.message == f"no GPU is called '{word}'"
     assert hint in caught.value.hint
 
 
 def test_a_file_is_read_as_it_stands(tmp_path):
-    found = rates.read(written(tmp_path, SMALL))
+    found = gpu_specs.read(written(tmp_path, SMALL))
 
     assert (found.memory_bytes, found.bandwidth, found.compute_capability) == (5, 2e9, (8, 0))
-    assert found.flops == rates.Flops(fp32=1e12, fp16=8e12, bf16=None)
+    assert found.flops == gpu_specs.Flops(fp32=1e12, fp16=8e12, bf16=None)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_refused_with_file_line_and_key(tmp_path, old, ne
     assert SMALL.count(old) == 1
 
     with pytest.raises(UserError) as caught:
-        rates.read(written(tmp_path, SMALL.replace(old, new)))
+        gpu_specs.read(written(tmp_path, SMALL.replace(old, new)))
 
     assert named in caught.value.message
     assert hint in caught.value.hint
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_refused_with_file_line_and_key(tmp_path, old, ne
 
 def test_rates_cannot_be_changed():
     with pytest.raises(AttributeError):
-        rates.find("t4").memory_bytes = 5
+        gpu_specs.find("t4").memory_bytes = 5
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_rates_cannot_be_changed():
     ],
 )
 def test_the_workspace_of_cublas_is_larger_from_hopper_on(word, expected):
-    assert rates.workspace_bytes(rates.find(word)) == expected
+    assert gpu_specs.workspace_bytes(gpu_specs.find(word)) == expected
 
 
 def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, monkeypatch):
@@ -137,15 +137,15 @@ def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, mon
     (tmp_path / "configs" / "devices").mkdir(parents=True)
 
     assert wheel["force-include"]["configs/devices"] == "profiler/configs/devices"
-    assert rates.folder() == ROOT / "configs" / "devices"
-    monkeypatch.setattr(rates, "files", lambda package: tmp_path)
-    assert rates.folder() == tmp_path / "configs" / "devices"
+    assert gpu_specs.folder() == ROOT / "configs" / "devices"
+    monkeypatch.setattr(gpu_specs, "files", lambda package: tmp_path)
+    assert gpu_specs.folder() == tmp_path / "configs" / "devices"
 
 
 def test_every_key_of_a_file_is_a_field():
-    keys = {key for path in rates.folder().glob("*.toml") for key in tomllib.loads(path.read_text())}
+    keys = {key for path in gpu_specs.folder().glob("*.toml") for key in tomllib.loads(path.read_text())}
 
-    assert keys == {field.name for field in msgspec.structs.fields(rates.Rates)}
+    assert keys == {field.name for field in msgspec.structs.fields(gpu_specs.Rates)}
 
 
 # compute capability: threads resident on a multiprocessor, its shared memory in KiB. Source: CUDA C++ Programming Guide
@@ -157,7 +157,7 @@ RESIDENT = {
 
 @pytest.mark.parametrize("word", SOLD)
 def test_a_chip_has_what_its_compute_capability_allows(word):
-    gpu = rates.find(word)
+    gpu = gpu_specs.find(word)
 
     assert gpu.chip is not None
     threads, kib = RESIDENT[gpu.compute_capability]
@@ -171,9 +171,9 @@ def test_a_user_adds_a_gpu_and_replaces_one_by_files_of_their_own(tmp_path, monk
     for name in ("my-gpu", "t4", "Not a word"):
         (own / f"{name}.toml").write_text(SMALL)
 
-    assert set(rates.names()) == {*SOLD, "my-gpu"}
-    assert rates.find("my-gpu").memory_bytes == rates.find("t4").memory_bytes == 5
-    assert rates.find("h100").memory_bytes > 5
+    assert set(gpu_specs.names()) == {*SOLD, "my-gpu"}
+    assert gpu_specs.find("my-gpu").memory_bytes == gpu_specs.find("t4").memory_bytes == 5
+    assert gpu_specs.find("h100").memory_bytes > 5
 
 
 def test_a_fault_in_a_users_own_file_names_the_file(tmp_path, monkeypatch):
@@ -183,4 +183,4 @@ def test_a_fault_in_a_users_own_file_names_the_file(tmp_path, monkeypatch):
     (own / "my-gpu.toml").write_text(SMALL.replace("memory_bytes = 5", "memory_bytes = 'much'"))
 
     with pytest.raises(UserError, match=r"my-gpu\.toml:4: memory_bytes"):
-        rates.find("my-gpu")
+        gpu_specs.find("my-gpu")

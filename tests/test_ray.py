@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from benchmarks.killed import TAG, survivors
-from profiler import __version__, engines, store
-from profiler.case import Choice, Trial, decode, encode
+from profiler import __version__, engines
 from profiler.cli import answer
+from profiler.core.case import Choice, Trial, decode, encode
+from profiler.core.errors import UserError
+from profiler.core.record import Record
 from profiler.engines import ray_driver, ray_task
 from profiler.engines.local import Local
-from profiler.errors import UserError
-from profiler.record import Record
+from profiler.runs import store
 from tests import examples, make, ray_nodes
 from tests.ray_nodes import Nodes, await_, begun, is_gone, meanwhile, raylet
 

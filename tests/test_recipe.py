@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 import profiler
-from profiler import recipe
-from profiler.errors import UserError
-from profiler.recipe import Recipe, Segment
+from profiler.core import plan_file
+from profiler.core.errors import UserError
+from profiler.core.plan_file import Recipe, Segment
 from tests.plans import Saving
 from tests.test_plan_strategy import calls, chain, plan
 
@@ -73,9 +73,9 @@ def test_a_file_that_is_not_there_is_refused_with_what_writes_one(strategy, here
 def test_a_written_plan_is_read_as_it_was(tmp_path):
     found = plan(6, runs=([[0], 1, Saving([2], "matmul"), 3], Saving([5], "conv")))
 
-    recipe.write(found, tmp_path / "plan.json")
+    plan_file.write(found, tmp_path / "plan.json")
 
-    assert recipe.read(tmp_path / "plan.json") == found
+    assert plan_file.read(tmp_path / "plan.json") == found
     assert found != plan(6)
 
 

@@ -11,14 +11,14 @@ import msgspec
 import torch
 from torch import nn
 
-from profiler import assemble
-from profiler.case import Choice, Trial
-from profiler.predicting import follow_case
-from profiler.timeline import Allocation, Trace, as_asked
-from profiler.trace import in_place
-from profiler.trace.allocator import CachingAllocator
-from profiler.trace.pool import GRANULE, Block, round_up
-from profiler.workload import Workload
+from profiler.core.case import Choice, Trial
+from profiler.core.trace_data import Allocation, Trace, as_asked
+from profiler.predicting.prediction import follow_case
+from profiler.predicting.trace import in_place
+from profiler.predicting.trace.allocator import CachingAllocator
+from profiler.predicting.trace.segment_pool import GRANULE, Block, round_up
+from profiler.training import assemble
+from profiler.training.workload import Workload
 from tests import make
 from tests.history import FREED, read
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler import references, store
 from profiler.analysis.rows import rows
 from profiler.cli import answer
-from profiler.errors import UserError
+from profiler.core.errors import UserError
+from profiler.runs import references, store
 
 ROOT = Path(__file__).parents[1]
 FILES = [references.folder() / name / file for name in references.names() for file in ("manifest.json", "trials.jsonl")]

@@ -7,12 +7,12 @@ import torch
 from msgspec.structs import replace
 from torch.torch_version import TorchVersion
 
-from profiler.timeline import Allocation, Building, Operator, Trace, as_asked
-from profiler.trace import step
-from profiler.trace.allocator import replay
-from profiler.trace.requests import parts_of, request
-from profiler.trace.settings import Settings
-from profiler.trace.summary import readings
+from profiler.core.trace_data import Allocation, Building, Operator, Trace, as_asked
+from profiler.predicting.trace import step
+from profiler.predicting.trace.allocator import replay
+from profiler.predicting.trace.requests import parts_of, request
+from profiler.predicting.trace.settings import Settings
+from profiler.predicting.trace.summary import readings
 
 MIB = 2**20
 

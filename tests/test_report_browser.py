@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler.case import Choice
-from profiler.store import load
+from profiler.core.case import Choice
+from profiler.runs.store import load
 from profiler.views.report import render
 from tests import examples, make
 from tests.browser import Visit, chromium

@@ -9,9 +9,9 @@ from profiler.analysis.growth import exponent
 from profiler.analysis.quantities import TABLE, activation_bytes
 from profiler.analysis.reproduction import Reproduction, Wanted, lines
 from profiler.analysis.rows import rows
-from profiler.case import Choice
-from profiler.record import Built, Equality
-from profiler.views import reproduction
+from profiler.core.case import Choice
+from profiler.core.record import Built, Equality
+from profiler.views.tables import reproduction
 from tests.make import MIB, case, failed, record
 
 SWEEP = rows(

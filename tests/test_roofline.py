@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from profiler import rates
-from profiler.rates import Flops, Rates
-from profiler.timeline import Operator, Trace
-from profiler.trace.roofline import scaled, seconds, stated_error
+from profiler.core import gpu_specs
+from profiler.core.gpu_specs import Flops, Rates
+from profiler.core.trace_data import Operator, Trace
+from profiler.predicting.trace.roofline import scaled, seconds, stated_error
 
 LAUNCH = 3e-6
 ROUND = Rates(
@@ -127,7 +127,7 @@ def test_an_optimizer_outside_of_autocast_multiplies_in_fp32():
 
 @pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
 def test_without_bf16_units_products_run_as_fp32_and_that_is_said(precision):
-    old, new = rates.find("t4"), rates.find("l4")
+    old, new = gpu_specs.find("t4"), gpu_specs.find("l4")
 
     assert seconds(product(2000), old, precision) == seconds(product(2000), old, "fp32")
     assert seconds(product(2000), new, precision)["step"] < seconds(product(2000), new, "fp32")["step"]
@@ -139,7 +139,7 @@ def test_without_bf16_units_products_run_as_fp32_and_that_is_said(precision):
 def test_a_faster_gpu_takes_less_time():
     order = ("t4", "v100", "a100-40", "h100", "b200")
 
-    found = [seconds(product(4000), rates.find(word), "fp16")["step"] for word in order]
+    found = [seconds(product(4000), gpu_specs.find(word), "fp16")["step"] for word in order]
 
     assert found == sorted(found, reverse=True)
 

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from profiler.analysis import progress
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import rows
-from profiler.case import Case, Trial
-from profiler.record import Equality, Readings
-from profiler.series.spread import spread
+from profiler.core.case import Case, Trial
+from profiler.core.record import Equality, Readings
+from profiler.core.stats.spread import spread
 from tests import make
 from tests.make import MIB
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from profiler import catalogue, models, store
-from profiler.case import Choice, Trial, encode
 from profiler.cli import answer
+from profiler.core import catalogue
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.record import Record
 from profiler.engines.local import Local
-from profiler.record import Record
-from profiler.views.progress import Follow
+from profiler.runs import store
+from profiler.training import models
+from profiler.views.tables.progress import Follow
 from tests import make
 from tests.conftest import run_folder
 from tests.program import Done, gcprof, next_words

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from profiler import sweep
-from profiler.case import Case, Choice, decode, encode
 from profiler.cli import answer
-from profiler.errors import UserError
-from profiler.meters import time as timing
-from profiler.record import Conditions, Record
-from profiler.sampling import sampling
-from profiler.series.stopping import Sampling
-from profiler.spec import Request, override, plan
-from profiler.store import load
+from profiler.core.case import Case, Choice, decode, encode
+from profiler.core.errors import UserError
+from profiler.core.record import Conditions, Record
+from profiler.core.stats.stopping import Sampling
+from profiler.measuring.meters import time as timing
+from profiler.request import sweep
+from profiler.request.sampling import sampling
+from profiler.request.spec import Request, override, plan
+from profiler.runs.store import load
 from tests import make
 from tests.conftest import measured
 

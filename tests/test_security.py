@@ -9,14 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler import catalogue, models, sources, store
-from profiler.case import Choice, Trial, encode
 from profiler.cli import answer, following, resume
-from profiler.engines import printed
-from profiler.errors import UserError
-from profiler.files import locking, regular
-from profiler.views import derived, files
-from profiler.views.plain import plain
+from profiler.core import catalogue, code_digests
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.files import locking, regular
+from profiler.engines import capped_log
+from profiler.runs import store
+from profiler.training import models
+from profiler.views.export import derived, files
+from profiler.views.sanitize import plain
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1] / "profiler"
@@ -26,24 +28,24 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "engines/local.py": "handed on to the server as it is",
     "engines/ray_driver.py": "whether its user wants Ray's telemetry",
     "engines/ray_task.py": "which GPU Ray gave",
-    "ranks.py": "which rank this is, as the launcher says, and its threads",
-    "secrecy.py": "what is secret, to hide it",
-    "predicting.py": "settings of the caching allocator",
-    "trace/step.py": "a setting of cuBLAS",
-    "rates.py": "where its user keeps files of GPUs",
-    "rehearse/build.py": "where its user keeps caches; handed on to a Python that asks torch",
-    "rehearse/device.py": "GCPROF_HOLLOW; what the hollow device is told",
-    "trace/products.py": "settings of cuBLAS",
-    "trackers/mlflow.py": "where its user keeps experiments",
-    "trackers/wandb.py": "whether its user wants it online, and where",
+    "measuring/ranks.py": "which rank this is, as the launcher says, and its threads",
+    "core/secret_filter.py": "what is secret, to hide it",
+    "predicting/prediction.py": "settings of the caching allocator",
+    "predicting/trace/step.py": "a setting of cuBLAS",
+    "core/gpu_specs.py": "where its user keeps files of GPUs",
+    "rehearsal/build.py": "where its user keeps caches; handed on to a Python that asks torch",
+    "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
+    "predicting/trace/products.py": "settings of cuBLAS",
+    "integrations/trackers/mlflow.py": "where its user keeps experiments",
+    "integrations/trackers/wandb.py": "whether its user wants it online, and where",
 }
 # the server; a fault that tests plant; for rehearsals a compiler, and a Python that asks torch what it is built for
-STARTS_PROCESSES = {"engines/local.py", "models/faults.py", "rehearse/build.py"}
+STARTS_PROCESSES = {"engines/local.py", "training/models/faults.py", "rehearsal/build.py"}
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/local.py": "its server",
-    "files/making.py": "nothing: signal 0 asks whether one lives",
-    "models/faults.py": "itself",
+    "core/files/atomic_write.py": "nothing: signal 0 asks whether one lives",
+    "training/models/faults.py": "itself",
 }
 
 
@@ -152,7 +154,7 @@ def theirs(here: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     none, every, owed = (make.case(word, model=model, batch_size=None) for word in ("none", "all", "sqrt"))
     records = [make.record(case=none), make.record(case=every)]
     run = examples.run(here / "base", records, more=(Trial(case=owed),))
-    forged = msgspec.structs.replace(run.manifest, sources={file: sources.digest(text.encode())})
+    forged = msgspec.structs.replace(run.manifest, sources={file: code_digests.digest(text.encode())})
     (run.folder / "manifest.json").write_bytes(encode(forged))
     (here / "evilpackage").mkdir()
     for path in (run.folder / "evil.py", here / "evilpackage" / "__init__.py", here / "evilpackage" / "part.py"):
@@ -239,7 +241,7 @@ def test_neither_records_nor_logs_follow_a_link(tmp_path):
 
     with pytest.raises(UserError, match="cannot write"):
         store.Writer(folder)
-    written = printed.Log(log)
+    written = capped_log.Log(log)
     written.write(b"new")
     written.close()
 
@@ -287,9 +289,9 @@ def test_nor_is_a_link_read_to_say_who_writes(tmp_path):
 def test_a_writer_that_follows_links_would_be_seen(tmp_path, monkeypatch):
     mine, link = links(tmp_path)
     monkeypatch.setattr(regular, "anew", lambda path: path.open("wb", buffering=0))
-    monkeypatch.setattr(printed.Log, "_remove_earlier", lambda log: None)
+    monkeypatch.setattr(capped_log.Log, "_remove_earlier", lambda log: None)
 
-    written = printed.Log(link)
+    written = capped_log.Log(link)
     written.write(b"new")
     written.close()
 

@@ -8,11 +8,11 @@ from statistics import median
 
 import pytest
 
-from profiler.series.drift import drift
-from profiler.series.highest import highest
-from profiler.series.interval import EXACT, interval, uncertainty
-from profiler.series.stopping import Sampling, is_look, reason
-from profiler.series.warmup import num_warmup
+from profiler.core.stats.drift import drift
+from profiler.core.stats.interval import EXACT, interval, uncertainty
+from profiler.core.stats.largest import highest
+from profiler.core.stats.stopping import Sampling, is_look, reason
+from profiler.core.stats.warmup import num_warmup
 
 STEADY = (1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00)
 ENDLESS = Sampling(max_samples=10_000, max_seconds=1e9)

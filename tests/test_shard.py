@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler import runner, shards, store, trials
 from profiler.analysis import progress
 from profiler.analysis.rows import rows
-from profiler.case import Choice, Trial
 from profiler.cli import answer
+from profiler.core import schedule, shards
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
+from profiler.core.shards import Shard
 from profiler.engines.order import in_waves
-from profiler.errors import UserError
-from profiler.record import Environment, Record
-from profiler.shards import Shard
-from profiler.store import Run
-from profiler.upkeep.merge import merge, write
+from profiler.runs import store
+from profiler.runs.merge import merge, write
+from profiler.runs.store import Run
+from profiler.workflows import runner
 from tests import examples, make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
@@ -36,7 +38,7 @@ def sweep(*, models: int = 3, rounds: int = 3, predict: bool = False) -> tuple[T
         for number in range(models)
         for strategy in STRATEGIES
     ]  # fmt: skip
-    return trials.measured(cases, rounds, predict=predict)
+    return schedule.measured(cases, rounds, predict=predict)
 
 
 class Fake:

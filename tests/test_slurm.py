@@ -14,18 +14,21 @@ import msgspec
 import psutil
 import pytest
 
-from profiler import __version__, engines, node, runner, sources, store, trials
+from profiler import __version__, engines
 from profiler.analysis import progress
 from profiler.analysis.rows import rows
-from profiler.case import Choice, Trial, encode
 from profiler.cli import answer, resume
 from profiler.cli.consent import resume_words
-from profiler.cli.words import COMMAND
-from profiler.engines.array import Array, write_agreed
-from profiler.engines.gathering import Gathered, Part
-from profiler.errors import UserError
-from profiler.record import Environment, Record
-from profiler.upkeep.merge import merge
+from profiler.cli.output import COMMAND
+from profiler.core import code_digests, schedule
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
+from profiler.engines.slurm_results import Gathered, Part
+from profiler.engines.slurm_shards import Array, write_agreed
+from profiler.runs import store
+from profiler.runs.merge import merge
+from profiler.workflows import runner, slurm_job
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
 from tests.test_shard import by_plan, read
@@ -56,7 +59,7 @@ def made(name, batch_size):
 
 
 def two_rounds(*strategies: str, rounds: int = 2, **fields: Any) -> tuple[Trial, ...]:
-    return trials.measured([make.case(strategy, **fields) for strategy in strategies], rounds)
+    return schedule.measured([make.case(strategy, **fields) for strategy in strategies], rounds)
 
 
 def told(trial: Trial, **fields: Any) -> Record:
@@ -231,7 +234,7 @@ def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_
 
 
 def test_a_part_that_somebody_writes_is_not_given_to_another_job(run, monkeypatch):
-    monkeypatch.setattr("profiler.files.locking.sleep", lambda seconds: None)
+    monkeypatch.setattr("profiler.core.files.locking.sleep", lambda seconds: None)
     before = Cluster(run)
     before.start(1)
     writer = store.Writer(before.jobs[0].folder)
@@ -309,11 +312,11 @@ def test_a_node_with_another_device_than_the_first_is_refused(tmp_path):
     write_agreed(tmp_path, [make.record(environment=HERE, case=plan[0].case)])
 
     with pytest.raises(UserError, match=r"not as the first of the run: .*device_name a GPU -> "):
-        node.carry_out(tmp_path / "1", agreed=tmp_path)
+        slurm_job.carry_out(tmp_path / "1", agreed=tmp_path)
 
     assert store.load(tmp_path / "1").records == ()
     (tmp_path / "cpu.json").unlink()
-    assert node.carry_out(tmp_path / "1", agreed=tmp_path) == 2  # the twin: this one is the first
+    assert slurm_job.carry_out(tmp_path / "1", agreed=tmp_path) == 2  # the twin: this one is the first
 
 
 def test_a_part_is_read_as_it_grows(run):
@@ -391,7 +394,7 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
     with engines.connect(asked, stage_seconds=60.0) as engine:
         engine._settings["slurm_additional_parameters"] = {"nice": 10}
         records = runner.carry_out(engine, run)
-        monkeypatch.setattr("profiler.engines.array.time.sleep", interrupt)
+        monkeypatch.setattr("profiler.engines.slurm_shards.time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(records)
 
@@ -401,7 +404,9 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
     assert (cluster / "cancelled").read_text().split() == ["41_0", "41_1"]
     written = [path.read_bytes() for path in (*run.rglob("*"), cluster / "sent.sh") if path.is_file()]
     assert not any(SECRET.encode() in text for text in written)
-    assert any(b"profiler.node:carry_out" in text for text in written)  # the twin: what is pickled would be seen
+    assert any(
+        b"profiler.workflows.slurm_job:carry_out" in text for text in written
+    )  # the twin: what is pickled would be seen
 
 
 def interrupt(seconds: float) -> None:
@@ -505,7 +510,7 @@ class Hanging:
         names = [("mlp", "none"), ("mlp", "all"), ("hanging.py:first", "none"), ("hanging.py:second", "none")]
         quick = {"samples": 1, "warmup": 0, "batch_size": 4, "verify": "off"}
         cases = [make.case(strategy, model=Choice(model), **quick) for model, strategy in names]
-        plan, digests = trials.measured(cases, 1), sources.digests(cases)
+        plan, digests = schedule.measured(cases, 1), code_digests.digests(cases)
         store.create(self.run, plan=plan, command="", environment=LOGIN, sources=digests)
 
     def go_on(self) -> Iterator[Record]:

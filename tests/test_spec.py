@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.case import Choice
-from profiler.device_choice import any_device, choose_device
-from profiler.errors import UserError
-from profiler.spec import Plan, Request, override, parse_segments, plan
-from profiler.trials import in_rounds
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.core.schedule import in_rounds
+from profiler.request.device_choice import any_device, choose_device
+from profiler.request.spec import Plan, Request, override, parse_segments, plan
 from tests import make
 
 

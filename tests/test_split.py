@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-from profiler.strategies.observe import observe
-from profiler.strategies.split import ChainBytes, Split, peak, split_as_torch, split_balanced
+from profiler.training.strategies.observe import observe
+from profiler.training.strategies.split import ChainBytes, Split, peak, split_as_torch, split_balanced
 from tests.test_memory import plain
 
 
@@ -99,7 +99,7 @@ def test_the_last_segment_is_checkpointed_only_where_head_and_loss_hold_much():
 
 def test_an_observation_counts_what_each_block_saves():
     module, batch, loss = plain("mlp", 64)()
-    from profiler.workload import Workload
+    from profiler.training.workload import Workload
 
     chain = observe(Workload(module=module, blocks=("0", "1", "2", "3", "4"), batch=batch, loss=loss)).chain
 

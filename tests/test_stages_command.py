@@ -13,8 +13,8 @@ import pytest
 from profiler.cli import answer
 from profiler.engines.local import Local
 from profiler.planning import chain as chains
+from profiler.planning.candidates import none
 from profiler.planning.simulator import simulate
-from profiler.planning.ways import none
 from tests.program import next_words
 
 SMALL = "transformer:layers=3,width=32,heads=2,sequence=32,vocabulary=64"

@@ -10,23 +10,24 @@ import pytest
 import torch
 from torch import nn
 
-from profiler import catalogue, models, recipe
-from profiler.case import Choice, Trial
-from profiler.errors import Unsupported, UserError
+from profiler.core import catalogue, plan_file
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported, UserError
+from profiler.core.trace_data import live
+from profiler.planning.candidates import largest_stage
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan
-from profiler.planning.recipes import recipe as recipe_of
+from profiler.planning.plan_files import recipe as recipe_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
-from profiler.planning.ways import largest_stage
-from profiler.predicting import observe_case, trace_case
-from profiler.staging import timed
-from profiler.staging.seconds import NOTHING
-from profiler.staging.spans import spans
-from profiler.staging.stages import stages
-from profiler.timeline import live
-from profiler.trace.compose import RANDOM_STATE
-from profiler.workload import Workload
+from profiler.predicting.prediction import observe_case, trace_case
+from profiler.predicting.staging import stage_seconds
+from profiler.predicting.staging.recompute_seconds import NOTHING
+from profiler.predicting.staging.stage_operators import spans
+from profiler.predicting.staging.stages import stages
+from profiler.predicting.trace.compose import RANDOM_STATE
+from profiler.training import models
+from profiler.training.workload import Workload
 from tests import make
 
 FORCES = Path(__file__).parent / "user_models" / "forces.py"
@@ -66,7 +67,7 @@ def plans(chain: Chain) -> list[Plan]:
 
 def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path) -> int:
     path = folder / "plan.json"
-    recipe.write(recipe_of(chain, plan), path)
+    plan_file.write(recipe_of(chain, plan), path)
     _, trace, _ = trace_case(case(model, strategy=Choice.of("plan", {"file": path}), device=device))
     return max(live(trace))
 
@@ -83,7 +84,7 @@ def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path
 
 def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeypatch):
     model = "transformer:layers=4,width=32"
-    monkeypatch.setattr(timed, "seconds", lambda case, runs, saves: [NOTHING for _ in runs])
+    monkeypatch.setattr(stage_seconds, "seconds", lambda case, runs, saves: [NOTHING for _ in runs])
     chain = stages(Trial(case=case(model, device="cpu")))
 
     for plan in plans(chain):
@@ -153,7 +154,9 @@ def test_gradients_that_the_backward_makes_are_counted_by_stage():
 
 
 def test_stages_of_a_kind_are_pooled_and_their_times_clamped(a_second_a_mark):
-    found = timed.seconds(case("transformer:layers=6,width=32", device="cpu"), [[], [0], [1], [5], []], ["attention"])
+    found = stage_seconds.seconds(
+        case("transformer:layers=6,width=32", device="cpu"), [[], [0], [1], [5], []], ["attention"]
+    )
 
     before, first, second, last, after = found
     assert first == second == last
@@ -173,10 +176,10 @@ def test_timing_leaves_no_gradient_and_no_statistics_behind(monkeypatch):
         loss=lambda module, batch: module(batch).sum(),
     )
     before = [one.clone() for one in module.buffers()]
-    monkeypatch.setattr(timed, "assemble", lambda case: type("Built", (), {"workload": workload})())
-    monkeypatch.setattr(timed, "_rest", lambda *given: NOTHING)
+    monkeypatch.setattr(stage_seconds, "assemble", lambda case: type("Built", (), {"workload": workload})())
+    monkeypatch.setattr(stage_seconds, "_rest", lambda *given: NOTHING)
 
-    timed.seconds(case("mlp", device="cpu"), [[0], [1], [2], []], [])
+    stage_seconds.seconds(case("mlp", device="cpu"), [[0], [1], [2], []], [])
 
     assert all(one.grad is None for one in module.parameters())
     assert all(torch.equal(one, was) for one, was in zip(module.buffers(), before, strict=True))

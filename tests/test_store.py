@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from profiler import store
-from profiler.case import Trial
-from profiler.errors import UserError
-from profiler.files import strict_json
-from profiler.record import Environment
-from profiler.store import reading
+from profiler.core.case import Trial
+from profiler.core.errors import UserError
+from profiler.core.files import strict_json
+from profiler.core.record import Environment
+from profiler.runs import reading, store
 from tests import make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux x86_64")

@@ -10,12 +10,12 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import profiler
-from profiler.case import Choice
-from profiler.errors import Unsupported
-from profiler.record import Applied
-from profiler.strategies import segments
-from profiler.strategies.chain import checkpoint_runs
-from profiler.workload import Workload
+from profiler.core.case import Choice
+from profiler.core.errors import Unsupported
+from profiler.core.record import Applied
+from profiler.training.strategies import segments
+from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.workload import Workload
 from tests.conftest import measured
 from tests.plans import written
 
@@ -129,8 +129,8 @@ def test_segments_save_less_memory_between_forward_and_backward():
 
 def calls(strategy: str, length: int = 6) -> list[int]:
     """How often each block of a chain runs in a step."""
-    from profiler import catalogue
-    from profiler.strategies import TABLE
+    from profiler.core import catalogue
+    from profiler.training.strategies import TABLE
 
     module = nn.Sequential(*[Counted() for _ in range(length)])
     work = workload(module, tuple(str(i) for i in range(length)))
@@ -167,7 +167,7 @@ def test_from_start_takes_the_number_of_forwards_of_keeping_nothing():
 
 
 def test_from_start_works_as_deep_as_it_allows_and_refuses_more():
-    from profiler.strategies.from_start import DEEPEST
+    from profiler.training.strategies.from_start import DEEPEST
 
     assert sum(calls("from-start", DEEPEST)) == DEEPEST * (DEEPEST + 1) // 2
     with pytest.raises(Unsupported, match="would nest"):
@@ -181,7 +181,7 @@ def test_recursive_computes_no_block_more_often_than_the_chain_can_be_halved():
 
 @pytest.mark.parametrize(("length", "root"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (100, 10), (301, 17)])
 def test_the_square_root_is_rounded_to_the_nearest(length, root):
-    from profiler.strategies.sqrt import round_root
+    from profiler.training.strategies.sqrt import round_root
 
     assert round_root(length) == root
 
@@ -347,7 +347,7 @@ def test_selective_checkpointing_keeps_the_results_of_the_operators_that_it_name
 
 @pytest.mark.parametrize("word", ["matmull", "__name__", "name"])
 def test_selective_refuses_an_operator_that_aten_does_not_have(word):
-    from profiler.strategies import selective
+    from profiler.training.strategies import selective
 
     with pytest.raises(Unsupported, match=f"no operator '{word}'"):
         selective.apply(workload(nn.Sequential(Counted()), ("0",)), save=word)
@@ -360,7 +360,7 @@ def test_offloading_on_a_cpu_says_that_it_saves_nothing():
 
 
 def test_offloading_packs_what_the_forward_saves_and_unpacks_it_in_the_backward(monkeypatch):
-    from profiler.strategies import offload
+    from profiler.training.strategies import offload
 
     module, packed, unpacked = nn.Sequential(Counted()), [], []
 
@@ -379,7 +379,7 @@ def test_offloading_packs_what_the_forward_saves_and_unpacks_it_in_the_backward(
 
 
 def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason():
-    from profiler.strategies import hugging_face
+    from profiler.training.strategies import hugging_face
 
     with pytest.raises(Unsupported, match="not a Hugging Face model"):
         hugging_face.apply(workload(nn.Sequential(Counted()), ("0",)))
@@ -387,7 +387,7 @@ def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason()
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])
 def test_a_budget_that_is_no_fraction_is_refused(budget):
-    from profiler.strategies import compile_budget
+    from profiler.training.strategies import compile_budget
 
     with pytest.raises(Unsupported, match="is not a fraction"):
         compile_budget.apply(workload(nn.Sequential(Counted()), ("0",)), budget=budget)
@@ -442,7 +442,7 @@ def test_batchnorm_is_repaired_however_often_it_is_recomputed(strategy):
 
 
 def test_the_repaired_momentum_is_the_published_one():
-    from profiler.strategies.batchnorm import repair_batchnorm
+    from profiler.training.strategies.batchnorm import repair_batchnorm
 
     module = nn.Sequential(nn.BatchNorm1d(3, momentum=0.1), nn.BatchNorm1d(3, momentum=0.1))
 
@@ -452,7 +452,7 @@ def test_the_repaired_momentum_is_the_published_one():
 
 
 def test_a_batchnorm_that_several_blocks_share_is_not_repaired():
-    from profiler.strategies.batchnorm import repair_batchnorm
+    from profiler.training.strategies.batchnorm import repair_batchnorm
 
     shared = nn.BatchNorm1d(3)
     module = nn.Sequential(nn.Sequential(nn.Linear(3, 3), shared), nn.Sequential(nn.Linear(3, 3), shared))

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from profiler import store
 from profiler.analysis.rows import Row, rows
+from profiler.runs import store
 from profiler.views import PLOTS
-from profiler.views.plot import draw, plot
-from profiler.views.style import IN_GREY, OKABE_ITO, STYLES, at_work, luminance, sized
+from profiler.views.plots.plot import draw, plot
+from profiler.views.plots.style import IN_GREY, OKABE_ITO, STYLES, at_work, luminance, sized
 from tests import examples
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler import spec, sweep
-from profiler.errors import UserError
-from profiler.spec import Request
+from profiler.core.errors import UserError
+from profiler.request import spec, sweep
+from profiler.request.spec import Request
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 

@@ -9,11 +9,11 @@ import pytest
 from pyarrow import parquet
 
 from profiler import views
-from profiler.analysis.line import COLUMNS, line
+from profiler.analysis.flat_row import COLUMNS, line
 from profiler.analysis.rows import rows
 from profiler.cli import answer
-from profiler.errors import UserError
-from profiler.views import csv
+from profiler.core.errors import UserError
+from profiler.views.export import csv
 from tests import examples, make
 
 CASES = {
@@ -100,7 +100,7 @@ def test_parquet_is_not_written_to_a_terminal(here, monkeypatch, capsys):
 
 def test_where_pyarrow_is_missing_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "profiler.views.parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "profiler.views.export.parquet", raising=False)
 
     with pytest.raises(UserError) as refused:
         views.load(views.EXPORTS["parquet"])

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from profiler import assemble
-from profiler.case import Choice, Trial
+from profiler.core.case import Choice, Trial
+from profiler.core.record import Readings
 from profiler.measuring import measure
-from profiler.predicting import predict
-from profiler.record import Readings
-from profiler.trace import fake, in_place, temporaries
-from profiler.workload import Workload
+from profiler.predicting.prediction import predict
+from profiler.predicting.trace import fake_tensors, in_place, temporaries
+from profiler.training import assemble
+from profiler.training.workload import Workload
 from tests import make
 
 WIDTH = 20_000  # elements of a sample: the loss weighs as much as all else
@@ -194,14 +194,14 @@ def test_folds_take_what_the_allocator_sees(name):
 
 
 def test_as_large_as_they_look_folds_take_less(monkeypatch):
-    monkeypatch.setattr(fake, "LARGER", ())
+    monkeypatch.setattr(fake_tensors, "LARGER", ())
 
     with pytest.raises(AssertionError):
         check(*both(partial(build, FOLDS["columns"], lambda out, target: out.sum())))
 
 
 def test_without_the_elements_of_a_loss_its_peak_is_missed(monkeypatch):
-    monkeypatch.setattr(fake, "LARGER", ())
+    monkeypatch.setattr(fake_tensors, "LARGER", ())
 
     with pytest.raises(AssertionError):
         check(*both(partial(build, torch.clone, F.mse_loss)))

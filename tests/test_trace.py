@@ -11,16 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from profiler import catalogue, models, strategies, timeline
-from profiler.assemble import assemble
-from profiler.case import OPERATORS, Calibration, Choice, Trial
-from profiler.errors import Unsupported
+from profiler.core import catalogue, trace_data
+from profiler.core.case import OPERATORS, Calibration, Choice, Trial
+from profiler.core.errors import Unsupported
 from profiler.measuring import measure
-from profiler.predicting import follow_case, predict
-from profiler.trace.fake import fake_tensors
-from profiler.trace.step import follow
-from profiler.trace.tracer import Tracer
-from profiler.workload import Workload
+from profiler.predicting.prediction import follow_case, predict
+from profiler.predicting.trace.fake_tensors import fake_tensors
+from profiler.predicting.trace.step import follow
+from profiler.predicting.trace.tracer import Tracer
+from profiler.training import models, strategies
+from profiler.training.assemble import assemble
+from profiler.training.workload import Workload
 from tests import make
 from tests.plans import written
 
@@ -50,7 +51,7 @@ def case(model: str, strategy: str = "none", **fields):
     return make.case(chosen, **{"model": named, "batch_size": 4, "verify": "off", **fields})
 
 
-def traced(model: str, strategy: str = "none", **fields) -> timeline.Trace:
+def traced(model: str, strategy: str = "none", **fields) -> trace_data.Trace:
     return follow_case(Trial(case=case(model, strategy, **{"device": "fake:cpu", **fields}))).trace
 
 
@@ -164,7 +165,7 @@ def test_parameters_without_a_gradient_have_neither_gradient_nor_state():
 
         found = follow(workload, optimizer, step)
 
-    held = {kind: sum(one.nbytes for one in found.allocations if one.category == kind) for kind in timeline.STATIC}
+    held = {kind: sum(one.nbytes for one in found.allocations if one.category == kind) for kind in trace_data.STATIC}
     assert held["parameters"] == 4 * (8 * 8 + 8 + 8 * 800 + 800)
     assert held["gradients"] == 2 * 4 * (8 * 8 + 8)  # the last step's, and this one's
     assert held["optimizer"] == 2 * 4 * (8 * 8 + 8) + 2 * 4
@@ -235,7 +236,7 @@ def predict_built(build, device="fake:cpu", **fields):
     """As `predict`, of a model that is in no catalogue."""
     from unittest import mock
 
-    from profiler import assemble as room
+    from profiler.training import assemble as room
 
     with mock.patch.object(room, "_from_catalogue", return_value=build):
         return predict(Trial(case=case(MLP, device=device, **fields)))
@@ -332,7 +333,7 @@ def test_on_cuda_every_storage_is_a_multiple_of_512_bytes():
 def test_on_cuda_adam_takes_a_list_of_temporaries_as_large_as_the_parameters():
     def most(device: str) -> int:
         found = traced(TRANSFORMER, device=device, optimizer=Choice("adamw"))
-        held = timeline.by_category(found)["temporaries"]
+        held = trace_data.by_category(found)["temporaries"]
         first, last = next((first, last) for phase, first, last in found.spans() if phase == "optimizer")
         return max(held[first : last + 1])
 

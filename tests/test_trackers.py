@@ -10,9 +10,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from profiler import store, trackers
 from profiler.cli import answer
-from profiler.trackers.entries import entries
+from profiler.integrations import trackers
+from profiler.integrations.trackers.entries import entries
+from profiler.runs import store
 from tests import examples, make
 from tests.make import MIB
 
@@ -216,7 +217,7 @@ def test_where_the_library_is_missing_the_extra_is_named(kind, run, monkeypatch,
     for name in [name for name in sys.modules if name.partition(".")[0] == kind]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, kind, None)
-    monkeypatch.delitem(sys.modules, f"profiler.trackers.{kind}", raising=False)
+    monkeypatch.delitem(sys.modules, f"profiler.integrations.trackers.{kind}", raising=False)
 
     assert answer(["export", "run", "--to", kind]) == 2
     assert capsys.readouterr().err.splitlines() == [

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.record import Conditions, Record
-from profiler.series.stopping import Sampling
+from profiler.core.record import Conditions, Record
+from profiler.core.stats.stopping import Sampling
 from tests import make
 
 PAGES = Path(__file__).parent.parent / "docs" / "notes"

@@ -1,7 +1,7 @@
 import pytest
 
-from profiler import units
-from profiler.units import GIB, KIB, MIB
+from profiler.core import units
+from profiler.core.units import GIB, KIB, MIB
 
 
 def test_bytes_are_shown_in_binary_units_with_three_digits():

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 import torch
 
-from profiler import catalogue, models
-from profiler.case import Choice, Trial
-from profiler.errors import Unsupported
+from profiler.core import catalogue
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported
 from profiler.measuring import measure
-from profiler.models import user
-from profiler.predicting import predict
+from profiler.predicting.prediction import predict
+from profiler.training import models
+from profiler.training.models import user
 from tests import make
 from tests.conftest import measured
 

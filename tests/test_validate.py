@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.case import encode
 from profiler.cli import answer
-from profiler.record import PhaseBytes
-from profiler.upkeep.validate import validate
+from profiler.core.case import encode
+from profiler.core.record import PhaseBytes
+from profiler.runs.validate import validate
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1]

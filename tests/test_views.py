@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import Row
-from profiler.record import Readings
-from profiler.series.stopping import Sampling
-from profiler.units import MISSING
-from profiler.views import terminal
-from profiler.views.cells import columns, remarks
-from profiler.views.plain import plain
-from profiler.views.samples import samples
+from profiler.core.record import Readings
+from profiler.core.stats.stopping import Sampling
+from profiler.core.units import MISSING
+from profiler.views.sanitize import plain
+from profiler.views.tables import terminal
+from profiler.views.tables.columns import columns, remarks
+from profiler.views.tables.samples import samples
 from tests import examples, golden_files, make
 from tests.make import MIB
 
@@ -61,7 +61,7 @@ def test_no_number_is_cut_at_any_width(name: str):
 
 
 def number_texts(rows: tuple[Row, ...]) -> Counter[str]:
-    from profiler.views.cells import groups
+    from profiler.views.tables.columns import groups
 
     shown = [columns(group).all for group in groups(rows)]
     cells = [cell for part in shown for column in part if column.is_number for cell in column.cells]

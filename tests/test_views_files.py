@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from profiler import views
-from profiler.case import decode
-from profiler.errors import UserError
-from profiler.record import Record
-from profiler.views import csv as csv_view
-from profiler.views import derived, latex, markdown
-from profiler.views.files import write_whole
-from profiler.views.json import document
+from profiler.core.case import decode
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.views.export import csv as csv_view
+from profiler.views.export import derived, latex, markdown
+from profiler.views.export.files import write_whole
+from profiler.views.export.json import document
 from tests import examples, golden_files, make
 from tests.make import MIB
 

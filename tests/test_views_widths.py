@@ -10,14 +10,15 @@ import pytest
 from msgspec.structs import replace
 from rich.text import Text
 
-from profiler import catalogue, models, strategies
 from profiler.analysis.explanation import explain
 from profiler.analysis.fit import Fit
 from profiler.analysis.reproduction import Reproduction, Wanted, lines
-from profiler.case import Choice
-from profiler.outline import Block, Outline
-from profiler.series.stopping import Sampling
-from profiler.views import blocks, explanation, fits, listing, overviews, reproduction, samples, terminal
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.core.model_summary import Block, Outline
+from profiler.core.stats.stopping import Sampling
+from profiler.training import models, strategies
+from profiler.views.tables import blocks, explanation, fits, listing, overviews, reproduction, samples, terminal
 from tests import examples, golden_files, make
 from tests.make import MIB
 from tests.test_explanation_views import longest

@@ -8,10 +8,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from profiler import catalogue, models, strategies
-from profiler.case import Choice
-from profiler.timeline import CATEGORIES, Allocation, Operator, Trace
-from profiler.workload import Workload
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.core.trace_data import CATEGORIES, Allocation, Operator, Trace
+from profiler.training import models, strategies
+from profiler.training.workload import Workload
 from tests import make
 
 SMALL = "transformer:layers=16,width=32,sequence=64,vocabulary=16"  # activations are nearly all of it
@@ -44,9 +45,9 @@ def _traced(
     optimizer: str,
     fields: tuple[tuple[str, Any], ...],
 ) -> tuple[Trace, tuple[str, ...]]:
-    from profiler.assemble import assemble
-    from profiler.trace.fake import fake_tensors
-    from profiler.trace.step import follow
+    from profiler.predicting.trace.fake_tensors import fake_tensors
+    from profiler.predicting.trace.step import follow
+    from profiler.training.assemble import assemble
 
     case = make.case(
         **{

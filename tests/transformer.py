@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from profiler.catalogue import Count
-from profiler.workload import Workload
+from profiler.core.catalogue import Count
+from profiler.training.workload import Workload
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 KINDS = {".py", ".typed", ".html", ".js", ".css", ".toml", ".json", ".jsonl", ".c", ".h"}
-EMPTY_HEADER = "profiler/rehearse/hollow/include/nv/target"  # of C++ alone, which headers of CUDA name
+EMPTY_HEADER = "profiler/rehearsal/hollow/include/nv/target"  # of C++ alone, which headers of CUDA name
 TESTS = re.compile(r"tests?|test_.*|.*_test\.py|conftest\.py|benchmarks|hypothesis|__pycache__")
 ABSOLUTE = re.compile(rb"(?<![\w.~:/])(?:/(?:home|root|Users|mnt|work|opt|srv)/\w[^\s\"'`]*|[A-Z]:\\\\?[A-Za-z]\w+)")
 SECRETS = re.compile(

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET
 
 from profiler.analysis.rows import Row
-from profiler.case import Case
-from profiler.errors import UserError
+from profiler.core.case import Case
+from profiler.core.errors import UserError
 
 Value = int | float | str | None
 STRATEGY = "strategy"

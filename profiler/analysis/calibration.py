@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-from profiler.case import Calibration, Case
-from profiler.record import Record
+from profiler.core.case import Calibration, Case
+from profiler.core.record import Record
 
 
 def calibrations(records: Iterable[Record]) -> dict[Case, Calibration]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from profiler.analysis.composition import compose
-from profiler.record import Readings
-from profiler.timeline import BUCKETS, GATHERED
+from profiler.core.record import Readings
+from profiler.core.trace_data import BUCKETS, GATHERED
 
 # all of it is there when the step begins
 LASTING = ("parameters", "buffers", "optimizer", "inputs", BUCKETS, GATHERED)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.by_memory import Advice, advise
-from profiler.analysis.contrasts import Contrast
-from profiler.analysis.mixing import Difference, circumstances, idle, refuse_mixed
+from profiler.analysis.comparability import Difference, circumstances, idle, refuse_mixed
 from profiler.analysis.points import Point, peaks, times
 from profiler.analysis.ranking import Order, orders
+from profiler.analysis.ratio_test import Contrast
+from profiler.analysis.recommendation import Advice, advise
 from profiler.analysis.sides import ALIGN, Key, Side, sides
-from profiler.case import FAKE
-from profiler.errors import UserError
-from profiler.record import Record
+from profiler.core.case import FAKE
+from profiler.core.errors import UserError
+from profiler.core.record import Record
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from profiler.record import Readings
+from profiler.core.record import Readings
 
 
 class Composition(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from profiler.case import OPERATORS, Case, Trial
-from profiler.series.stopping import MOST_STEPS, SHORTEST
+from profiler.core.case import OPERATORS, Case, Trial
+from profiler.core.stats.stopping import MOST_STEPS, SHORTEST
 
 DDP_SETTLES = 2  # steps more before the memory is read, in which it lays out its buckets
 FIRST_LOOK = 6  # samples, before which no median is sure

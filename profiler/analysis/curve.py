@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from profiler.series.highest import highest
-from profiler.timeline import Trace, by_category, live
+from profiler.core.stats.largest import highest
+from profiler.core.trace_data import Trace, by_category, live
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):

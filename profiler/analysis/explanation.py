@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from profiler.analysis import holdings
+from profiler.analysis import live_bytes
 from profiler.analysis.floor import Floor, floor
-from profiler.analysis.holdings import Peak, Share
+from profiler.analysis.live_bytes import Peak, Share
 from profiler.analysis.reasons import Reason, reason
 from profiler.analysis.remedies import Remedy, remedies
-from profiler.timeline import Trace
+from profiler.core.trace_data import Trace
 
 NUM_MODULES = 10  # the largest, that are named
 
@@ -40,19 +40,19 @@ def explain(
     """
     if baseline is trace:
         baseline = None
-    highest = holdings.peak(trace)
-    modules = holdings.modules_at(trace, highest.number, blocks=blocks)
+    highest = live_bytes.peak(trace)
+    modules = live_bytes.modules_at(trace, highest.number, blocks=blocks)
     others = modules[NUM_MODULES:]
     least = floor(baseline or trace, blocks=blocks)
     return Explanation(
         peak=highest,
-        categories=holdings.categories_at(trace, highest.number),
+        categories=live_bytes.categories_at(trace, highest.number),
         modules=modules[:NUM_MODULES],
         num_others=len(others),
         others_bytes=sum(share.nbytes for share in others),
         floor=least,
         remedies=remedies(trace, floor_bytes=least.nbytes),
-        baseline_bytes=holdings.peak(baseline).nbytes if baseline else None,
+        baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
         split=split,
         reason=reason(trace, baseline=baseline, blocks=blocks) if baseline else None,
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from profiler.analysis.rows import Row
-from profiler.case import Case
-from profiler.rates import Rates
+from profiler.core.case import Case
+from profiler.core.gpu_specs import Rates
 
 CONTEXT = 600 * 2**20  # bytes that a process with CUDA, cuBLAS and cuDNN takes of a device before the first tensor
 

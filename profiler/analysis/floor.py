@@ -10,7 +10,7 @@ from itertools import accumulate, count, groupby, pairwise
 import msgspec
 
 from profiler.analysis.stages import OUTSIDE, stage_of
-from profiler.timeline import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, as_asked, held_at
+from profiler.core.trace_data import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, as_asked, held_at
 
 THROUGHOUT = (*STATIC, WORKSPACES, BUCKETS)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from profiler.analysis.comparison import Cell, Comparison
-from profiler.analysis.contrasts import Contrast
-from profiler.errors import UserError
+from profiler.analysis.ratio_test import Contrast
+from profiler.core.errors import UserError
 
 RULE = re.compile(r"\s*(\w+)\s*:\s*>\s*(\d+(?:\.\d+)?)\s*%\s*")
 READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # of a cell, by quantity

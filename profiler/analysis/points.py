@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from profiler.analysis.contrasts import Contrast, estimated, exact, sampled
+from profiler.analysis.ratio_test import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from profiler.analysis.rows import latest
-from profiler.case import Trial
-from profiler.record import Record
+from profiler.core.case import Trial
+from profiler.core.record import Record
 
 FAILURES = ("failed", "crashed", "timed_out", "invalid")  # out of memory and skipped are findings
 LOST = ("crashed", "timed_out")  # ended from outside, which says nothing of what is measured

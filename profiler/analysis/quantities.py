@@ -11,7 +11,7 @@ import msgspec
 
 from profiler.analysis.growth import exponent
 from profiler.analysis.rows import Row
-from profiler.case import Case
+from profiler.core.case import Case
 
 Value = int | float | str | None  # None where it was not measured
 Read = Callable[[Sequence[Row], Sequence[Row]], Value]  # of the chosen rows, and of all

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from profiler.analysis import holdings
+from profiler.analysis import live_bytes
 from profiler.analysis.curve import recomputes
-from profiler.analysis.holdings import Peak, nbytes
+from profiler.analysis.live_bytes import Peak, nbytes
 from profiler.analysis.stages import OUTSIDE, stage_of
-from profiler.timeline import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
-from profiler.units import bytes_text, count_text
+from profiler.core.trace_data import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
+from profiler.core.units import bytes_text, count_text
 
 LITTLE = 0.1  # of the baseline's peak: who saves less asks why
 SAME = 0.99  # of what the baseline saves: a step that saves as much was not checkpointed
@@ -47,7 +47,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason | None:
     """The first reason that holds; None where a tenth of the baseline's peak is saved, or more."""
-    if holdings.peak(trace).nbytes <= (1 - LITTLE) * holdings.peak(baseline).nbytes:
+    if live_bytes.peak(trace).nbytes <= (1 - LITTLE) * live_bytes.peak(baseline).nbytes:
         return None
     step = _look(trace, baseline, blocks)
     for one in (_unreached, _optimizer, _gradients, _whole, _static):
@@ -57,7 +57,7 @@ def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason 
 
 
 def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
-    stage, peak, lives = stage_of(blocks), holdings.peak(trace), by_category(trace)
+    stage, peak, lives = stage_of(blocks), live_bytes.peak(trace), by_category(trace)
     ran = _recomputed(trace, stage)
     recomputed = frozenset(block for _, found in ran for block in found)
     held = tuple(held_at(trace, peak.number))

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import msgspec
 
-from profiler.timeline import Allocation, Trace, live
+from profiler.core.trace_data import Allocation, Trace, live
 
 LEAST = 0.01  # of the peak: what gives less is not worth its line
 GROWING = ("inputs", "saved", "recomputed", "temporaries")  # with the batch, where the optimizer did not make them

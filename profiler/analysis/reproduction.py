@@ -8,8 +8,8 @@ import msgspec
 
 from profiler.analysis.quantities import TABLE, UNITS, Value, baseline
 from profiler.analysis.rows import Row
-from profiler.case import Case, Choice
-from profiler.record import Environment
+from profiler.core.case import Case, Choice
+from profiler.core.record import Environment
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,10 @@ from statistics import median
 import msgspec
 
 from profiler.analysis import trust
-from profiler.case import Case
-from profiler.record import Built, Environment, Equality, Evidence, Note, Readings, Record, evidence
-from profiler.series.interval import interval
-from profiler.series.spread import spread
+from profiler.core.case import Case
+from profiler.core.record import Built, Environment, Equality, Evidence, Note, Readings, Record, evidence
+from profiler.core.stats.interval import interval
+from profiler.core.stats.spread import spread
 
 UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
 

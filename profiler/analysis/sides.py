@@ -13,9 +13,9 @@ from msgspec import UNSET
 
 from profiler.analysis.points import Point
 from profiler.analysis.rows import Row, latest, rows
-from profiler.case import FAKE, Case
-from profiler.errors import UserError
-from profiler.record import Record
+from profiler.core.case import FAKE, Case
+from profiler.core.errors import UserError
+from profiler.core.record import Record
 
 ALIGN = ("model", "strategy", "batch_size", "precision")
 MEANING = (

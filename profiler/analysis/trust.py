@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from profiler.analysis import cycles
-from profiler.analysis.surroundings import held, others
-from profiler.case import Case
-from profiler.record import Note, Record
-from profiler.series.drift import drift
-from profiler.series.interval import uncertainty
-from profiler.series.spread import spread
-from profiler.units import bytes_text, change_text, count_text, seconds_text, spread_text
+from profiler.analysis import clock_correction
+from profiler.analysis.device_conditions import held, others
+from profiler.core.case import Case
+from profiler.core.record import Note, Record
+from profiler.core.stats.drift import drift
+from profiler.core.stats.interval import uncertainty
+from profiler.core.stats.spread import spread
+from profiler.core.units import bytes_text, change_text, count_text, seconds_text, spread_text
 
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
 DRIFT = 0.05  # a smaller change is let pass, however certain it is
@@ -77,8 +77,8 @@ def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
     if not conditions:
         return None
-    found = held(conditions) or cycles.apart(rounds, baseline)
-    return f"{found}{cycles.told(rounds, baseline)}" if found else None
+    found = held(conditions) or clock_correction.apart(rounds, baseline)
+    return f"{found}{clock_correction.told(rounds, baseline)}" if found else None
 
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:

@@ -26,6 +26,7 @@ from profiler.cli.max_batch import max_batch
 from profiler.cli.merge import merge
 from profiler.cli.migrate import migrate
 from profiler.cli.models import models
+from profiler.cli.output import COMMAND
 from profiler.cli.plan import plan
 from profiler.cli.plot import plot
 from profiler.cli.predict import predict
@@ -38,8 +39,7 @@ from profiler.cli.strategies import strategies
 from profiler.cli.streams import drop_unwritable, open_standard
 from profiler.cli.timeline import timeline
 from profiler.cli.validate import validate
-from profiler.cli.words import COMMAND
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # what a place that takes no more says
 GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
@@ -129,7 +129,7 @@ def answer(words: Sequence[str]) -> int:
     except UserError as error:
         return _complain(error.message, hint=error.hint, code=error.exit_code, words=words)
     except ClickError as error:
-        from profiler.cli.words import usage
+        from profiler.cli.output import usage
 
         message, hint = usage(error)
         return _complain(message, hint=hint, code=2, words=words)
@@ -164,8 +164,8 @@ def _refuse_bytes(words: Sequence[str]) -> None:
 
 def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:
     """Say what is wrong; the exit code, which is all that is told where nothing can be written."""
-    from profiler.cli.words import say_failure
-    from profiler.views.plain import plain
+    from profiler.cli.output import say_failure
+    from profiler.views.sanitize import plain
 
     try:
         if words and words[0] in TELLS_FAILURES and "--json" in words:
@@ -188,9 +188,9 @@ def _fail(error: Exception, words: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
-    from profiler.cli import bug
+    from profiler.cli import crash_report
 
-    path = bug.keep(error)
+    path = crash_report.keep(error)
     hint = f"report it with {path}, where the traceback is" if path else "GCPROF_TRACEBACK=1 shows the traceback"
     message = f"internal error: {type(error).__name__}: {error}; every result that was printed is kept"
     return _complain(message, hint=hint, code=INTERNAL, words=words)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import encoding, next_command, say, say_bytes, width
+from profiler.cli.output import encoding, next_command, say, say_bytes, width
 
 if TYPE_CHECKING:
-    from profiler.case import Case
+    from profiler.core.case import Case
 
 FEW = 2  # samples: enough to see every shape
 
@@ -30,14 +30,14 @@ def blocks(
     Example: gcprof blocks torchvision:resnet18 --pattern 'layer?.*'
     """
     from profiler import engines
-    from profiler.case import encode
-    from profiler.views.blocks import blocks as table
-    from profiler.views.blocks import document
+    from profiler.core.case import encode
+    from profiler.views.tables.blocks import blocks as table
+    from profiler.views.tables.blocks import document
 
     case = _case(model, pattern, batch_size)
     with engines.connect() as engine:
         answer = engine.ask(
-            "profiler.worker:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
+            "profiler.engines.worker:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
         )
     outline = _outline(answer)
     if json:
@@ -49,10 +49,10 @@ def blocks(
 
 
 def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
-    from profiler import catalogue
-    from profiler.case import Case, Choice
-    from profiler.errors import UserError
-    from profiler.models import TABLE
+    from profiler.core import catalogue
+    from profiler.core.case import Case, Choice
+    from profiler.core.errors import UserError
+    from profiler.training.models import TABLE
 
     chosen = catalogue.resolve(Choice(model), TABLE, what="model")
     takes_size = "batch_size" in catalogue.read(chosen.name, TABLE).parameters
@@ -71,8 +71,8 @@ def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
 
 def _outline(answer: dict[str, Any]) -> Any:
     """The worker's answer as an Outline. Raises UserError with its reason where it is none."""
-    from profiler.engines import answers
-    from profiler.outline import Outline
+    from profiler.core.model_summary import Outline
+    from profiler.engines import replies
 
     hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
-    return answers.read(answer, "outline", Outline, hint=hint)
+    return replies.read(answer, "outline", Outline, hint=hint)

@@ -9,32 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler.cli.consent import resume_words
+from profiler.cli.output import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, say_first, width
+from profiler.cli.placement import Where
 from profiler.cli.signals import Interrupted, end_at_once
-from profiler.cli.where import Where
-from profiler.cli.words import (
-    RESULTS,
-    aside,
-    command_line,
-    encoding,
-    next_command,
-    say,
-    say_bytes,
-    say_first,
-    width,
-)
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 LOCAL = Where()
 
 TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every line of a dry run
 
 if TYPE_CHECKING:
-    from profiler.case import Trial
+    from profiler.core.case import Trial
+    from profiler.core.record import Environment
+    from profiler.core.shards import Shard
     from profiler.engines import Engine
-    from profiler.record import Environment
-    from profiler.shards import Shard
-    from profiler.spec import Plan, Request
-    from profiler.store import Run
+    from profiler.request.spec import Plan, Request
+    from profiler.runs.store import Run
 
 
 def start(
@@ -50,7 +40,10 @@ def start(
     where: Where = LOCAL,
 ) -> int:
     """Run what is asked for, show it and write it; the exit code. Raises UserError."""
-    from profiler import device_choice, engines, shards, spec, store, sweep
+    from profiler import engines
+    from profiler.core import shards
+    from profiler.request import device_choice, spec, sweep
+    from profiler.runs import store
 
     request = spec.override(sweep.read(config), words) if config else words
     asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
@@ -74,10 +67,11 @@ def planned(request: Request, devices: dict[str, Environment], *, part: Shard | 
     """The plan of a request on the devices that are here, or a part of it. Raises UserError where one is not here."""
     import msgspec
 
-    from profiler import device_choice, spec, trials
+    from profiler.core import schedule
+    from profiler.request import device_choice, spec
 
     plan = spec.plan(request, lambda word: device_choice.choose_device(word, list(devices)))
-    once = trials.in_one_round(plan.trials, device_choice.hollow(devices))
+    once = schedule.in_one_round(plan.trials, device_choice.hollow(devices))
     plan = msgspec.structs.replace(plan, trials=once)
     device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
     device_choice.refuse_crowded([trial.case for trial in plan.trials], devices)
@@ -107,7 +101,9 @@ def begin(
     """Make a run folder of these trials, and run them; the exit code."""
     from msgspec import UNSET
 
-    from profiler import device_choice, sources, store
+    from profiler.core import code_digests
+    from profiler.request import device_choice
+    from profiler.runs import store
 
     folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in trials])
     store.create(
@@ -115,7 +111,7 @@ def begin(
         plan=trials,
         command=command,
         environment=device_choice.environment(trials[0].case.device, devices),
-        sources=sources.digests(trial.case for trial in trials),
+        sources=code_digests.digests(trial.case for trial in trials),
         shard=shard or UNSET,
     )
     return go_on(engine, folder, data, devices, json, remarks, fit=fit, exclusive=exclusive)
@@ -133,7 +129,7 @@ def go_on(
     exclusive: bool = False,
 ) -> int:
     """Run what is owed, then show and write what there is, also after Ctrl-C."""
-    from profiler import store
+    from profiler.runs import store
 
     say_first(store.load(folder).manifest.plan, devices, remarks)
     code = follow(engine, folder, data, exclusive=exclusive)
@@ -142,8 +138,9 @@ def go_on(
 
 def follow(engine: Engine, folder: Path, data: str | None = None, *, exclusive: bool = False) -> int:
     """Run what a run folder owes, and show each record as it comes; 0, or what an interrupt ends with."""
-    from profiler import runner, store
-    from profiler.views.progress import Follow
+    from profiler.runs import store
+    from profiler.views.tables.progress import Follow
+    from profiler.workflows import runner
 
     cases = [trial.case for trial in store.load(folder).manifest.plan]
     try:
@@ -165,8 +162,8 @@ def follow(engine: Engine, folder: Path, data: str | None = None, *, exclusive: 
 def finish(run: Run, *, code: int, json: bool, fit: bool = False, data: str | None = None) -> int:
     """Show and write what there is, and name what to do next; the exit code."""
     from profiler.analysis import progress, rows
-    from profiler.units import count_text
-    from profiler.views.panels import has_plane
+    from profiler.core.units import count_text
+    from profiler.views.plots.panels import has_plane
 
     folder = run.folder
     code = code or progress.exit_code(run.records)
@@ -191,7 +188,7 @@ def finish(run: Run, *, code: int, json: bool, fit: bool = False, data: str | No
 
 def _print_plan(plan: Plan, devices: dict[str, Environment], engine: Engine, where: str) -> int:
     from profiler.cli import cost
-    from profiler.views.progress import settings, varying
+    from profiler.views.tables.progress import settings, varying
 
     say_first(plan.trials, devices, plan.remarks)
     more = [field for field in varying([trial.case for trial in plan.trials]) if field not in TOLD]
@@ -215,7 +212,7 @@ def part_words(run: Run) -> str:
 
 def _nothing(plan: Plan, json: bool) -> int:
     """There are fewer pairings than parts: no folder is made, and nothing is wrong."""
-    from profiler.views.json import document
+    from profiler.views.export.json import document
 
     aside(f"part {plan.shard} is empty: the sweep has fewer pairings of a baseline and a round than parts")
     if json:
@@ -226,8 +223,8 @@ def _nothing(plan: Plan, json: bool) -> int:
 def _show(run: Run, *, json: bool, code: int) -> int:
     """The table on stdout before any file is written, or the document after them, which holds the exit code."""
     from profiler.analysis import progress, rows
-    from profiler.views import terminal
-    from profiler.views.json import document
+    from profiler.views.export.json import document
+    from profiler.views.tables import terminal
 
     if not json:
         say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
@@ -242,7 +239,7 @@ def _show(run: Run, *, json: bool, code: int) -> int:
 
 def _derive(run: Run, code: int) -> tuple[int, list[str]]:
     """Write what can be derived; the exit code, and what to say. Without pictures a run is as good."""
-    from profiler.views import derived
+    from profiler.views.export import derived
 
     told = [f"wrote {run.folder / 'trials.jsonl'}"]
     try:
@@ -266,9 +263,9 @@ def _warn(text: str) -> None:
 
 def _show_fit(run: Run) -> None:
     """Below the table: each known GPU with the cheapest strategy that it holds."""
-    from profiler import rates
     from profiler.analysis import fit, rows
-    from profiler.views import fits
+    from profiler.core import gpu_specs
+    from profiler.views.tables import fits
 
-    found = fit.fits(rows.rows(run.records), [rates.find(name) for name in rates.names()])
+    found = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
     say(fits.table(found, width=width(), encoding=encoding()))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.words import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
+from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.analysis.comparison import Comparison
     from profiler.analysis.gates import Held, Judgement
-    from profiler.record import Record
+    from profiler.core.record import Record
 
 FORMATS = ("table", "md", "json", "csv")
 TRIPPED = 5
@@ -43,7 +43,7 @@ def compare(
     from profiler.analysis import gates
     from profiler.analysis.comparison import compare as compared
     from profiler.analysis.sides import ALLOWED, MEANING
-    from profiler.errors import UserError
+    from profiler.core.errors import UserError
 
     one_of(format, FORMATS, flag="--format")
     if columns and format != "table":
@@ -78,8 +78,8 @@ def _ordered(runs: list[str], baseline: str | None) -> list[str]:
 
 def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
     """Every run by the name that it is shown by; no path of this machine, but what tells runs of one name apart."""
-    from profiler.references import PREFIX
-    from profiler.store import load
+    from profiler.runs.references import PREFIX
+    from profiler.runs.store import load
 
     found = []
     for word in words:
@@ -99,7 +99,8 @@ def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> st
 
 
 def _print(found: Comparison, judgement: Judgement | None, *, code: int, format: str, columns: int | None) -> None:
-    from profiler.views import comparison, comparison_files
+    from profiler.views.export import comparison_files
+    from profiler.views.tables import comparison
 
     if format == "table":
         say(comparison.table(found, width=width(columns), encoding=encoding()))
@@ -121,7 +122,7 @@ def _tell(judgement: Judgement) -> None:
 
 
 def _named(one: Held) -> str:
-    from profiler.units import change_range_text, change_text
+    from profiler.core.units import change_range_text, change_text
 
     contrast = one.contrast
     if contrast is None:

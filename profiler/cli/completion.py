@@ -9,8 +9,8 @@ VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script where it asks for pro
 
 def runs(incomplete: str) -> list[str]:
     """`last`, and the names below results/, the newest first; a path is left to the shell."""
-    from profiler import store
-    from profiler.cli.words import RESULTS
+    from profiler.cli.output import RESULTS
+    from profiler.runs import store
 
     names = [path.name for path in reversed(store.runs(RESULTS))]
     return [name for name in ["last", *names] if name.startswith(incomplete)]
@@ -23,21 +23,22 @@ def runs_or_models(incomplete: str) -> list[tuple[str, str]]:
 
 def models(incomplete: str) -> list[tuple[str, str]]:
     """The models of the table, each with what it is about; in a list, the last one is completed."""
-    from profiler.models import TABLE
+    from profiler.training.models import TABLE
 
     return list(_listed(TABLE, incomplete))
 
 
 def strategies(incomplete: str) -> list[tuple[str, str]]:
     """The strategies of the table, as the models."""
-    from profiler.strategies import TABLE
+    from profiler.training.strategies import TABLE
 
     return list(_listed(TABLE, incomplete))
 
 
 def exports(incomplete: str) -> list[str]:
     """What a run can be exported to."""
-    from profiler import trackers, views
+    from profiler import views
+    from profiler.integrations import trackers
 
     return _matching([*views.EXPORTS, *trackers.TRACKERS], incomplete)
 
@@ -50,7 +51,7 @@ def plots(incomplete: str) -> list[str]:
 
 
 def _listed(table: dict[str, str], incomplete: str) -> Iterator[tuple[str, str]]:
-    from profiler import catalogue
+    from profiler.core import catalogue
 
     before, comma, word = incomplete.rpartition(",")
     for entry in catalogue.entries(table):

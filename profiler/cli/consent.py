@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from profiler.cli.words import COMMAND
-from profiler.errors import UserError
+from profiler.cli.output import COMMAND
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.case import Case, Choice
-    from profiler.store import Run
+    from profiler.core.case import Case, Choice
+    from profiler.runs.store import Run
 
 
 def refuse_unnamed(cases: Iterable[Case], named: Iterable[Choice] = ()) -> None:
@@ -54,6 +54,7 @@ def _refusal(model: Choice, *, hint: str) -> UserError:
 
 def _code(cases: Iterable[Case]) -> set[Choice]:
     """The models that are users' own."""
-    from profiler import catalogue, models
+    from profiler.core import catalogue
+    from profiler.training import models
 
     return {case.model for case in cases if catalogue.is_code(case.model.name, models.TABLE)}

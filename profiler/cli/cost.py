@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from profiler.analysis.cost import Speed
-    from profiler.case import Case, Trial
+    from profiler.core.case import Case, Trial
+    from profiler.core.record import Environment
     from profiler.engines import Engine, Words
-    from profiler.record import Environment
-    from profiler.spec import Plan
+    from profiler.request.spec import Plan
 
 PATIENCE_SECONDS = 15.0  # for all predictions: those that are not there by then are told as not known
 START_SECONDS = 3.0  # of a trial on a GPU that is not here: its process, CUDA's context, the model; assumed
@@ -21,7 +21,7 @@ def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: 
     """The lines of a dry run's end: trials, steps, and seconds of a GPU where one is measured on."""
     from profiler import engines
     from profiler.analysis import cost
-    from profiler.views.cost import lines
+    from profiler.views.tables.cost import lines
 
     measured = [trial for trial in plan.trials if not trial.case.is_predicted]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
@@ -43,14 +43,14 @@ def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: 
 
 def _kind(device: str, devices: Mapping[str, Environment], where: Words) -> str | None:
     """The known GPU that a device is: by its driver's name, by its own, or by an option of the engine."""
-    from profiler import rates
+    from profiler.core import gpu_specs
 
     known = devices[device].device_name if device in devices else None
     if known is not None:
-        return rates.word_of(known)
+        return gpu_specs.word_of(known)
     words = [device, *where.options.values()]
-    names = (rates.ALIASES.get(word.lower(), word.lower()) for word in words)
-    return next((name for name in names if name in rates.names()), None)
+    names = (gpu_specs.ALIASES.get(word.lower(), word.lower()) for word in words)
+    return next((name for name in names if name in gpu_specs.names()), None)
 
 
 def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
@@ -60,7 +60,7 @@ def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[
 
     from profiler import engines
     from profiler.analysis.cost import Speed
-    from profiler.case import FAKE, Trial
+    from profiler.core.case import FAKE, Trial
 
     basis, speeds = None, {}
     with engines.connect(stage_seconds=PATIENCE_SECONDS) as here:
@@ -81,5 +81,5 @@ def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[
 def _start_seconds(engine: Engine, device: str) -> float:
     """A new process that opens the device, once."""
     began = time.monotonic()
-    engine.ask("profiler.worker:free_bytes", device, failing=f"{device} does not answer")
+    engine.ask("profiler.engines.worker:free_bytes", device, failing=f"{device} does not answer")
     return time.monotonic() - began

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from profiler.cli.words import say_bytes
+from profiler.cli.output import say_bytes
 
 if TYPE_CHECKING:
+    from profiler.core.record import Environment
     from profiler.engines import Engine
-    from profiler.record import Environment
 
 
 def doctor(
@@ -24,7 +24,7 @@ def doctor(
     Example: gcprof doctor
     """
     from profiler import engines
-    from profiler.errors import UserError
+    from profiler.core.errors import UserError
 
     if json and paste:
         raise UserError("--paste has no effect with --json", hint="leave one of them out")
@@ -45,17 +45,18 @@ def doctor(
 
 def _wrong(engine: Engine, device: str) -> str | None:
     """What the device computes wrongly, or how it fails at it."""
-    from profiler.errors import UserError
+    from profiler.core.errors import UserError
 
     try:
-        answer: str | None = engine.ask("profiler.worker:compute", device, failing="it does not compute")["wrong"]
+        told = engine.ask("profiler.engines.worker:compute", device, failing="it does not compute")
     except UserError as error:
         return error.message
-    return answer
+    wrong: str | None = told["wrong"]
+    return wrong
 
 
 def _trial(device: str) -> Any:
-    from profiler.case import Case, Choice, Trial
+    from profiler.core.case import Case, Choice, Trial
 
     names = {"model": Choice("mlp"), "strategy": Choice("none"), "optimizer": Choice("sgd")}
     return Trial(case=Case(**names, batch_size=8, device=device))  # type: ignore[arg-type]
@@ -89,21 +90,21 @@ def _facts(environment: Environment) -> dict[str, Any]:
 
 
 def _print_json(found: dict[str, Any]) -> None:
-    from profiler.case import encode
+    from profiler.core.case import encode
 
     say_bytes(encode(found) + b"\n")
 
 
 def _print_block(found: dict[str, Any]) -> None:
     """For an issue: no host, no user, no folder."""
-    from profiler.views.paste import fenced
-    from profiler.views.places import hidden
+    from profiler.views.export.issue_block import fenced
+    from profiler.views.path_redaction import hidden
 
     print(fenced(hidden(line) for line in _lines(found)))
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
-    from profiler.units import bytes_text, seconds_text
+    from profiler.core.units import bytes_text, seconds_text
 
     lines = [f"{name:14} {version or 'not installed'}" for name, version in found["versions"].items()]
     for name, facts in found["devices"].items():

@@ -8,8 +8,8 @@ import typer
 
 from profiler.cli import completion
 from profiler.cli.following import heading, measured, request, steps
-from profiler.cli.words import aside, encoding, next_command, say, say_bytes, width
-from profiler.errors import UserError
+from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
+from profiler.core.errors import UserError
 
 
 def explain(
@@ -39,7 +39,7 @@ def explain(
     Nothing is run: the step is traced. Example: gcprof explain transformer --strategy all --optimizer adamw
     """
     from profiler.analysis.explanation import explain as explained
-    from profiler.views.explanation import document, explanation
+    from profiler.views.tables.explanation import document, explanation
 
     words = request(
         strategies=strategy, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,

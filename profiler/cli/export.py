@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder, say_bytes
+from profiler.cli.output import RUN_HELP, aside, next_command, one_of, run_folder, say_bytes
 
 if TYPE_CHECKING:
-    from profiler.store import Run
+    from profiler.runs.store import Run
 
 
 def export(
@@ -36,10 +36,11 @@ def export(
 
     Example: gcprof export last --to csv -o table.csv
     """
-    from profiler import trackers, views
-    from profiler.errors import UserError
-    from profiler.references import PREFIX
-    from profiler.store import load
+    from profiler import views
+    from profiler.core.errors import UserError
+    from profiler.integrations import trackers
+    from profiler.runs.references import PREFIX
+    from profiler.runs.store import load
 
     kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
     if force and (output is None or kind in trackers.TRACKERS):
@@ -60,7 +61,7 @@ def export(
 
 def _write(found: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
     from profiler import views
-    from profiler.views.files import write_whole
+    from profiler.views.export.files import write_whole
 
     text: bytes = views.load(views.EXPORTS[kind])(found)
     if output is None:
@@ -71,9 +72,9 @@ def _write(found: Run, kind: str, output: Path | None, *, force: bool, run: str)
 
 
 def _log(found: Run, kind: str, folder: Path | None) -> None:
-    from profiler import trackers
-    from profiler.errors import UserError
-    from profiler.units import count_text
+    from profiler.core.errors import UserError
+    from profiler.core.units import count_text
+    from profiler.integrations import trackers
 
     try:
         written = trackers.load(trackers.TRACKERS[kind])(found, folder)

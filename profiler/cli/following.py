@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiler.cli.consent import refuse_code
-from profiler.cli.words import RESULTS, run_folder
-from profiler.errors import UserError
+from profiler.cli.output import RESULTS, run_folder
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.case import Case, Choice, Trial
+    from profiler.core.case import Case, Choice, Trial
+    from profiler.core.record import Record
+    from profiler.core.trace_data import Followed
     from profiler.engines import Engine
-    from profiler.record import Record
-    from profiler.spec import Request
-    from profiler.timeline import Followed
+    from profiler.request.spec import Request
 
 
 class Step(NamedTuple):
@@ -48,8 +48,8 @@ def steps(target: str, words: Request) -> list[Step]:
 
 def request(*, strategies: str, device: str | None, **others: Any) -> Request:
     """The words of a command as a request for a prediction. Raises UserError."""
-    from profiler.case import FAKE
-    from profiler.spec import Request
+    from profiler.core.case import FAKE
+    from profiler.request.spec import Request
 
     word = "cuda" if device is None else device
     return Request(strategies=strategies, device=word if word.startswith(FAKE) else FAKE + word, **others)
@@ -57,7 +57,7 @@ def request(*, strategies: str, device: str | None, **others: Any) -> Request:
 
 def heading(case: Case, *, with_strategy: bool = False) -> str:
     """What was traced, in one line."""
-    from profiler.views.cells import batch
+    from profiler.views.tables.columns import batch
 
     strategy = [str(case.strategy)] if with_strategy else []
     setting = ", ".join([*strategy, batch(case), str(case.optimizer), case.precision, case.device])
@@ -66,7 +66,7 @@ def heading(case: Case, *, with_strategy: bool = False) -> str:
 
 def measured(step: Step, peak_bytes: int) -> list[str]:
     """What a run measured of the same step, and how far the prediction is from it."""
-    from profiler.units import bytes_text, error_text
+    from profiler.core.units import bytes_text, error_text
 
     found = step.measured.readings.peak_bytes if step.measured else None
     if found is None:
@@ -76,8 +76,8 @@ def measured(step: Step, peak_bytes: int) -> list[str]:
 
 def _records(target: str, words: Request) -> list[Record] | None:
     """Those of the run that is called so; None where none is."""
-    from profiler import store
-    from profiler.spec import Request
+    from profiler.request.spec import Request
+    from profiler.runs import store
 
     places = (Path(target), RESULTS / target)
     if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
@@ -90,7 +90,7 @@ def _records(target: str, words: Request) -> list[Record] | None:
 def _trials(target: str, words: Request) -> list[Trial]:
     import msgspec
 
-    from profiler import device_choice, spec
+    from profiler.request import device_choice, spec
 
     request = msgspec.structs.replace(words, model=target)
     return list(spec.plan(request, device_choice.any_device).trials)
@@ -101,7 +101,7 @@ def _trials_of(target: str, records: Sequence[Record], words: Request) -> list[T
     import msgspec
 
     from profiler.analysis.calibration import calibrations
-    from profiler.case import FAKE, Trial
+    from profiler.core.case import FAKE, Trial
 
     first = records[0].case.baseline
     refuse_code(first, target)
@@ -114,7 +114,7 @@ def _trials_of(target: str, records: Sequence[Record], words: Request) -> list[T
 
 def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     """The strategies that were named; each must be of the run."""
-    from profiler import spec
+    from profiler.request import spec
 
     named = spec.strategies_of(words, [])
     known = [case.strategy for case in cases]
@@ -125,13 +125,13 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
 
 
 def _followed(engine: Engine, trial: Trial) -> Followed:
-    from profiler.case import encode
-    from profiler.engines import answers
-    from profiler.timeline import Followed
+    from profiler.core.case import encode
+    from profiler.core.trace_data import Followed
+    from profiler.engines import replies
 
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
-    answer = engine.ask("profiler.worker:follow", encode(trial).decode(), failing=failing)
-    found: Followed = answers.read(answer, "followed", Followed, of=str(trial.case.strategy))
+    answer = engine.ask("profiler.engines.worker:follow", encode(trial).decode(), failing=failing)
+    found: Followed = replies.read(answer, "followed", Followed, of=str(trial.case.strategy))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.words import RESULTS, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import RESULTS, encoding, next_command, say, say_bytes, width
 
 
 def list_runs(
@@ -20,9 +20,9 @@ def list_runs(
 
     Example: gcprof list
     """
-    from profiler.case import encode
-    from profiler.errors import UserError
-    from profiler.views.overviews import overviews, references, table
+    from profiler.core.case import encode
+    from profiler.core.errors import UserError
+    from profiler.views.tables.overviews import overviews, references, table
 
     if not os.path.isdir(folder) and folder != RESULTS:
         raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")

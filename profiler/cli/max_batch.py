@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from profiler.cli import completion
+from profiler.cli.output import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, say_failure, width
 from profiler.cli.signals import Interrupted, heeded
-from profiler.cli.words import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, say_failure, width
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.capacity import Largest
     from profiler.cli.planning import Model
-    from profiler.views.capacity import Line
+    from profiler.views.tables.max_batch import Line
+    from profiler.workflows.max_batch import Largest
 
 ROUNDS = 3
 
@@ -46,7 +46,7 @@ def max_batch(
     """
     from profiler.cli.planning import Model
     from profiler.planning.budget import parse_bytes
-    from profiler.spec import Request, strategies_of
+    from profiler.request.spec import Request, strategies_of
 
     limit = parse_bytes(memory, flag="--memory")
     context_bytes = None if context is None else parse_bytes(context, flag="--context")
@@ -83,8 +83,8 @@ class _Context(NamedTuple):
 
 def _context(asked: Model, asked_bytes: int | None, *, measure: bool) -> _Context:
     """What is left to CUDA: as asked, else as one sample on the device shows, else as assumed."""
-    from profiler import capacity
     from profiler.analysis.fit import CONTEXT
+    from profiler.workflows import max_batch as capacity
 
     case = asked.case
     if "cpu" in case.device:
@@ -100,8 +100,9 @@ def _context(asked: Model, asked_bytes: int | None, *, measure: bool) -> _Contex
 def _predict(asked: Model, strategies: list[str], limit: int, context_bytes: int) -> tuple[list[Largest], Path]:
     import msgspec
 
-    from profiler import capacity, store
-    from profiler.case import Choice
+    from profiler.core.case import Choice
+    from profiler.runs import store
+    from profiler.workflows import max_batch as capacity
 
     predicted = []
     for word in strategies:
@@ -117,8 +118,8 @@ def _predict(asked: Model, strategies: list[str], limit: int, context_bytes: int
 
 
 def _say_predicted(word: str, predicted: Largest, limit: int) -> None:
-    from profiler.units import bytes_text
-    from profiler.views.capacity import why_none
+    from profiler.core.units import bytes_text
+    from profiler.views.tables.max_batch import why_none
 
     need = predicted.one_sample
     if predicted.batch_size:
@@ -132,16 +133,19 @@ def _say_predicted(word: str, predicted: Largest, limit: int) -> None:
 def _measured(
     asked: Model, found: list[Largest], folder: Path, rounds: int, context_bytes: int, *, measure: bool
 ) -> tuple[list[Line], int]:
-    from profiler import capacity, device_choice, sources, store
     from profiler.analysis import progress
     from profiler.cli.carry import follow
-    from profiler.views.capacity import line
+    from profiler.core import code_digests
+    from profiler.request import device_choice
+    from profiler.runs import store
+    from profiler.views.tables.max_batch import line
+    from profiler.workflows import max_batch as capacity
 
     case, code = asked.case, 0
     if measure and not case.is_predicted:
         environment = device_choice.environment(case.device, asked.devices)
         planned = capacity.trials(case, found, rounds=rounds)
-        digests = sources.digests(trial.case for trial in planned)
+        digests = code_digests.digests(trial.case for trial in planned)
         store.create(folder, plan=planned, command=command_line(), environment=environment, sources=digests)
         code = follow(asked.engine, folder)
         run = store.load(folder)
@@ -166,8 +170,8 @@ def _measured(
 
 
 def _print(asked: Model, lines: list[Line], limit: int, context: _Context, *, json: bool) -> None:
-    from profiler.units import bytes_text
-    from profiler.views import capacity
+    from profiler.core.units import bytes_text
+    from profiler.views.tables import max_batch as capacity
 
     case = asked.case
     if json:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import RESULTS, RUN_HELP, aside, next_command, run_folder
+from profiler.cli.output import RESULTS, RUN_HELP, aside, next_command, run_folder
 
 
 def merge(
@@ -22,10 +22,10 @@ def merge(
 
     Example: gcprof merge shard-1 shard-2 -o results/whole
     """
-    from profiler import store
-    from profiler.units import count_text
-    from profiler.upkeep.merge import merge as merged
-    from profiler.upkeep.merge import write
+    from profiler.core.units import count_text
+    from profiler.runs import store
+    from profiler.runs.merge import merge as merged
+    from profiler.runs.merge import write
 
     found = merged([run_folder(word) for word in runs])
     folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in found.manifest.plan])

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import RUN_HELP, aside, next_command, run_folder
+from profiler.cli.output import RUN_HELP, aside, next_command, run_folder
 
 
 def migrate(
@@ -20,9 +20,9 @@ def migrate(
 
     Example: gcprof migrate last --in-place
     """
-    from profiler.errors import UserError
-    from profiler.units import count_text
-    from profiler.upkeep import migrate as migrating
+    from profiler.core.errors import UserError
+    from profiler.core.units import count_text
+    from profiler.runs import migrate as migrating
 
     if in_place and output is not None:
         raise UserError("--in-place has no effect with -o", hint="leave one of them out")

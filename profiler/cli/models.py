@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import encoding, next_command, say, width
+from profiler.cli.output import encoding, next_command, say, width
 
 
 def models(
@@ -20,10 +20,10 @@ def models(
 
     Example: gcprof models mnist-cnn
     """
-    from profiler import catalogue
-    from profiler.models import TABLE
-    from profiler.optimizers import TABLE as OPTIMIZERS
-    from profiler.views.listing import details, listings
+    from profiler.core import catalogue
+    from profiler.training.models import TABLE
+    from profiler.training.optimizers import TABLE as OPTIMIZERS
+    from profiler.views.tables.listing import details, listings
 
     if name is not None:
         table, what = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")

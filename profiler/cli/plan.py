@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
+from profiler.cli.output import one_of, say_failure
 from profiler.cli.signals import Interrupted, heeded
-from profiler.cli.words import one_of, say_failure
 
 DEEPEST = 8
 CODE = ("python", "hf", "fsdp")
@@ -48,9 +48,9 @@ def plan(
 
     Example: gcprof plan transformer --budget 60% -o plan.json
     """
+    from profiler.cli.plan_options import Wish
     from profiler.cli.planned import carry_out
-    from profiler.cli.wish import Wish
-    from profiler.spec import Request
+    from profiler.request.spec import Request
 
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,

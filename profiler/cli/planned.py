@@ -7,18 +7,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.plan_options import Wish, refuse
 from profiler.cli.proof import prove, unproved
-from profiler.cli.wish import Wish, refuse
-from profiler.cli.words import aside, encoding, next_command, say, say_bytes, width
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.cli.planning import Model
     from profiler.planning.chain import Chain
     from profiler.planning.solver import Frontier, Point
-    from profiler.proving import Settled
-    from profiler.spec import Request
-    from profiler.views.plans import Shown
+    from profiler.request.spec import Request
+    from profiler.views.tables.plans import Shown
+    from profiler.workflows.planner import Settled
 
 DEPTHS = (1, 2, 4, 8)  # tried in turn where the user does not say how deep
 POINTS = 1000  # of a long chain's staircases
@@ -53,16 +53,16 @@ class _Planning:
     """One chain, with its model where that is at hand."""
 
     def __init__(self, chain: Chain, model: Model | None, wish: Wish) -> None:
-        from profiler.planning import ways
+        from profiler.planning import candidates
 
         self.chain, self.model, self.wish = chain, model, wish
-        self.none = ways.none(chain)
+        self.none = candidates.none(chain)
         self.title = model.title if model else wish.stages.name if wish.stages else ""
 
     def go(self) -> int:
         from profiler.planning.budget import parse_budget
-        from profiler.planning.recipes import recipe
-        from profiler.planning.ways import largest_stage
+        from profiler.planning.candidates import largest_stage
+        from profiler.planning.plan_files import recipe
 
         if self.model or self.wish.emit or self._writes_plan:
             recipe(self.chain, self.none.plan)  # refuse stages of no known modules before there is work
@@ -88,14 +88,14 @@ class _Planning:
         """The fastest plan that fits: by costs alone, by a traced step, and by a measured one, as far as there are."""
         import tempfile
 
-        from profiler import proving
         from profiler.planning.solver import best
+        from profiler.workflows import planner
 
         if self.model is None:
             point = best(frontier, budget)
-            return proving.Settled(point=point, traced_bytes=None) if point else None
+            return planner.Settled(point=point, traced_bytes=None) if point else None
         with tempfile.TemporaryDirectory() as folder:
-            return proving.settle(
+            return planner.settle(
                 self.model.engine,
                 self.model.case,
                 self.chain,
@@ -112,7 +112,7 @@ class _Planning:
         return self.wish.measure and self.model is not None and not self.model.case.is_predicted
 
     def _show_frontier(self, frontier: Frontier) -> int:
-        from profiler.views import plans
+        from profiler.views.tables import plans
 
         points = list(frontier)
         if self.wish.json:
@@ -126,11 +126,11 @@ class _Planning:
         return 0
 
     def _show_plan(self, frontier: Frontier, budget: int, settled: Settled) -> int:
-        from profiler.planning.recipes import recipe
-        from profiler.planning.ways import ways
+        from profiler.planning.candidates import ways
+        from profiler.planning.plan_files import recipe
 
         if self.wish.emit:
-            from profiler.planning.emit import emit
+            from profiler.planning.plan_code import emit
 
             print(emit(recipe(self.chain, settled.point.plan), self.wish.emit), end="")
             return 0
@@ -148,8 +148,8 @@ class _Planning:
         return proof.code
 
     def _say(self, points: list[Point], frontier: Frontier, budget: int, lines: Sequence[Shown]) -> None:
-        from profiler.units import bytes_text
-        from profiler.views import plans
+        from profiler.core.units import bytes_text
+        from profiler.views.tables import plans
 
         if self.wish.frontier:
             say(plans.frontier(points, self.none, title=self.title, width=width(), encoding=encoding()))
@@ -162,8 +162,8 @@ class _Planning:
 
     def _facts(self, budget: int, frontier: Frontier, settled: Settled) -> list[str]:
         """What the user should know of the plan besides its line."""
-        from profiler.planning.ways import largest_stage
-        from profiler.units import bytes_text
+        from profiler.core.units import bytes_text
+        from profiler.planning.candidates import largest_stage
 
         name, floor = largest_stage(self.chain)
         found = [
@@ -182,8 +182,8 @@ class _Planning:
         return found
 
     def _infeasible(self, frontier: Frontier, budget: int) -> int:
-        from profiler.planning.ways import largest_stage
-        from profiler.units import bytes_text
+        from profiler.core.units import bytes_text
+        from profiler.planning.candidates import largest_stage
 
         name, working = largest_stage(self.chain)
         static, gradients = self.chain.static_bytes, sum(stage.gradient_bytes for stage in self.chain.stages)
@@ -214,8 +214,8 @@ class _Planning:
         return [*(self.model.words if self.model else []), *stages]
 
     def _document(self, points: list[Point], budget: int | None, lines: Sequence[Shown]) -> bytes:
-        from profiler.planning.ways import largest_stage
-        from profiler.views import plans
+        from profiler.planning.candidates import largest_stage
+        from profiler.views.tables import plans
 
         name, floor = largest_stage(self.chain)
         model = str(self.model.case.model) if self.model else None
@@ -224,22 +224,22 @@ class _Planning:
 
     def _write(self, points: list[Point], settled: Settled | None) -> None:
         """The file that was asked for: the plan, or the frontier as a table or a picture."""
-        from profiler import extras, recipe
-        from profiler.planning.recipes import recipe as recipe_of
-        from profiler.views import plans
-        from profiler.views.files import write_whole
+        from profiler.core import optional_deps, plan_file
+        from profiler.planning.plan_files import recipe as recipe_of
+        from profiler.views.export.files import write_whole
+        from profiler.views.tables import plans
 
         path, force = self.wish.output, self.wish.force
         if path is None:
             return
         if self._writes_plan:
             assert settled
-            write_whole(path, recipe.encoded(recipe_of(self.chain, settled.point.plan)), force=force)
+            write_whole(path, plan_file.encoded(recipe_of(self.chain, settled.point.plan)), force=force)
         elif path.suffix.lower() == ".csv":
             write_whole(path, plans.csv(points), force=force)
         else:
             foreseen = ": predicted, not measured" if self.model and self.model.case.is_predicted else ""
-            plot_plans = extras.load("profiler.views.plot_plans", needs="matplotlib")
+            plot_plans = optional_deps.load("profiler.views.plots.plan_curves", needs="matplotlib")
             plot_plans.plot(points, self.chain, title=f"{self.title}{foreseen}", path=path, force=force)
         aside(f"wrote {path}")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.case import Calibration, Case
+    from profiler.core.case import Calibration, Case
+    from profiler.core.record import Environment
     from profiler.engines import Engine
     from profiler.planning.chain import Chain
-    from profiler.record import Environment
-    from profiler.spec import Request
+    from profiler.request.spec import Request
 
 
 FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "device")  # of a model, by their field
@@ -27,7 +27,7 @@ class Model:
     """A model that was asked for, with an engine while it is entered. Raises UserError for more than one case."""
 
     def __init__(self, words: Request) -> None:
-        from profiler import device_choice
+        from profiler.request import device_choice
 
         self._words = words
         self._checked(device_choice.any_device)  # before torch is imported, which takes seconds
@@ -36,7 +36,8 @@ class Model:
         self.remarks: tuple[str, ...] = ()
 
     def __enter__(self) -> Model:
-        from profiler import device_choice, engines
+        from profiler import engines
+        from profiler.request import device_choice
 
         with ExitStack() as stack:  # which ends the engine where the device is refused
             self.engine: Engine = stack.enter_context(engines.connect())
@@ -51,7 +52,7 @@ class Model:
     @property
     def title(self) -> str:
         """What is planned for, in one line."""
-        from profiler.views.cells import batch
+        from profiler.views.tables.columns import batch
 
         case = self.case
         return f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}, {case.device}"
@@ -65,23 +66,23 @@ class Model:
 
     def calibration(self) -> Calibration | None:
         """What operators hide on the device, measured once."""
-        from profiler import proving
+        from profiler.workflows import planner
 
         if not self._is_calibrated:
-            self._calibration, self._is_calibrated = proving.calibrate(self.engine, self.case), True
+            self._calibration, self._is_calibrated = planner.calibrate(self.engine, self.case), True
         return self._calibration
 
     def chain(self) -> Chain:
         """The stages and their costs, measured or estimated."""
         import msgspec
 
-        from profiler import proving
+        from profiler.workflows import planner
 
-        chain = proving.stages(self.engine, self.case, self.calibration())
+        chain = planner.stages(self.engine, self.case, self.calibration())
         return msgspec.structs.replace(chain, made_for=self.title)
 
     def _checked(self, choose: object) -> Case:
-        from profiler import spec
+        from profiler.request import spec
 
         plan = spec.plan(self._words, choose)  # type: ignore[arg-type]
         self.remarks = plan.remarks

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder
+from profiler.cli.output import RUN_HELP, aside, next_command, one_of, run_folder
 
 
 def plot(
@@ -38,18 +38,20 @@ def plot(
 
     Example: gcprof plot last --kind memory -o memory.png
     """
-    from profiler import extras, views
+    from profiler import views
     from profiler.analysis.rows import rows
-    from profiler.store import load
+    from profiler.core import optional_deps
+    from profiler.runs.store import load
 
     one_of(kind, views.PLOTS, flag="--kind")
     found = load(run_folder(run))
     for warning in found.warnings:
         aside(f"warning: {warning}")
 
-    draw = extras.load("profiler.views.plot", needs="matplotlib").plot  # only once there is something to draw
+    # only once there is something to draw
+    draw = optional_deps.load("profiler.views.plots.plot", needs="matplotlib").plot
 
-    from profiler.views.style import STYLES
+    from profiler.views.plots.style import STYLES
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = draw(

@@ -9,9 +9,9 @@ import typer
 
 from profiler.cli import completion
 from profiler.cli.carry import start
+from profiler.cli.output import say_failure
 from profiler.cli.signals import Interrupted, heeded
-from profiler.cli.words import say_failure
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 
 def predict(
@@ -59,8 +59,8 @@ def predict(
 
     Example: gcprof predict transformer --strategies all,selective --batch-size 8,64 --device h100
     """
-    from profiler.case import FAKE
-    from profiler.spec import Request
+    from profiler.core.case import FAKE
+    from profiler.request.spec import Request
 
     if fit and (json or device != "cuda"):
         flag = "--json" if json else "--device"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from profiler.cli.words import RESULTS, aside, command_line
+from profiler.cli.output import RESULTS, aside, command_line
 
 if TYPE_CHECKING:
+    from profiler.cli.plan_options import Wish
     from profiler.cli.planning import Model
-    from profiler.cli.wish import Wish
+    from profiler.planning.candidates import Way
     from profiler.planning.chain import Chain
-    from profiler.planning.ways import Way
-    from profiler.views.plans import Shown
+    from profiler.views.tables.plans import Shown
 
 ROUNDS = 3
 SLOWER = 1  # the exit code where the plan lost, or could not be run
@@ -28,7 +28,7 @@ class Proof(NamedTuple):
 
 def unproved(ways: Sequence[Way]) -> Proof:
     """By the costs of the stages alone."""
-    from profiler.views.plans import Shown
+    from profiler.views.tables.plans import Shown
 
     return Proof([Shown(way=way) for way in ways], [], 0)
 
@@ -37,31 +37,34 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     """Run the plan and the others in paired rounds, or trace them where nothing is to be measured."""
     import msgspec
 
-    from profiler import device_choice, proving, recipe, sources, store
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
-    from profiler.case import FAKE
     from profiler.cli.carry import follow
+    from profiler.core import code_digests, plan_file
+    from profiler.core.case import FAKE
+    from profiler.request import device_choice
+    from profiler.runs import store
+    from profiler.workflows import planner
 
     case, calibrate = model.case, not wish.measure and not model.case.is_predicted
     if calibrate:
         case = msgspec.structs.replace(case, device=FAKE + case.twin.device)
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
     rounds = 1 if case.device in device_choice.hollow(model.devices) else wish.rounds or ROUNDS
-    cases, planned, files = proving.comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
+    cases, planned, files = planner.comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
     environment = device_choice.environment(case.device, model.devices)
-    digests = sources.digests(trial.case for trial in planned)
-    digests |= {str(path): sources.digest(recipe.encoded(one)) for path, one in files.items()}  # written below
+    digests = code_digests.digests(trial.case for trial in planned)
+    digests |= {str(path): code_digests.digest(plan_file.encoded(one)) for path, one in files.items()}  # written below
     store.create(folder, plan=planned, command=command_line(), environment=environment, sources=digests)
     (folder / "plans").mkdir()
     for path, one in files.items():
-        recipe.write(one, path)
+        plan_file.write(one, path)
     code = follow(model.engine, folder)
     run = store.load(folder)
     aside(f"wrote {folder / 'trials.jsonl'}")
     found = rows(run.records)
-    lines = proving.beside(ways, cases, found)
-    lost = proving.lost(lines)
+    lines = planner.beside(ways, cases, found)
+    lost = planner.lost(lines)
     has_lost = lost is not None or not _went_well(lines[0])
     told = [*_reasons(lines), *_notes(lines), *([lost] if lost else [])]
     return Proof(lines, told, code or progress.exit_code(run.records) or (SLOWER if has_lost else 0))
@@ -79,7 +82,7 @@ def _went_well(line: Shown) -> bool:
 
 
 def _reasons(lines: Sequence[Shown]) -> list[str]:
-    from profiler.views.cells import outcome
+    from profiler.views.tables.columns import outcome
 
     found = [(one.way.label, row) for one in lines for row in (one.measured, one.predicted) if row is not None]
     return [

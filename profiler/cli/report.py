@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.words import RUN_HELP, aside, next_command, one_of, run_folder
+from profiler.cli.output import RUN_HELP, aside, next_command, one_of, run_folder
 
 
 def report(
@@ -24,11 +24,11 @@ def report(
 
     Example: gcprof report last -o report.html --open
     """
-    from profiler import extras
-    from profiler.store import load
-    from profiler.views.files import refuse_existing_file, write_whole
+    from profiler.core import optional_deps
+    from profiler.runs.store import load
+    from profiler.views.export.files import refuse_existing_file, write_whole
 
-    render = extras.load("profiler.views.report", needs="jinja2").render
+    render = optional_deps.load("profiler.views.report", needs="jinja2").render
 
     from profiler.views.redaction import LEVELS
 

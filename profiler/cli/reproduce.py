@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli.carry import follow
-from profiler.cli.signals import Interrupted, heeded
-from profiler.cli.words import (
+from profiler.cli.output import (
     RESULTS,
     aside,
     command_line,
@@ -21,12 +20,13 @@ from profiler.cli.words import (
     say_first,
     width,
 )
-from profiler.errors import UserError
+from profiler.cli.signals import Interrupted, heeded
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.analysis.reproduction import Reproduction
-    from profiler.published import System
-    from profiler.store import Run
+    from profiler.runs.store import Run
+    from profiler.workflows.published import System
 
 
 def reproduce(
@@ -50,7 +50,7 @@ def reproduce(
 
     Full size on CUDA, reduced on a CPU. Example: gcprof reproduce three-policies
     """
-    from profiler import published
+    from profiler.workflows import published
 
     if name is None:
         if full or predict or device or output or before or json:
@@ -80,9 +80,9 @@ def reproduce(
 
 
 def _list() -> None:
-    from profiler import published
-    from profiler.views.cells import Column
-    from profiler.views.terminal import fitted
+    from profiler.views.tables.columns import Column
+    from profiler.views.tables.terminal import fitted
+    from profiler.workflows import published
 
     found = [published.find(name) for name in published.names()]
     columns = (
@@ -96,11 +96,15 @@ def _list() -> None:
 def _run(system: System, full: bool, device: str | None, output: Path | None, json: bool) -> int:
     import msgspec
 
-    from profiler import catalogue, device_choice, engines, published, sources, spec, store
+    from profiler import engines
     from profiler.analysis import progress
-    from profiler.case import FAKE, Choice
-    from profiler.views import reproduction
-    from profiler.views.files import write_whole
+    from profiler.core import catalogue, code_digests
+    from profiler.core.case import FAKE, Choice
+    from profiler.request import device_choice, spec
+    from profiler.runs import store
+    from profiler.views.export.files import write_whole
+    from profiler.views.tables import reproduction
+    from profiler.workflows import published
 
     if output is not None and output.exists():
         raise UserError(f"'{output}' is there already", hint="name a new folder with -o")
@@ -118,7 +122,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
             plan=plan.trials,
             command=command_line(),
             environment=device_choice.environment(where, devices),
-            sources=sources.digests(trial.case for trial in plan.trials),
+            sources=code_digests.digests(trial.case for trial in plan.trials),
         )
         say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
         code = follow(engine, folder)
@@ -136,8 +140,9 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
 
 
 def _show_before(system: System, word: str, *, json: bool) -> None:
-    from profiler import published, store
     from profiler.analysis import progress
+    from profiler.runs import store
+    from profiler.workflows import published
 
     run = store.load(run_folder(word))
     for warning in run.warnings:
@@ -151,7 +156,7 @@ def _show_before(system: System, word: str, *, json: bool) -> None:
 
 
 def _print(found: Reproduction, run: Run, *, json: bool, code: int) -> None:
-    from profiler.views import reproduction
+    from profiler.views.tables import reproduction
 
     if json:
         say_bytes(reproduction.document(found, run=run.folder.name, exit_code=code))

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from profiler.cli.carry import LOCAL, begin, finish, go_on, planned, refuse_idle
 from profiler.cli.consent import refuse_unnamed
-from profiler.cli.where import Where
-from profiler.cli.words import COMMAND, RESULTS, aside, command_line, run_folder
-from profiler.errors import UserError
+from profiler.cli.output import COMMAND, RESULTS, aside, command_line, run_folder
+from profiler.cli.placement import Where
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.case import Choice, Trial
-    from profiler.record import Environment
-    from profiler.spec import Plan, Request
-    from profiler.store import Run
+    from profiler.core.case import Choice, Trial
+    from profiler.core.record import Environment
+    from profiler.request.spec import Plan, Request
+    from profiler.runs.store import Run
 
 
 def resume(
@@ -36,7 +36,9 @@ def resume(
     Words and a sweep file must say what the run began with. Raises UserError that lists every difference where they do
     not, or where files, versions or the device are others than they were.
     """
-    from profiler import device_choice, engines, store
+    from profiler import engines
+    from profiler.request import device_choice
+    from profiler.runs import store
 
     before = store.load(run_folder(name))
     request = _request(before, words, config)
@@ -81,8 +83,8 @@ def _refuse_jobs(before: Run, where: Where) -> None:
 
 def _request(before: Run, words: Request, config: Path | None) -> Request | None:
     """What was asked for besides, or None where the run's own cases are meant: by no words, or by its models alone."""
-    from profiler import spec, sweep
-    from profiler.spec import Request
+    from profiler.request import spec, sweep
+    from profiler.request.spec import Request
 
     if config is None and words == Request(model=words.model, data=words.data):
         is_own = words.model is None or set(_named(before, words.model)) == _models(before)
@@ -92,8 +94,9 @@ def _request(before: Run, words: Request, config: Path | None) -> Request | None
 
 def _named(before: Run, text: str | None) -> list[Choice]:
     """The models that were named, as the run has them or else in their one canonical text."""
-    from profiler import catalogue, models
-    from profiler.case import split_choices
+    from profiler.core import catalogue
+    from profiler.core.case import split_choices
+    from profiler.training import models
 
     asked = split_choices(text) if text is not None else []
     same = _models(before)
@@ -106,7 +109,7 @@ def _models(before: Run) -> set[Choice]:
 
 def _first_look(before: Run, request: Request | None) -> tuple[Trial, ...]:
     """The trials that are meant, before torch is imported to see which devices there are."""
-    from profiler import device_choice, spec
+    from profiler.request import device_choice, spec
 
     return spec.plan(request, device_choice.any_device).trials if request else before.manifest.plan
 
@@ -120,13 +123,14 @@ def _refuse_other_data(before: Run, data: str | None) -> None:
 
 def _same(before: Run, data: str | None, devices: dict[str, Environment]) -> Plan:
     """The plan of a run, where its devices and files are here."""
-    from profiler import device_choice, sources
-    from profiler.spec import Plan
+    from profiler.core import code_digests
+    from profiler.request import device_choice
+    from profiler.request.spec import Plan
 
     trials = before.manifest.plan
     for device in dict.fromkeys(trial.case.device for trial in trials):
         device_choice.choose_device(device, list(devices))
-    gone = sources.missing(trial.case for trial in trials)
+    gone = code_digests.missing(trial.case for trial in trials)
     if gone:
         message = f"this run is of files that are not here: {', '.join(gone)}"
         raise UserError(message, hint="put them back, or go to the folder where the run was begun")
@@ -137,18 +141,20 @@ def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environm
     """A run is of one plan, one set of files and versions, and one device."""
     import msgspec
 
-    from profiler import changes, device_choice, sources
-    from profiler.record import HARDWARE
+    from profiler.core import code_digests
+    from profiler.core.record import HARDWARE
+    from profiler.request import device_choice
+    from profiler.runs import run_diff
 
     plan = before.manifest.plan
     then = _where(before)
     now = device_choice.environment(plan[0].case.device, devices)
     if now.device_name is None:  # of a job of a cluster nothing is known before it runs: it looks itself
         now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
-    found = changes.changes(
+    found = run_diff.changes(
         msgspec.structs.replace(before.manifest, environment=then),
         environment=now,
-        sources=sources.digests(trial.case for trial in plan),
+        sources=code_digests.digests(trial.case for trial in plan),
         plan=asked.trials if asked else None,
     )
     if found:
@@ -176,7 +182,7 @@ def _owed(before: Run) -> bool:
 def _again(before: Run) -> tuple[str, ...]:
     """What is measured a second time, in words."""
     from profiler.analysis import progress, rows
-    from profiler.units import count_text
+    from profiler.core.units import count_text
 
     number = len(rows.latest(before.records)) - len(progress.settled(before.records))
     told = f"{count_text(number, 'trial')} measured again: crashed, timed out, or compared with one that did"

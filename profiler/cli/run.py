@@ -9,11 +9,11 @@ import typer
 
 from profiler.cli import completion
 from profiler.cli.carry import start
+from profiler.cli.output import one_of, say_failure
+from profiler.cli.placement import Where
 from profiler.cli.resume import resume as go_on
 from profiler.cli.signals import Interrupted, heeded
-from profiler.cli.where import Where
-from profiler.cli.words import one_of, say_failure
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 LONGEST = 1_000_000  # seconds of a stage: eleven days
 
@@ -116,7 +116,7 @@ def run(
 
     Example: gcprof run --model mlp,mnist-cnn --segments 1..8
     """
-    from profiler.spec import Request
+    from profiler.request.spec import Request
 
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,

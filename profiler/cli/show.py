@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
+from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.analysis.rows import Row
-    from profiler.views.terminal import Printed
+    from profiler.views.tables.terminal import Printed
 
 
 def show(
@@ -35,7 +35,7 @@ def show(
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
     from profiler.cli.carry import part_words
-    from profiler.store import load
+    from profiler.runs.store import load
 
     one_of(form, ("table", "md"), flag="--format")
     _refuse_without_effect(json=json, form=form, samples=samples, over=over, columns=columns)
@@ -44,12 +44,12 @@ def show(
         aside(f"warning: {warning}")
     owed = len(progress.owed(found.manifest.plan, found.records))
     if json:
-        from profiler.views.json import render
+        from profiler.views.export.json import render
 
         say_bytes(render(found))
         return
     if form == "md":
-        from profiler.views.paste import run_block
+        from profiler.views.export.issue_block import run_block
 
         say_bytes(run_block(found).encode())
         return
@@ -69,7 +69,8 @@ def show(
 
 def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
     """What each rank holds, where several train together, with those that may be compared."""
-    from profiler.views import cells, ranks
+    from profiler.views.tables import columns as cells
+    from profiler.views.tables import ranks
 
     for group in cells.groups(table):
         found = ranks.table(group, width=width(columns), encoding=encoding())
@@ -79,7 +80,7 @@ def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
 
 
 def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | None, columns: int | None) -> None:
-    from profiler.errors import UserError
+    from profiler.core.errors import UserError
 
     asked = {
         "--format": form != "table",
@@ -99,8 +100,8 @@ def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | 
 
 def _view(samples: bool, over: str | None) -> Callable[..., Printed]:
     """What draws the rows as they are asked for."""
-    from profiler.views import pivot, terminal
-    from profiler.views.samples import samples as all_samples
+    from profiler.views.tables import pivot, terminal
+    from profiler.views.tables.samples import samples as all_samples
 
     if over:
         return partial(pivot.table, over=over.split(","))

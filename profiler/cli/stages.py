@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
 
 
 def stages(
@@ -33,9 +33,9 @@ def stages(
     """
     from profiler.cli.planning import Model
     from profiler.planning import chain as chains
-    from profiler.spec import Request
-    from profiler.views import plans
-    from profiler.views.files import refuse_existing_file, write_whole
+    from profiler.request.spec import Request
+    from profiler.views.export.files import refuse_existing_file, write_whole
+    from profiler.views.tables import plans
 
     if output is not None:
         refuse_existing_file(output, force=force)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import encoding, next_command, say, width
+from profiler.cli.output import encoding, next_command, say, width
 
 
 def strategies(
@@ -20,10 +20,10 @@ def strategies(
 
     Example: gcprof strategies segments
     """
-    from profiler import catalogue
-    from profiler.case import Choice
-    from profiler.strategies import TABLE
-    from profiler.views.listing import details, listing
+    from profiler.core import catalogue
+    from profiler.core.case import Choice
+    from profiler.training.strategies import TABLE
+    from profiler.views.tables.listing import details, listing
 
     if name is not None:
         entry = catalogue.read(name, TABLE, what="strategy")

@@ -9,7 +9,7 @@ import typer
 
 from profiler.cli import completion
 from profiler.cli.following import heading, request, steps
-from profiler.cli.words import aside, next_command
+from profiler.cli.output import aside, next_command
 
 
 def timeline(
@@ -42,9 +42,10 @@ def timeline(
     )  # fmt: skip
     found = steps(target, words)
 
-    from profiler import extras
+    from profiler.core import optional_deps
 
-    plot = extras.load("profiler.views.plot_timeline", needs="matplotlib").plot  # only once there is something to draw
+    # only once there is something to draw
+    plot = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib").plot
     traces = {str(step.case.strategy): step.followed.trace for step in found}
     path = plot(traces, title=heading(found[0].case), path=output, force=force)
     aside(f"wrote {path}")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.words import RUN_HELP, encoding, next_command, run_folder, say, say_bytes, width
+from profiler.cli.output import RUN_HELP, encoding, next_command, run_folder, say, say_bytes, width
 
 if TYPE_CHECKING:
-    from profiler.upkeep.validate import Report
+    from profiler.runs.validate import Report
 
 
 def validate(
@@ -26,9 +26,9 @@ def validate(
 
     Example: gcprof validate last
     """
-    from profiler.case import encode
-    from profiler.upkeep.validate import validate as look
-    from profiler.views.terminal import paragraph
+    from profiler.core.case import encode
+    from profiler.runs.validate import validate as look
+    from profiler.views.tables.terminal import paragraph
 
     found = [look(run_folder(word)) for word in runs or ["last"]]
     if json:
@@ -43,7 +43,7 @@ def validate(
 
 def _lines(found: Iterable[Report]) -> Iterator[str]:
     """One line for each finding, and one for each run."""
-    from profiler.units import count_text
+    from profiler.core.units import count_text
 
     for report in found:
         for finding in report.findings:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from profiler import catalogue, kinds
-from profiler.case import Choice, Trial
-from profiler.errors import UserError
-from profiler.record import Environment, Record
+from profiler.core import catalogue, gpu_kinds
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
 
 TABLE = {
     "local": "profiler.engines.local:connect",
@@ -49,7 +49,7 @@ def connect(
     """
     make, options = catalogue.load(Words(catalogue.resolve(Words(text), TABLE, what="engine")), TABLE)
     name = Words(text).name
-    if name not in FAR and any(kinds.of(trial.case.device) for trial in plan):
+    if name not in FAR and any(gpu_kinds.of(trial.case.device) for trial in plan):
         hint = f"--engine {' or '.join(FAR)} sends trials to kinds of GPU; here --device takes cuda:N"
         raise UserError(f"--gpus has no effect with --engine {name}", hint=hint)
     if name == "trainer" and any(trial.case.ranks for trial in plan):

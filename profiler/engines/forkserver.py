@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from profiler.rehearse.device import open_if_asked
+from profiler.rehearsal.device import open_if_asked
 
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), where there is one
 CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER

@@ -16,24 +16,24 @@ from typing import IO, Any
 
 import msgspec
 
-from profiler import store
-from profiler.analysis.possible import impossible
-from profiler.case import Trial, decode, encode
-from profiler.device_choice import SEVERAL, visible
-from profiler.engines import lanes
+from profiler.analysis.sanity import impossible
+from profiler.core.case import Trial, decode, encode
+from profiler.core.errors import UserError
+from profiler.core.record import SCHEMA, Environment, Outcome, Record
+from profiler.core.units import bytes_text
+from profiler.engines import multi_gpu
 from profiler.engines.child import Child, Ended
-from profiler.engines.lost import lost
+from profiler.engines.failed_record import lost
+from profiler.engines.memory_release import WAIT_SECONDS, still_held
 from profiler.engines.order import in_waves
-from profiler.engines.returned import WAIT_SECONDS, still_held
-from profiler.errors import UserError
-from profiler.record import SCHEMA, Environment, Outcome, Record
-from profiler.rehearse.device import prepare_if_asked
-from profiler.units import bytes_text
+from profiler.rehearsal.device import prepare_if_asked
+from profiler.request.device_choice import SEVERAL, visible
+from profiler.runs import store
 
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
-PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", "profiler.worker")
+PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", "profiler.engines.worker")
 
-RUN_TRIAL = "profiler.worker:run_trial"
+RUN_TRIAL = "profiler.engines.worker:run_trial"
 
 
 def connect(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
@@ -88,7 +88,7 @@ class Local:
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
-        told = self.ask("profiler.worker:survey", "", failing="torch does not work here")
+        told = self.ask("profiler.engines.worker:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(told["devices"]), dict[str, Environment])
         self._free = {name: free for name, free in told["free"].items() if free is not None}
         uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
@@ -122,7 +122,7 @@ class Local:
             self._lanes = [self._lane(uuid) for uuid in self.devices]
         for lane in self._lanes:
             lane.logs = self.logs
-        return lanes.over([lane._one_by_one for lane in self._lanes], trials, stop=self.stop)
+        return multi_gpu.over([lane._one_by_one for lane in self._lanes], trials, stop=self.stop)
 
     def _lane(self, uuid: str) -> Local:
         lane = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
@@ -157,7 +157,7 @@ class Local:
             )
 
     def _free_now(self, device: str) -> int:
-        told = self.ask("profiler.worker:free_bytes", device, failing=f"{device} does not tell what is free")
+        told = self.ask("profiler.engines.worker:free_bytes", device, failing=f"{device} does not tell what is free")
         return int(told["free"])
 
     def _child(self, entry: str, text: str, log: str) -> Child:

@@ -9,8 +9,8 @@ import msgspec
 
 from profiler.analysis import progress
 from profiler.analysis.calibration import calibrations
-from profiler.case import Case, Trial
-from profiler.record import Record
+from profiler.core.case import Case, Trial
+from profiler.core.record import Record
 
 Known = dict[tuple[Case, int], Record]
 

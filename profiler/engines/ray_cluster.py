@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler import extras
-from profiler.case import Trial
-from profiler.catalogue import Count
+from profiler.core import optional_deps
+from profiler.core.case import Trial
+from profiler.core.catalogue import Count
 
 if TYPE_CHECKING:
     from profiler.engines.ray_driver import RayCluster
@@ -23,7 +23,7 @@ def connect(
     wait: Count = 300,
 ) -> RayCluster:
     """A Ray cluster: each trial a task with one GPU of a kind, or with cores; waits so many seconds for a place."""
-    driver = extras.load("profiler.engines.ray_driver")
+    driver = optional_deps.load("profiler.engines.ray_driver")
     cluster: RayCluster = driver.RayCluster(
         stage_seconds=stage_seconds, logs=logs, plan=plan, address=address, cpus=cpus, wait=wait
     )

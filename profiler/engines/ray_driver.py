@@ -22,18 +22,20 @@ import msgspec
 import ray
 from ray import exceptions
 
-from profiler import __version__, kinds, store
-from profiler.case import Trial, decode, encode
-from profiler.engines import luggage, ray_task
-from profiler.engines.flight import Landed, fly
-from profiler.engines.lost import lost
+from profiler import __version__
+from profiler.core import gpu_kinds
+from profiler.core.case import Trial, decode, encode
+from profiler.core.errors import UserError
+from profiler.core.files import regular
+from profiler.core.record import Environment, Record
+from profiler.core.secret_filter import hide, hide_bytes
+from profiler.engines import code_bundle, ray_task
+from profiler.engines.failed_record import lost
 from profiler.engines.order import in_waves
-from profiler.errors import UserError
-from profiler.files import regular
-from profiler.record import Environment, Record
-from profiler.secrecy import hide, hide_bytes
+from profiler.engines.task_pool import Landed, fly
+from profiler.runs import store
 
-WORKER = "profiler.worker"  # where the functions are that a trial and a survey call
+WORKER = "profiler.engines.worker"  # where the functions are that a trial and a survey call
 ACCELERATOR = "accelerator_type:"  # what Ray calls the resource of a node with such GPUs
 MARKED = 1e-3  # of that resource, for each task that asks for the accelerator
 REACH_SECONDS = 5.0
@@ -64,8 +66,8 @@ class RayCluster:
         wait: float = 300,
     ) -> None:
         self.logs = logs
-        self._kinds = tuple(name for name in dict.fromkeys(trial.case.device for trial in plan) if kinds.of(name))
-        self._files = luggage.code(trial.case for trial in plan)
+        self._kinds = tuple(name for name in dict.fromkeys(trial.case.device for trial in plan) if gpu_kinds.of(name))
+        self._files = code_bundle.code(trial.case for trial in plan)
         self._address = address
         self._cpus = cpus
         self._wait = wait
@@ -95,8 +97,8 @@ class RayCluster:
         there = _kinds_there()
         for name in self._kinds:
             if name not in there:
-                hint = f"it has {', '.join(map(str, map(kinds.of, there))) or 'no GPU of a kind that it knows'}"
-                raise UserError(f"--gpus: the cluster has no '{kinds.of(name)}'", hint=hint, exit_code=3)
+                hint = f"it has {', '.join(map(str, map(gpu_kinds.of, there))) or 'no GPU of a kind that it knows'}"
+                raise UserError(f"--gpus: the cluster has no '{gpu_kinds.of(name)}'", hint=hint, exit_code=3)
         entry, failing = f"{WORKER}:survey", "torch does not work on a node"
         asked = {name: self._asked(name, entry, "", failing) for name in self._kinds or ("cpu", *there)}
         found: dict[str, Environment] = {}
@@ -114,7 +116,7 @@ class RayCluster:
         Raises UserError where the user's own code cannot travel.
         """
         trials = [_placed(trial) for trial in plan]
-        files = luggage.code(trial.case for trial in trials)
+        files = code_bundle.code(trial.case for trial in trials)
         if not set(files) <= set(self._files):
             self._files = files
             ray.shutdown()  # what a job takes with it is said when it begins
@@ -134,8 +136,8 @@ class RayCluster:
         packed = Path(self._luggage.name)
         (packed / "work").mkdir(exist_ok=True)
         (packed / "work" / "gcprof.txt").write_text(f"the folder of tasks of gcprof {__version__}\n", encoding="utf-8")
-        luggage.pack_code(packed / "work", self._files)
-        travels = {"py_modules": [str(luggage.pack_package(packed))], "working_dir": str(packed / "work")}
+        code_bundle.pack_code(packed / "work", self._files)
+        travels = {"py_modules": [str(code_bundle.pack_package(packed))], "working_dir": str(packed / "work")}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray._private.worker._worker_logs_enabled = False  # it tells of dead nodes on stdout, which is for results
         own = {"include_dashboard": False} if self._address == "local" else {}
@@ -153,7 +155,7 @@ class RayCluster:
 
     def _needs(self, device: str) -> dict[str, Any]:
         """What a task on that device asks Ray for."""
-        if not kinds.of(device):
+        if not gpu_kinds.of(device):
             return {"num_cpus": self._cpus}
         if device not in self._accelerators:
             self._accelerators |= _kinds_there()
@@ -194,11 +196,11 @@ class RayCluster:
             ray.cancel(future.object_ref, force=True)  # type: ignore[attr-defined]
             return self._without(name, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer")
         devices = decode(json.dumps(told["devices"]), dict[str, Environment])
-        found: Environment | None = devices.get(kinds.visible(name))
-        kind = kinds.of(name)
+        found: Environment | None = devices.get(gpu_kinds.visible(name))
+        kind = gpu_kinds.of(name)
         if found is None:
             return self._without(name, "torch sees no CUDA device there", "these nodes need torch with CUDA")
-        if kind and not kinds.is_of(kind, found.device_name or ""):
+        if kind and not gpu_kinds.is_of(kind, found.device_name or ""):
             return self._without(name, f"Ray gives a {found.device_name} for it", "name the accelerators as they are")
         return {"cpu": devices["cpu"], name: found}
 
@@ -206,7 +208,7 @@ class RayCluster:
         """No device. Raises UserError (exit code 3) where one was asked for."""
         if name != "cpu" and name not in self._kinds:
             return {}
-        what = f"--gpus: '{kinds.of(name)}' cannot be had" if kinds.of(name) else "no node takes a task"
+        what = f"--gpus: '{gpu_kinds.of(name)}' cannot be had" if gpu_kinds.of(name) else "no node takes a task"
         raise UserError(f"{what}: {why}", hint=hint, exit_code=3)
 
     def _send(self, trial: Trial) -> tuple[Future[Any], Callable[[], object]]:
@@ -250,7 +252,7 @@ def _nodes() -> list[dict[str, float]]:
 def _kinds_there() -> dict[str, str]:
     """The devices that the cluster has kinds of, by name, with Ray's own words for these kinds."""
     words = {word.removeprefix(ACCELERATOR) for there in _nodes() for word in there if word.startswith(ACCELERATOR)}
-    return {kinds.named(word.lower()): word for word in sorted(words) if kinds.KIND.fullmatch(word.lower())}
+    return {gpu_kinds.named(word.lower()): word for word in sorted(words) if gpu_kinds.KIND.fullmatch(word.lower())}
 
 
 def _placed(trial: Trial) -> Trial:

@@ -18,18 +18,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from profiler import extras
 from profiler.analysis import progress
-from profiler.case import Trial
-from profiler.catalogue import Count
-from profiler.engines.array import Array, write_agreed
-from profiler.engines.gathering import Gathered
+from profiler.core import optional_deps
+from profiler.core.case import Trial
+from profiler.core.catalogue import Count
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
+from profiler.core.secret_filter import hide
 from profiler.engines.local import Local
-from profiler.errors import UserError
-from profiler.record import Environment, Record
-from profiler.secrecy import hide
+from profiler.engines.slurm_results import Gathered
+from profiler.engines.slurm_shards import Array, write_agreed
 
-CARRY_OUT = "profiler.node:carry_out"
+CARRY_OUT = "profiler.workflows.slurm_job:carry_out"
 GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, beside those of `connect`
 OURS = ("slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node")  # a job is one process on one node
 POLL_SECONDS = {"slurm": 2.0, "local": 0.1}
@@ -94,7 +94,7 @@ class Slurm:
         logs: Path | None = None,
     ) -> None:
         self.logs = logs
-        self._submitit: Any = extras.load("submitit")
+        self._submitit: Any = optional_deps.load("submitit")
         self._executor = executor
         self._settings = settings
         self._num_jobs = jobs
@@ -223,4 +223,4 @@ class Work:
 
     def checkpoint(self) -> Any:
         """submitit's own name for what is submitted when the time of a job is up."""
-        return extras.load("submitit").helpers.DelayedSubmission(self)
+        return optional_deps.load("submitit").helpers.DelayedSubmission(self)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profiler.assemble import Build
-from profiler.case import Trial
-from profiler.group import Group
-from profiler.here import environment
+from profiler.core.case import Trial
+from profiler.core.record import Record
 from profiler.measuring.bench import ALONE, Bench
+from profiler.measuring.device_facts import environment
 from profiler.measuring.gradients import compare
 from profiler.measuring.passes import read
-from profiler.record import Record
-from profiler.switches import switches
+from profiler.measuring.process_group import Group
+from profiler.measuring.torch_flags import switches
+from profiler.training.assemble import Build
 
 
 def measure(

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from profiler.assemble import Assembled, Build, assemble
-from profiler.case import Case, Trial
-from profiler.group import Group
-from profiler.here import of_rank, open_device
-from profiler.meters.leftovers import Leftovers
-from profiler.record import Note
-from profiler.switches import changed, switches
-from profiler.units import bytes_text
+from profiler.core.case import Case, Trial
+from profiler.core.record import Note
+from profiler.core.units import bytes_text
+from profiler.measuring.device_facts import of_rank, open_device
+from profiler.measuring.meters.leftovers import Leftovers
+from profiler.measuring.process_group import Group
+from profiler.measuring.torch_flags import changed, switches
+from profiler.training.assemble import Assembled, Build, assemble
 
 ALONE = Group()
 NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from profiler.assemble import Assembled
-from profiler.case import Case
+from profiler.core.case import Case
+from profiler.core.record import Applied, Equality
 from profiler.measuring.bench import Bench
-from profiler.meters import averaging, equality
-from profiler.meters.equality import Step
-from profiler.record import Applied, Equality
-from profiler.strategies.batchnorm import is_repairable
-from profiler.workload import Workload, tensors
+from profiler.measuring.meters import averaging, equality
+from profiler.measuring.meters.equality import Step
+from profiler.training.assemble import Assembled
+from profiler.training.strategies.batchnorm import is_repairable
+from profiler.training.workload import Workload, tensors
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from profiler.case import OPERATORS
+from profiler.core.case import OPERATORS
+from profiler.core.record import RankBytes, Readings
 from profiler.measuring.bench import Bench
-from profiler.meters import flops, memory, operators
-from profiler.meters import time as timing
-from profiler.record import RankBytes, Readings
+from profiler.measuring.meters import flops, memory, operators
+from profiler.measuring.meters import time as timing
 
 
 def read(bench: Bench, passes: Collection[str]) -> Readings:

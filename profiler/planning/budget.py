@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 HINT = "8GiB, 750MiB, 60% of the peak without checkpointing, or max"

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from profiler.errors import UserError
-from profiler.files import strict_json
+from profiler.core.errors import UserError
+from profiler.core.files import strict_json
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # a TiB: sums for hundreds of stages fit 64 bits
 ExtraBytes = Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)]

@@ -14,7 +14,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from profiler.planning.costs import Costs, Keep
-from profiler.planning.staircase import Staircase, Whole, single
+from profiler.planning.pareto import Staircase, Whole, single
 
 MOST = 1 << 22  # lengths times units: what the arrays may hold
 

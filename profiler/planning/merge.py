@@ -9,7 +9,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from profiler.planning.costs import LARGEST
-from profiler.planning.staircase import Counts, Points, Staircase, Whole
+from profiler.planning.pareto import Counts, Points, Staircase, Whole
 
 
 class Sides(Struct, frozen=True, kw_only=True):

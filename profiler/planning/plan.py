@@ -8,7 +8,7 @@ from itertools import groupby
 
 import msgspec
 
-from profiler.errors import UserError
+from profiler.core.errors import UserError
 
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
 HINT = "stages from 1 on, each once, brackets round what is checkpointed: [1-3] 4 [5] 6-12"

@@ -11,12 +11,12 @@ import numpy as np
 from profiler.planning import lattice
 from profiler.planning.chain import Chain
 from profiler.planning.costs import Costs
-from profiler.planning.kept import Kept
+from profiler.planning.dp_table import Inner, Table
+from profiler.planning.kept_intervals import Kept
 from profiler.planning.lattice import Lattice
+from profiler.planning.pareto import Staircase, Whole
 from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import simulate
-from profiler.planning.staircase import Staircase, Whole
-from profiler.planning.table import Inner, Table
 
 DEEPEST = 8  # every level costs a checkpoint call, and a hundred of them end in RecursionError
 TOLERANCE = 1e-9  # seconds by which sums of floats may differ from sums of whole picoseconds

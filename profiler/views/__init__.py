@@ -7,27 +7,27 @@ how tall a panel likes to be, and `draw(axes, rows, among)` draws it, one among 
 
 from typing import Any
 
-from profiler import extras
+from profiler.core import optional_deps
 
 EXPORTS = {
-    "csv": "profiler.views.csv:render",
-    "parquet": "profiler.views.parquet:render",
-    "json": "profiler.views.json:render",
-    "md": "profiler.views.markdown:render",
-    "latex": "profiler.views.latex:render",
+    "csv": "profiler.views.export.csv:render",
+    "parquet": "profiler.views.export.parquet:render",
+    "json": "profiler.views.export.json:render",
+    "md": "profiler.views.export.markdown:render",
+    "latex": "profiler.views.export.latex:render",
 }
 PLOTS = {
-    "frontier": "profiler.views.plot_frontier",
-    "memory": "profiler.views.plot_memory",
-    "time": "profiler.views.plot_time",
-    "samples": "profiler.views.plot_samples",
-    "heat": "profiler.views.plot_heat",
-    "growth": "profiler.views.plot_growth",
-    "throughput": "profiler.views.plot_throughput",
+    "frontier": "profiler.views.plots.frontier",
+    "memory": "profiler.views.plots.memory",
+    "time": "profiler.views.plots.time",
+    "samples": "profiler.views.plots.samples",
+    "heat": "profiler.views.plots.heat",
+    "growth": "profiler.views.plots.growth",
+    "throughput": "profiler.views.plots.throughput",
 }
 
 
 def load(target: str) -> Any:
     """The function that a line of EXPORTS names, imported only now. Raises UserError where its library is missing."""
     module, _, attribute = target.partition(":")
-    return getattr(extras.load(module), attribute)
+    return getattr(optional_deps.load(module), attribute)

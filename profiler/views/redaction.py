@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from profiler.case import FAKE, Case, Choice
-from profiler.record import Built, Environment, Equality, Readings, Record
-from profiler.secrecy import HIDDEN
-from profiler.store import Manifest, Run
-from profiler.views.places import hidden
+from profiler.core.case import FAKE, Case, Choice
+from profiler.core.record import Built, Environment, Equality, Readings, Record
+from profiler.core.secret_filter import HIDDEN
+from profiler.runs.store import Manifest, Run
+from profiler.views.path_redaction import hidden
 
 LEVELS = ("default", "all", "none")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from profiler.case import Trial, decode
+from profiler.core.case import Trial, decode
 
 
 def end(text: str, channel: int) -> None:

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from profiler.analysis import comparison as comparing
-from profiler.analysis import contrasts
+from profiler.analysis import ratio_test
 from profiler.analysis.comparison import compare
-from profiler.analysis.contrasts import estimated, sampled
-from profiler.case import Choice
+from profiler.analysis.ratio_test import estimated, sampled
 from profiler.cli import answer
-from profiler.errors import UserError
-from profiler.views import comparison_parts
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.views.tables import comparison_parts
 from tests import examples, make
 from tests.test_comparison import H100, STEADY, T4, against, record
 from tests.test_comparison_views import before_and_after, printed
@@ -190,7 +190,7 @@ def test_fault_45_no_number_is_made_up_where_there_is_none(here: Path, capsys: p
 
 def test_twin_45_an_interval_of_single_samples_divides_by_zero():
     with pytest.raises(ZeroDivisionError):
-        contrasts._interval([0.1], [0.2], ratio=2.0)
+        ratio_test._interval([0.1], [0.2], ratio=2.0)
 
 
 def test_twin_45_without_its_lines_a_row_that_is_gone_is_a_row_of_dashes(monkeypatch):

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.devices import nvml
-from profiler.devices.cpu import Cpu
-from profiler.devices.cuda import Cuda
-from profiler.record import Conditions, Record
+from profiler.core.record import Conditions, Record
+from profiler.measuring.devices import nvml
+from profiler.measuring.devices.cpu import Cpu
+from profiler.measuring.devices.cuda import Cuda
 from tests.conftest import measured
 from tests.test_conditions import ANSWERS, NotSupported, Nvml
 from tests.test_trust import THROTTLED, WELL, notes, record

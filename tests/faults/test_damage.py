@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from profiler import store
-from profiler.case import encode
 from profiler.cli import answer
-from profiler.errors import UserError
-from profiler.files import strict_json
+from profiler.core.case import encode
+from profiler.core.errors import UserError
+from profiler.core.files import strict_json
+from profiler.runs import store
 from tests import examples, make
 from tests.program import environment
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.case import Trial
+from profiler.core.case import Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Record
 from profiler.engines import local
 from profiler.engines.child import Ended
 from profiler.engines.local import Local
-from profiler.engines.returned import SLACK_BYTES, still_held
-from profiler.errors import UserError
-from profiler.record import Record
+from profiler.engines.memory_release import SLACK_BYTES, still_held
 from tests import make
 from tests.make import MIB
 from tests.test_trust import notes, on_a_gpu, record
@@ -57,8 +57,8 @@ def after_a_kill(
     """Two trials, each of which ends so, on a device that has so much free from then on."""
     clock, engine = Clock(), Local()
     answered = {
-        "profiler.worker:survey": {"devices": {}, "free": {"cpu": None, "cuda:0": 1000 * MIB}},
-        "profiler.worker:free_bytes": {"free": free},
+        "profiler.engines.worker:survey": {"devices": {}, "free": {"cpu": None, "cuda:0": 1000 * MIB}},
+        "profiler.engines.worker:free_bytes": {"free": free},
     }
     monkeypatch.setattr(local, "still_held", partial(still_held, clock=clock, sleep=clock.sleep))
     monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing: answered[entry])
@@ -88,11 +88,11 @@ def test_fault_49_memory_that_is_back_and_a_child_that_ended_by_itself_stop_noth
 
 
 def test_fault_49_a_real_child_tells_what_is_free(engine):
-    told = engine.ask("profiler.worker:survey", "", failing="no survey")
+    told = engine.ask("profiler.engines.worker:survey", "", failing="no survey")
 
     assert told["free"].keys() == told["devices"].keys()
     assert told["free"]["cpu"] is None  # of the host's memory nobody waits for any
-    assert engine.ask("profiler.worker:free_bytes", "cpu", failing="no answer") == {"free": None}
+    assert engine.ask("profiler.engines.worker:free_bytes", "cpu", failing="no answer") == {"free": None}
 
 
 def test_twin_49_without_waiting_the_next_trial_begins_in_what_is_left(monkeypatch):

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler import store
-from profiler.case import Trial
 from profiler.cli import answer
+from profiler.core.case import Trial
+from profiler.core.record import Conditions, Note, Record
 from profiler.engines.local import Local
-from profiler.record import Conditions, Note, Record
+from profiler.runs import store
 from tests.test_trust import WELL, notes, record
 
 SHARED = msgspec.structs.replace(WELL, num_others=1, others_bytes=3 * 2**30)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from profiler import recipe, store
 from profiler.cli import answer
-from profiler.errors import UserError
-from profiler.files import making
-from profiler.views import files
+from profiler.core import plan_file
+from profiler.core.errors import UserError
+from profiler.core.files import atomic_write
+from profiler.runs import store
+from profiler.views.export import files
 from tests import examples
 
 WRITERS = [
@@ -71,15 +72,15 @@ def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pyte
 def test_fault_38_a_plan_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "plan.json").write_text("mine")
     (tmp_path / "link.json").symlink_to(tmp_path / "plan.json")
-    plan = recipe.Recipe(plan="1", segments=(), fingerprint={"0": ()})
+    plan = plan_file.Recipe(plan="1", segments=(), fingerprint={"0": ()})
 
-    recipe.write(plan, tmp_path / "link.json")
+    plan_file.write(plan, tmp_path / "link.json")
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(UserError, match="No space left on device"):
-        recipe.write(plan, tmp_path / "plan.json")
+        plan_file.write(plan, tmp_path / "plan.json")
 
     monkeypatch.undo()
-    assert recipe.read(tmp_path / "link.json") == plan
+    assert plan_file.read(tmp_path / "link.json") == plan
     assert (tmp_path / "plan.json").read_text() == "mine"
 
 
@@ -97,8 +98,8 @@ def test_twin_38_written_in_place_it_would_be_empty(tmp_path: Path, monkeypatch:
     target = tmp_path / "table.csv"
     target.write_text("mine")
 
-    monkeypatch.setattr(making, "beside", lambda path: path)
-    monkeypatch.setattr(making, "remove", lambda path: None)
+    monkeypatch.setattr(atomic_write, "beside", lambda path: path)
+    monkeypatch.setattr(atomic_write, "remove", lambda path: None)
     monkeypatch.setattr(Path, "open", emptied)
     with pytest.raises(UserError, match="No space left on device"):
         files.write_whole(target, b"new", force=True)

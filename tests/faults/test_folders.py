@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from matplotlib.font_manager import FontManager
 
-from profiler import store
 from profiler.cli import answer
 from profiler.engines import local
+from profiler.runs import store
 from tests import examples, machines
 from tests.program import PATIENCE_SECONDS, environment
 
@@ -40,7 +40,7 @@ def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a trial was run")
 
-    monkeypatch.setattr("profiler.runner.carry_out", fail)
+    monkeypatch.setattr("profiler.workflows.runner.carry_out", fail)
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from profiler import store
 from profiler.analysis.rows import rows
-from profiler.case import Choice, Trial
 from profiler.cli import answer
-from profiler.devices import nvml
-from profiler.devices.cuda import Cuda
+from profiler.core.case import Choice, Trial
+from profiler.core.record import Record
 from profiler.engines.local import Local
-from profiler.engines.returned import SLACK_BYTES
-from profiler.record import Record
+from profiler.engines.memory_release import SLACK_BYTES
+from profiler.measuring.devices import nvml
+from profiler.measuring.devices.cuda import Cuda
+from profiler.runs import store
 from tests import make
 from tests.make import MIB
 
@@ -110,7 +110,7 @@ def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():
 @pytest.mark.gpu_shared
 @needs_nvml
 def test_fault_49_a_child_tells_how_much_another_process_holds(engine, other):
-    held = engine.ask("profiler.worker:free_bytes", "cuda:0", failing="no answer")["free"]
+    held = engine.ask("profiler.engines.worker:free_bytes", "cuda:0", failing="no answer")["free"]
 
     assert held <= torch.cuda.get_device_properties(0).total_memory - HELD
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from profiler import store
 from profiler.cli import answer
-from profiler.kinds import is_hollow
+from profiler.core.gpu_kinds import is_hollow
+from profiler.runs import store
 from tests.conftest import run_folder
 from tests.program import gcprof
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profiler.case import Choice, Trial
+from profiler.core.case import Choice, Trial
 from tests import make
 from tests.faults.trials import unprotected
 

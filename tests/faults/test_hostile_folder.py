@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler import store
+from profiler.runs import store
 from tests import examples
 from tests.program import environment
 

@@ -10,14 +10,15 @@ import msgspec
 import pytest
 
 from benchmarks import kill_worker, killed
-from profiler import runner, store
 from profiler.analysis import progress
 from profiler.analysis.rows import latest, rows
-from profiler.case import Trial
+from profiler.core.case import Trial
+from profiler.core.record import Equality, Record
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.engines.order import in_waves
-from profiler.record import Equality, Record
+from profiler.runs import store
+from profiler.workflows import runner
 from tests import examples, make
 
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from profiler import shortage, store
 from profiler.cli import answer
-from profiler.measuring import measure
-from profiler.record import Shortage
-from profiler.units import GIB, MIB
-from profiler.views import cells, plot_frontier
-from profiler.worker import attempt
+from profiler.core.record import Shortage
+from profiler.core.units import GIB, MIB
+from profiler.engines.worker import attempt
+from profiler.measuring import measure, out_of_memory
+from profiler.runs import store
+from profiler.views.plots import frontier
+from profiler.views.tables import columns
 from tests import examples, make
 from tests.faults.trials import outcomes, run, trial
 from tests.program import next_words
@@ -28,7 +29,7 @@ def cross(limit: int | None) -> tuple[float, float]:
     full = make.failed("all", "out_of_memory", "why", environment=environment)
     axes = Figure().add_subplot()
     table = examples.table([make.record("none"), make.record("sqrt", peak=80 * MIB), full])
-    plot_frontier.draw(axes, table, table)
+    frontier.draw(axes, table, table)
     (crosses,) = (found for found in axes.collections if found.get_label() == "out of memory, no time")
     ((_, height),) = crosses.get_offsets()
     return float(height), LIMIT / MIB
@@ -38,7 +39,7 @@ def smallest(*found: Shortage | None) -> str:
     """The last line below a table of which every setting ran out of memory, each with such a request."""
     names = ("none", "sqrt", "all")
     records = [make.failed(name, "out_of_memory", "why", shortage=one) for name, one in zip(names, found, strict=False)]
-    return cells.reasons(examples.table(records))[-1]
+    return columns.reasons(examples.table(records))[-1]
 
 
 def test_fault_11_out_of_memory_at_one_setting_is_a_row_with_its_bytes_and_the_others_run(here, shared, capsys):
@@ -94,7 +95,7 @@ def test_fault_12_of_several_requests_the_smallest_counts():
 
 
 def test_twin_12_where_one_setting_fits_nobody_is_told_to_give_up(here, shared, monkeypatch, capsys):
-    monkeypatch.setattr(cells, "is_all_out_of_memory", lambda rows: False)
+    monkeypatch.setattr(columns, "is_all_out_of_memory", lambda rows: False)
 
     run("oom", "none,all")
 
@@ -124,14 +125,14 @@ def test_fault_13_an_allocation_that_the_host_refuses_is_out_of_memory(here, sha
     ],
 )
 def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
-    found = shortage.shortage(error)
+    found = out_of_memory.shortage(error)
 
     assert (found and found.of) == expected
     assert found is None or found.asked_bytes is None
 
 
 def test_twin_13_an_allocator_whose_words_are_not_known_makes_it_a_mistake_of_the_model(monkeypatch):
-    monkeypatch.setattr(shortage, "OF_HOST", ())
+    monkeypatch.setattr(out_of_memory, "OF_HOST", ())
 
     record = attempt(trial("host_oom"), on_stage=lambda stage: None)
 

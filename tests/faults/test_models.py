@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from torch.utils.checkpoint import CheckpointError
 
-from profiler import store
 from profiler.analysis.rows import Row, rows
-from profiler.switches import changed, switches
-from profiler.views import terminal
+from profiler.measuring.torch_flags import changed, switches
+from profiler.runs import store
+from profiler.views.tables import terminal
 from tests.conftest import measured
 from tests.faults.trials import outcomes, run, trial, unprotected
 

@@ -13,16 +13,18 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from profiler import store, views
-from profiler.case import Choice
+from profiler import views
 from profiler.cli import answer
-from profiler.record import Record
-from profiler.views import csv as csv_view
-from profiler.views import latex, markdown, spreadsheet, terminal
-from profiler.views.frame import frame
-from profiler.views.paint import LONGEST_NAME, shortened
-from profiler.views.plain import plain
-from profiler.views.plot import draw, plot
+from profiler.core.case import Choice
+from profiler.core.record import Record
+from profiler.runs import store
+from profiler.views.export import csv as csv_view
+from profiler.views.export import latex, markdown, spreadsheet
+from profiler.views.export.frame import frame
+from profiler.views.plots.plot import draw, plot
+from profiler.views.sanitize import plain
+from profiler.views.tables import terminal
+from profiler.views.tables.theme import LONGEST_NAME, shortened
 from tests import examples, make
 from tests.conftest import run_folder
 from tests.make import MIB

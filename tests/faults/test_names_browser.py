@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from profiler.views.places import hidden
-from profiler.views.plain import plain
+from profiler.views.path_redaction import hidden
 from profiler.views.report import render
+from profiler.views.sanitize import plain
 from tests import examples
 from tests.browser import Visit, chromium
 from tests.faults.test_names import NAMES, records

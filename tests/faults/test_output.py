@@ -8,9 +8,9 @@ import unicodedata
 
 import pytest
 
-from profiler.engines import printed
-from profiler.engines.printed import LOG_BYTES, TAIL_BYTES
-from profiler.views import logs
+from profiler.engines import capped_log
+from profiler.engines.capped_log import LOG_BYTES, TAIL_BYTES
+from profiler.views.tables import logs
 from tests.faults.trials import log_of, outcomes, run, trial
 
 ODD = "\x1b[31mred\x1b]0;title\x07 \x9b2J\x00 plain"
@@ -32,7 +32,7 @@ def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out
 
 
 def test_twin_20_without_a_cap_the_log_takes_all_of_it(engine, monkeypatch):
-    monkeypatch.setattr(printed, "LOG_BYTES", 1 << 40)
+    monkeypatch.setattr(capped_log, "LOG_BYTES", 1 << 40)
 
     (record,) = engine.run([trial("spam,megabytes=4", round=2)])
 
@@ -40,7 +40,7 @@ def test_twin_20_without_a_cap_the_log_takes_all_of_it(engine, monkeypatch):
 
 
 def test_fault_20_the_last_words_of_a_long_log_are_kept(engine, monkeypatch):
-    monkeypatch.setattr(printed, "LOG_BYTES", 10)
+    monkeypatch.setattr(capped_log, "LOG_BYTES", 10)
 
     (record,) = engine.run([trial("segv", round=3)])
 
@@ -82,7 +82,7 @@ def test_fault_20_what_an_earlier_trial_printed_is_not_what_this_one_did(tmp_pat
     earlier = tmp_path / "trial.log"
     earlier.write_text("the device is lost")
 
-    log = printed.Log(earlier)
+    log = capped_log.Log(earlier)
     log.close()
 
     assert logs.last_lines(earlier) == []

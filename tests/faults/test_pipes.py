@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from profiler import store
 from profiler.cli import answer
+from profiler.runs import store
 from tests import examples
 from tests.program import environment
 

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from profiler import catalogue, cli, extras, store
-from profiler.case import Trial
-from profiler.cli import answer, bug, words
-from profiler.device_choice import choose_device
+from profiler import cli
+from profiler.cli import answer, crash_report, output
+from profiler.core import catalogue, optional_deps
+from profiler.core.case import Trial
+from profiler.request.device_choice import choose_device
+from profiler.runs import store
 from tests import examples, machines, make
 from tests.conftest import run_folder
 from tests.program import PATIENCE_SECONDS, ROOT, environment
@@ -57,7 +59,7 @@ def test_twin_8_without_the_banner_the_cpu_would_pass_for_the_device_asked_for(c
     known = make.record().environment
     plan = (Trial(case=make.case()),)
 
-    words.say_first(plan, {"cpu": known, "cuda:0": known}, ())
+    output.say_first(plan, {"cpu": known, "cuda:0": known}, ())
 
     assert "no CUDA device here" not in capsys.readouterr().err
     assert choose_device("auto", ["cpu", "cuda:0"]) == "cuda:0"
@@ -131,7 +133,7 @@ def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(
 def test_twin_60_without_the_try_a_missing_library_is_our_bug(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     examples.run(here / "run", examples.sweep((2, 4)))
     break_library("jinja2", "missing", monkeypatch)
-    monkeypatch.setattr(extras, "_try", importlib.import_module)
+    monkeypatch.setattr(optional_deps, "_try", importlib.import_module)
 
     assert answer(["report", "run"]) == 70
 
@@ -209,11 +211,11 @@ def test_twin_63_a_process_that_imports_the_script_again_fails_without_a_guard(h
 
 
 def test_twin_63_a_file_in_a_zip_cannot_be_read_as_one(here: Path):
-    inside = zipped(here) / "profiler" / "models" / "mlp.py"
+    inside = zipped(here) / "profiler" / "training" / "models" / "mlp.py"
 
     with pytest.raises(OSError, match="Not a directory"):
         inside.read_text()
-    assert "def build" in catalogue._source("profiler.models.mlp")[1]()
+    assert "def build" in catalogue._source("profiler.training.models.mlp")[1]()
 
 
 # 65: an error of gcprof's own
@@ -225,7 +227,7 @@ def lost(*_: object, **__: object) -> None:
 
 def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     examples.run(here / "run", examples.sweep((2, 4)))
-    monkeypatch.setattr(bug, "FOLDER", str(here))
+    monkeypatch.setattr(crash_report, "FOLDER", str(here))
     monkeypatch.setattr(store, "load", lost)
 
     assert answer(["show", "run"]) == 70
@@ -242,8 +244,8 @@ def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkey
 def test_fault_65_what_a_run_measured_before_is_kept(
     here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    monkeypatch.setattr(bug, "FOLDER", str(here))
-    monkeypatch.setattr("profiler.views.terminal.table", lost)
+    monkeypatch.setattr(crash_report, "FOLDER", str(here))
+    monkeypatch.setattr("profiler.views.tables.terminal.table", lost)
 
     assert answer([*RUN, "-o", "run"]) == 70
 
@@ -255,13 +257,13 @@ def test_fault_65_what_a_run_measured_before_is_kept(
 def test_fault_65_where_no_log_can_be_written_the_switch_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    monkeypatch.setattr(bug, "FOLDER", str(here / "nowhere"))
+    monkeypatch.setattr(crash_report, "FOLDER", str(here / "nowhere"))
     examples.run(here / "run", examples.sweep((2, 4)))
     monkeypatch.setattr(store, "load", lost)
 
     assert answer(["show", "run"]) == 70
 
-    assert bug.keep(KeyError("lost")) is None
+    assert crash_report.keep(KeyError("lost")) is None
     assert "hint: GCPROF_TRACEBACK=1 shows the traceback" in capsys.readouterr().err
 
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from profiler import store
-from profiler.analysis.possible import impossible
-from profiler.case import encode
+from profiler.analysis.sanity import impossible
 from profiler.cli import answer
-from profiler.engines import answers, child, local
+from profiler.core.case import encode
+from profiler.core.errors import UserError
+from profiler.core.record import PhaseBytes, Record
+from profiler.engines import child, local, replies
 from profiler.engines.local import Local
-from profiler.errors import UserError
-from profiler.record import PhaseBytes, Record
+from profiler.runs import store
 from tests import examples, make
 from tests.faults.puppet import Puppet
 from tests.faults.trials import outcomes, run, trial
@@ -187,7 +187,7 @@ def test_fault_22_any_bytes_at_all_are_a_failed_trial(sent):
 
 def test_fault_22_an_answer_that_is_none_is_told_in_a_line():
     with pytest.raises(UserError, match="what it sent is no answer") as raised:
-        answers.read({"record": {}}, "outline", dict)
+        replies.read({"record": {}}, "outline", dict)
 
     assert raised.value.exit_code == 1
 

@@ -12,15 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler import changes, runner, sources, store
 from profiler.analysis import progress
-from profiler.case import Choice, Trial, encode
 from profiler.cli import answer
 from profiler.cli import resume as resuming
+from profiler.core import code_digests
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.files import locking
 from profiler.engines import local
 from profiler.engines.local import Local
-from profiler.files import locking
-from profiler.store import Writer
+from profiler.runs import run_diff, store
+from profiler.runs.store import Writer
+from profiler.workflows import runner
 from tests import make
 from tests.conftest import Lent
 from tests.program import next_words
@@ -161,7 +163,7 @@ def test_fault_61_a_model_file_that_changed_is_listed(mine: Path, capsys: Any):
 
 
 def test_twin_61_without_the_comparison_two_models_would_stand_in_one_run(mine: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(changes, "changes", lambda *before, **now: ())
+    monkeypatch.setattr(run_diff, "changes", lambda *before, **now: ())
 
     answer(["run", "--resume", "run", "--model", model_of(mine)])
 
@@ -209,12 +211,12 @@ def test_fault_61_a_new_run_needs_the_device_of_the_plan(half: Path, capsys: Any
 def test_fault_61_a_plan_file_is_among_the_files_that_are_compared(here: Path):
     (here / "plan.json").write_text("one")
     cases = [make.case("plan:file=plan.json"), make.case("plan:file=gone.json"), make.case("none")]
-    before = sources.digests(cases)
+    before = code_digests.digests(cases)
 
     (here / "plan.json").write_text("other")
 
     assert list(before) == ["plan.json"]
-    assert sources.digests(cases) != before
+    assert code_digests.digests(cases) != before
 
 
 def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):

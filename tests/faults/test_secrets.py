@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from profiler import secrecy, spec, store, worker
-from profiler.cli import answer, bug, words
-from profiler.engines import child, printed
-from profiler.errors import UserError
-from profiler.spec import Request
+from profiler.cli import answer, crash_report, output
+from profiler.core import secret_filter
+from profiler.core.errors import UserError
+from profiler.engines import capped_log, child, worker
+from profiler.request import spec
+from profiler.request.spec import Request
+from profiler.runs import store
 from tests.program import gcprof
 
 SECRETS = {
@@ -137,15 +139,15 @@ def test_fault_58_one_in_the_command_is_refused_without_repeating_it(
 
 @pytest.mark.parametrize("text", HARMLESS_TEXTS)
 def test_fault_58_what_is_no_secret_is_left_alone(text: str):
-    assert not secrecy.is_in(text)
-    assert secrecy.hide(text) == text
+    assert not secret_filter.is_in(text)
+    assert secret_filter.hide(text) == text
 
 
 @pytest.mark.parametrize("cut", [1, 20, 4000])
 def test_fault_58_a_log_hides_one_that_comes_in_pieces(cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
     data = b"\x00\xff" + b"." * 5000 + SECRETS["HF_TOKEN"].encode() + b"\nthe end"
-    log = printed.Log(tmp_path / "trial.log")
+    log = capped_log.Log(tmp_path / "trial.log")
 
     for start in range(0, len(data), cut):
         log.write(data[start : start + cut])
@@ -155,7 +157,7 @@ def test_fault_58_a_log_hides_one_that_comes_in_pieces(cut: int, tmp_path: Path,
 
 
 def logged(path: Path, *pieces: bytes) -> bytes:
-    log = printed.Log(path)
+    log = capped_log.Log(path)
     for piece in pieces:
         log.write(piece)
     log.close()
@@ -184,8 +186,8 @@ def test_fault_58_nor_does_a_secret_across_the_cap_stand_in_a_log(
 ):
     secret = SHAPED if shaped else SECRETS["HF_TOKEN"]
     monkeypatch.setenv("HF_TOKEN", secret)
-    monkeypatch.setattr(printed, "LOG_BYTES", 80)
-    monkeypatch.setattr(printed, "TAIL_BYTES", 50)
+    monkeypatch.setattr(capped_log, "LOG_BYTES", 80)
+    monkeypatch.setattr(capped_log, "TAIL_BYTES", 50)
     data = b"." * before + b" " + secret.encode() + b" " * after + secret.encode() + b" " * 40
 
     found = logged(tmp_path / "log", data)
@@ -196,7 +198,7 @@ def test_fault_58_nor_does_a_secret_across_the_cap_stand_in_a_log(
 
 def test_fault_58_the_last_it_printed_holds_none_of_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SSH_PRIVATE_KEY", PEM)
-    log = printed.Log(tmp_path / "log")
+    log = capped_log.Log(tmp_path / "log")
 
     log.write(f"the key is {PEM}".encode())
     before = log.last_line()
@@ -233,14 +235,14 @@ HARMLESS_NAMES = "PWD OLDPWD INIT_CWD GIT_ASKPASS SSH_AUTH_SOCK MONKEY KEYBOARD 
 def test_fault_58_a_variable_is_known_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(name, "correct horse")
 
-    assert secrecy.hide("a correct horse") == "a [hidden]"
+    assert secret_filter.hide("a correct horse") == "a [hidden]"
 
 
 @pytest.mark.parametrize("name", HARMLESS_NAMES.split())
 def test_fault_58_a_variable_that_sounds_like_it_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(name, "correct horse")
 
-    assert secrecy.hide("a correct horse") == "a correct horse"
+    assert secret_filter.hide("a correct horse") == "a correct horse"
 
 
 @pytest.mark.parametrize(
@@ -259,22 +261,22 @@ def test_fault_58_a_variable_that_sounds_like_it_is_left_alone(name: str, monkey
     ],
 )
 def test_fault_58_a_secret_is_known_by_its_shape(text: str, hidden: str):
-    assert secrecy.hide(f"x {text} y") == f"x {hidden} y"
-    assert secrecy.hide(hidden) == hidden
+    assert secret_filter.hide(f"x {text} y") == f"x {hidden} y"
+    assert secret_filter.hide(hidden) == hidden
 
 
 def test_fault_58_no_line_takes_long_to_look_through():
     for piece in (b"a.", b"-eyJ", b"?a_", b"://a", b"hf_", b"bearer "):
         began = time.process_time()
-        secrecy.hide_bytes(piece * ((1 << 16) // len(piece)))
+        secret_filter.hide_bytes(piece * ((1 << 16) // len(piece)))
         assert time.process_time() - began < 3, piece
 
 
 def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
-    monkeypatch.setattr(bug, "FOLDER", str(here))
+    monkeypatch.setattr(crash_report, "FOLDER", str(here))
 
-    path = bug.keep(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
+    path = crash_report.keep(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
 
     assert Path(str(path)).read_text() == "RuntimeError: 401 for [hidden]\n"
 
@@ -284,9 +286,9 @@ def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path
     error = RuntimeError(f"401 for {SECRETS['HF_TOKEN']}")
     hidden = worker._first_line(error)
     monkeypatch.setattr(worker, "hide", lambda text: text)
-    monkeypatch.setattr(printed, "hide_bytes", lambda data: data)
+    monkeypatch.setattr(capped_log, "hide_bytes", lambda data: data)
 
-    log = printed.Log(tmp_path / "trial.log")
+    log = capped_log.Log(tmp_path / "trial.log")
     log.write(SECRETS["HF_TOKEN"].encode())
     log.close()
 
@@ -296,12 +298,12 @@ def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path
 
 
 def test_twin_58_without_hiding_the_stored_command_would_hold_it(monkeypatch: pytest.MonkeyPatch):
-    words.COMMAND.set(("run", "--model", f"a.py:b:where={ADDRESS}"))
-    hidden = words.command_line()
-    monkeypatch.setattr(secrecy, "hide", lambda text: text)
+    output.COMMAND.set(("run", "--model", f"a.py:b:where={ADDRESS}"))
+    hidden = output.command_line()
+    monkeypatch.setattr(secret_filter, "hide", lambda text: text)
 
     assert "tr0ub4dor" not in hidden
-    assert "tr0ub4dor" in words.command_line()
+    assert "tr0ub4dor" in output.command_line()
 
 
 def test_twin_58_without_the_check_every_case_would_hold_it(monkeypatch: pytest.MonkeyPatch):
@@ -309,6 +311,6 @@ def test_twin_58_without_the_check_every_case_would_hold_it(monkeypatch: pytest.
     with pytest.raises(UserError, match="looks like a secret"):
         spec.plan(request, lambda word: "cpu")
 
-    monkeypatch.setattr(secrecy, "is_in", lambda text: False)
+    monkeypatch.setattr(secret_filter, "is_in", lambda text: False)
 
     assert {trial.case.blocks for trial in spec.plan(request, lambda word: "cpu").trials} == {f"layers.{SHAPED}"}

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from benchmarks import killed
-from profiler import runner, store
 from profiler.cli import answer
-from profiler.record import Record
+from profiler.core.record import Record
+from profiler.runs import store
+from profiler.workflows import runner
 from tests import make
 from tests.program import PATIENCE_SECONDS, Endless, Started, next_words
 

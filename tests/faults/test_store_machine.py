@@ -15,13 +15,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as given
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from profiler import store
-from profiler.case import Trial, encode
-from profiler.errors import UserError
-from profiler.migration import STEPS, Step
-from profiler.record import Environment, Record
-from profiler.upkeep import merge as merging
-from profiler.upkeep import migrate
+from profiler.core.case import Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.migration import STEPS, Step
+from profiler.core.record import Environment, Record
+from profiler.runs import merge as merging
+from profiler.runs import migrate, reading, store
 from tests import make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
@@ -191,7 +190,7 @@ def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path: Path):
 
 
 def test_twin_35_a_reader_of_torn_lines_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store.reading, "is_torn", lambda line: False)
+    monkeypatch.setattr(reading, "is_torn", lambda line: False)
 
     with pytest.raises((AssertionError, UserError)):  # half a record is taken for one, or for damage
         list(prefixes(tmp_path / "run"))

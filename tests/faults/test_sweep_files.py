@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler import sweep
 from profiler.cli import answer
-from profiler.errors import UserError
-from profiler.spec import Request
+from profiler.core.errors import UserError
+from profiler.request import sweep
+from profiler.request.spec import Request
 
 
 def written(folder: Path, text: str | bytes) -> Path:

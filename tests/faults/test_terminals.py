@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from profiler.cli import COMMANDS, answer
-from profiler.record import Environment
+from profiler.core.record import Environment
 from tests import examples, machines, make
 
 FOREIGN = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="Gerät π")

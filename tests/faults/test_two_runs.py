@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from profiler import runner, store
-from profiler.case import Trial
+from profiler.core.case import Trial
+from profiler.core.errors import UserError
+from profiler.core.files import locking
+from profiler.core.record import Record
 from profiler.engines.order import in_waves
-from profiler.errors import UserError
-from profiler.files import locking
-from profiler.record import Record
-from profiler.store import Writer
+from profiler.runs import store
+from profiler.runs.store import Writer
+from profiler.workflows import runner
 from tests import examples, make
 
 

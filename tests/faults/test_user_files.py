@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from profiler import blame, catalogue, workload
-from profiler.case import Choice, Trial
 from profiler.cli import answer
-from profiler.meters import flops
-from profiler.worker import attempt
+from profiler.core import catalogue
+from profiler.core.case import Choice, Trial
+from profiler.engines import user_traceback
+from profiler.engines.worker import attempt
+from profiler.measuring.meters import flops
+from profiler.training import workload
 from tests import make
 from tests.faults.trials import log_of, outcomes, run, trial
 
@@ -106,7 +108,7 @@ def test_fault_23_the_log_has_the_users_traceback_without_our_frames(engine):
 
 
 def test_twin_23_the_whole_traceback_is_mostly_ours(monkeypatch, capsys):
-    monkeypatch.setattr(blame, "told", lambda error: "".join(traceback.format_exception(error)))
+    monkeypatch.setattr(user_traceback, "told", lambda error: "".join(traceback.format_exception(error)))
 
     attempt(broken("wrong_shape"), on_stage=lambda stage: None)
 

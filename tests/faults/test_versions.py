@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler import migration, store
-from profiler.case import encode
 from profiler.cli import answer
-from profiler.migration import STEPS, Step
-from profiler.record import SCHEMA
-from profiler.upkeep import merge as merging
-from profiler.upkeep import migrate
-from profiler.upkeep.validate import validate
+from profiler.core import migration
+from profiler.core.case import encode
+from profiler.core.migration import STEPS, Step
+from profiler.core.record import SCHEMA
+from profiler.runs import merge as merging
+from profiler.runs import migrate, reading, store
+from profiler.runs.validate import validate
 from tests import examples, make
 
 RELEASED = Path(__file__).parents[1] / "records"
@@ -101,7 +101,7 @@ def test_fault_43_a_newer_schema_asks_for_an_upgrade(newer: Path, capsys: Any):
 
 
 def test_twin_43_without_a_look_at_the_schema_it_would_be_half_read(newer: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store.reading, "SCHEMA", 99)
+    monkeypatch.setattr(reading, "SCHEMA", 99)
 
     assert len(store.load(newer).records) == 3
 

@@ -11,13 +11,15 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from profiler import apply, counts, spec, store
-from profiler.cli import COMMANDS, answer, words
-from profiler.device_choice import any_device, choose_device
-from profiler.errors import UserError
-from profiler.spec import Plan, Request
-from profiler.strategies import segments
-from profiler.strategies.split import split_as_torch
+from profiler import apply
+from profiler.cli import COMMANDS, answer, output
+from profiler.core.errors import UserError
+from profiler.request import integer_lists, spec
+from profiler.request.device_choice import any_device, choose_device
+from profiler.request.spec import Plan, Request
+from profiler.runs import store
+from profiler.training.strategies import segments
+from profiler.training.strategies.split import split_as_torch
 from tests.conftest import run_folder
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -54,7 +56,7 @@ def test_fault_1_a_bad_number_of_segments_is_one_line_and_nothing_is_made(text: 
 def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
     with suppress(UserError):
         choices = [trial.case.strategy for trial in planned(segments=text).trials if trial.case.strategy != "none"]
-        assert all(1 <= int(choice.options["k"]) <= counts.LARGEST for choice in choices)
+        assert all(1 <= int(choice.options["k"]) <= integer_lists.LARGEST for choice in choices)
         return
     told = refusal(segments=text)
     assert told.exit_code == 2
@@ -62,7 +64,7 @@ def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
 
 
 def test_twin_1_without_the_check_no_segments_at_all_would_be_planned(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(counts, "_segment_count", lambda word, item: int(float(word)))
+    monkeypatch.setattr(integer_lists, "_segment_count", lambda word, item: int(float(word)))
     monkeypatch.setattr(spec, "_resolved", lambda asked, *others: asked)
 
     found = {str(trial.case.strategy) for trial in planned(segments="0,-1,1.5").trials}
@@ -201,7 +203,7 @@ def test_fault_6_the_nearest_option_is_proposed_and_nothing_is_made(flag: str, h
 
 
 def test_twin_6_without_looking_for_it_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    monkeypatch.setattr(words, "nearest", lambda word, known: None)
+    monkeypatch.setattr(output, "nearest", lambda word, known: None)
 
     assert answer(["run", "--segmnts", "1"]) == 2
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import psutil
 
-from profiler import store
-from profiler.case import Choice, Trial, decode, encode
 from profiler.cli import answer
+from profiler.core.case import Choice, Trial, decode, encode
+from profiler.core.record import Record
 from profiler.engines.child import Ended
 from profiler.engines.local import Local
-from profiler.record import Record
-from profiler.worker import attempt, tell
+from profiler.engines.worker import attempt, tell
+from profiler.runs import store
 from tests import make
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0", "-o", "run")

@@ -15,12 +15,12 @@ from markupsafe import Markup
 
 from profiler.analysis import progress
 from profiler.analysis.rows import rows
-from profiler.errors import UserError
-from profiler.store import Run
-from profiler.views.cells import groups
+from profiler.core.errors import UserError
+from profiler.runs.store import Run
 from profiler.views.redaction import redacted
 from profiler.views.report.parts import Found, agreement, compared, parts
 from profiler.views.report.section import Limits
+from profiler.views.tables.columns import groups
 
 MOST_BYTES = 600_000
 LIMITS = (  # the first with which the page is small enough

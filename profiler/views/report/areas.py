@@ -12,10 +12,10 @@ import msgspec
 
 from profiler.analysis.categories import CATEGORIES
 from profiler.analysis.rows import Row
-from profiler.record import Timeline
-from profiler.units import bytes_text
-from profiler.views.plain import plain
+from profiler.core.record import Timeline
+from profiler.core.units import bytes_text
 from profiler.views.report.bars import NAMES, line_name
+from profiler.views.sanitize import plain
 
 HIGH = 1000  # units of the highest peak
 KINDS = {"workspaces": "static", "recomputed": "rest", "temporaries": "rest", "live": "whole"}  # others by their name

@@ -11,11 +11,11 @@ import msgspec
 
 from profiler.analysis.categories import CATEGORIES, categories
 from profiler.analysis.rows import Row
-from profiler.record import PHASES
-from profiler.units import bytes_text, change_text
-from profiler.views.explanation import shortened
-from profiler.views.plain import plain
+from profiler.core.record import PHASES
+from profiler.core.units import bytes_text, change_text
 from profiler.views.report.scale import Scale, around
+from profiler.views.sanitize import plain
+from profiler.views.tables.explanation import shortened
 
 NAME_LINE, BAR, GAP = 20, 16, 10  # pixels
 FULL = 68.0  # percents that the longest bar takes: the rest is for its number

@@ -11,11 +11,11 @@ from itertools import pairwise
 import msgspec
 
 from profiler.analysis.rows import Row
-from profiler.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
-from profiler.views.cells import is_predicted
-from profiler.views.explanation import shortened
-from profiler.views.plain import plain
+from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
 from profiler.views.report.scale import Scale, Tick, around
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import is_predicted
+from profiler.views.tables.explanation import shortened
 
 HEIGHT = 300
 TOP, BOTTOM = 34, 262  # pixels

@@ -8,13 +8,13 @@ from statistics import median
 import msgspec
 
 from profiler.analysis.rows import Row
-from profiler.record import PHASES, Equality, Readings
-from profiler.series.spread import spread
-from profiler.units import MISSING, bytes_text, error_text, seconds_text, spread_text
-from profiler.views.cells import columns
-from profiler.views.explanation import shortened
-from profiler.views.plain import plain
-from profiler.views.samples import TIMES, of
+from profiler.core.record import PHASES, Equality, Readings
+from profiler.core.stats.spread import spread
+from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import columns
+from profiler.views.tables.explanation import shortened
+from profiler.views.tables.samples import TIMES, of
 
 LONGEST = 100  # letters of a cell
 NUM_MISSING = 3  # parameters without a gradient that are named

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.rows import Row
-from profiler.store import Run
-from profiler.units import MISSING, count_text
-from profiler.views.cells import device, setting
-from profiler.views.explanation import shortened
-from profiler.views.plain import plain
+from profiler.core.units import MISSING, count_text
+from profiler.runs.store import Run
 from profiler.views.report.grids import Grid, Head, short
 from profiler.views.report.section import Limits, Section, section
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import device, setting
+from profiler.views.tables.explanation import shortened
 
 LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
 LONGEST_MODEL = 60

@@ -10,18 +10,18 @@ from profiler.analysis.advice import Advice, advise
 from profiler.analysis.budgets import stairs
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
-from profiler.record import Readings
-from profiler.units import MISSING, bytes_text, change_text
-from profiler.views.cells import heading, reasons
-from profiler.views.explanation import module_name, shortened
-from profiler.views.plain import plain
-from profiler.views.report import grids, sentence, surroundings
+from profiler.core.record import Readings
+from profiler.core.units import MISSING, bytes_text, change_text
+from profiler.views.report import device_conditions, grids, sentence
 from profiler.views.report.areas import Areas, areas
 from profiler.views.report.bars import Bars, by_category, by_phase
+from profiler.views.report.device_conditions import Remark
+from profiler.views.report.dot_rows import Strips, strips
 from profiler.views.report.frontier import Frontier, frontier
 from profiler.views.report.grids import Grid
-from profiler.views.report.strips import Strips, strips
-from profiler.views.report.surroundings import Remark
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import heading, reasons
+from profiler.views.tables.explanation import module_name, shortened
 
 LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
 NUM_STOPS = 40  # of the slider, besides those at the choices
@@ -105,8 +105,8 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         equality=grids.equality(drawn),
         strips=strips(drawn, most=limits.samples),
         samples=grids.samples(drawn, most=limits.samples),
-        environments=surroundings.environments(rows),
-        remarks=surroundings.remarks(shown),
+        environments=device_conditions.environments(rows),
+        remarks=device_conditions.remarks(shown),
     )
 
 

@@ -8,10 +8,10 @@ from profiler.analysis.advice import Advice, Limit
 from profiler.analysis.budgets import Stair
 from profiler.analysis.certainty import NOISY
 from profiler.analysis.rows import Row
-from profiler.units import bytes_text, change_range_text, change_text, seconds_text
-from profiler.views.cells import outcome
-from profiler.views.explanation import shortened
-from profiler.views.plain import plain
+from profiler.core.units import bytes_text, change_range_text, change_text, seconds_text
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import outcome
+from profiler.views.tables.explanation import shortened
 
 LONGEST = 60  # characters of a name within a sentence
 MAX_NAMED = 2  # rivals by name; more are counted

@@ -1,0 +1,125 @@
+"""What is the same, what differs, and what must not differ between the sides of a comparison.
+
+Pure: knows nothing of files or of screens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from profiler.analysis.rows import Row
+from profiler.analysis.sides import ALLOWED, BUILT, MEANING, Side, value
+from profiler.core.errors import UserError
+from profiler.core.record import Environment
+from profiler.core.units import bytes_text
+
+UNTOLD = ("started",)  # differs always, and says nothing
+NOTHING = "-"
+WORDS = {"device_name": "device", "device_bytes": "memory", "device_uuid": "UUID", "num_threads": "threads"}
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One circumstance, by side."""
+
+    what: str
+    values: tuple[str, ...]
+
+    @property
+    def is_one(self) -> bool:
+        return len(set(self.values)) == 1
+
+
+def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
+    """Where and with what every side ran: the environment's every field, then what its cases share.
+
+    A side with several values, as two precisions, has them all in one text.
+    """
+    readers: dict[str, Callable[[Row], str]] = {"how": _how}
+    readers |= {name: _of_environment(name) for name in Environment.__struct_fields__ if name not in UNTOLD}
+    readers |= {name: _of_case(name) for name in (*MEANING, "warmup", "samples") if name not in ("model", "strategy")}
+    found = [
+        Difference(what=WORDS.get(name, name.replace("_", " ")), values=tuple(_values(side, read) for side in sides))
+        for name, read in readers.items()
+    ]
+    rounds = tuple(str(max((len(point.rounds) for point in side.points.values()), default=0)) for side in sides)
+    return *found, Difference(what="rounds", values=rounds)
+
+
+def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raises UserError (exit code 4) where rows that stand beside each other do not mean the same.
+
+    Also where no row of a side stands beside one of the baseline.
+    """
+    baseline, *others = sides
+    for side in others:
+        shared = [key for key in baseline.points if key in side.points]
+        if not shared:
+            raise _nothing_shared(baseline, side, align)
+        implied = (BUILT,) if "model" in allowed else ()
+        names = [name for name in ALLOWED if name not in (*align, *allowed, *implied)]
+        wrong = {name: pair for name in names if (pair := _unequal(baseline, side, shared, name))}
+        if wrong:
+            told = (_told(baseline, side, name, *pair) for name, pair in wrong.items())
+            raise UserError("; ".join(told), hint=_allowing(wrong), exit_code=4)
+
+
+def idle(sides: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
+    """What was allowed to differ, and does not in any rows that stand beside each other."""
+    baseline, *others = sides
+    shared = {side.label: [key for key in baseline.points if key in side.points] for side in others}
+    return tuple(
+        name for name in allowed if not any(_unequal(baseline, one, shared[one.label], name) for one in others)
+    )
+
+
+def _unequal(baseline: Side, side: Side, shared: Sequence[tuple[str, ...]], name: str) -> tuple[str, str] | None:
+    pairs = ((value(baseline.points[key].row, name), value(side.points[key].row, name)) for key in shared)
+    return next(((first, second) for first, second in pairs if first and second and first != second), None)
+
+
+def _nothing_shared(baseline: Side, side: Side, align: Sequence[str]) -> UserError:
+    told, apart = [f"no row of {_named(side)} is in {_named(baseline)}"], []
+    for name in align:
+        first, second = (list(dict.fromkeys(value(row, name) for row in one.rows)) for one in (baseline, side))
+        if not set(first) & set(second):
+            apart.append(name)
+            told.append(_told(baseline, side, name, " or ".join(first), " or ".join(second)))
+    hint = _allowing(apart) if apart else "`gcprof show` lists the rows of each"
+    return UserError("; ".join(told), hint=hint, exit_code=4)
+
+
+def _told(baseline: Side, side: Side, name: str, first: str, second: str) -> str:
+    return f"{name} is {first} in {_named(baseline)}, {second} in {_named(side)}"
+
+
+def _allowing(names: Iterable[str]) -> str:
+    return f"to compare them all the same: --allow-different {','.join(names)}"
+
+
+def _named(side: Side) -> str:
+    return f"{side.label} ({side.run})"
+
+
+def _values(side: Side, read: Callable[[Row], str]) -> str:
+    return ", ".join(dict.fromkeys(text for row in side.rows if (text := read(row)))) or NOTHING
+
+
+def _how(row: Row) -> str:
+    return row.evidence
+
+
+def _of_environment(name: str) -> Callable[[Row], str]:
+    def read(row: Row) -> str:
+        found = getattr(row.environment, name) if row.environment else None
+        return "" if found is None else bytes_text(found) if name.endswith("_bytes") else str(found)
+
+    return read
+
+
+def _of_case(name: str) -> Callable[[Row], str]:
+    def read(row: Row) -> str:
+        return value(row, name)
+
+    return read

@@ -1,0 +1,70 @@
+"""What a device says of itself and of its other users -> what is wrong with it, in words. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from profiler.core.record import Conditions
+from profiler.core.units import bytes_text, in_unit_text
+
+SLOWED = 0.95  # of the highest clock: a clock that is held no lower is let pass, and so is one that falls no further
+SHARE = 0.1  # of all cores
+LEAST_SECONDS = 0.5  # the system counts in hundredths; of less one cannot tell a share
+
+Series = Sequence[Sequence[Conditions]]  # of each round, in order of time
+
+
+def held(series: Series) -> str | None:
+    """Whether the clock was held down, or fell, while steps were timed; by what, and how hot and busy it was."""
+    found = [one for round_ in series for one in round_]
+    clocks = [one.clock_hertz for one in found if one.clock_hertz is not None]
+    highest = max((one.highest_clock_hertz for one in found if one.highest_clock_hertz is not None), default=None)
+    reasons = list(dict.fromkeys(reason for one in found for reason in one.held_by))
+    is_held = bool(reasons) and (not clocks or highest is None or min(clocks) < SLOWED * highest)
+    if not is_held and not any(_falls(round_) for round_ in series):
+        return None
+    state = ", ".join([*_clock(clocks, highest), *_heat(found)])
+    by = f" by {' and '.join(reasons)}" if reasons else ""
+    return f"the clock was held down{by}: {state}; cooling, or nvidia-smi --lock-gpu-clocks, makes times comparable"
+
+
+def others(series: Series) -> str | None:
+    """Whether other processes used the device while steps were timed."""
+    on_device = max((one.num_others or 0 for round_ in series for one in round_), default=0)
+    if on_device:
+        held_bytes = max((one.others_bytes or 0 for round_ in series for one in round_), default=0)
+        size = f" that hold{'s' if on_device == 1 else ''} {bytes_text(held_bytes)}" if held_bytes else ""
+        shared = f"{on_device} other process{'' if on_device == 1 else 'es'}{size}"
+        return f"the device is shared with {shared}: times and free memory are theirs too; --device takes another one"
+    spans = [(round_[0], round_[-1]) for round_ in series if round_[0].others_seconds is not None]
+    wall = sum(last.at_seconds - first.at_seconds for first, last in spans)
+    busy = sum((last.others_seconds or 0.0) - (first.others_seconds or 0.0) for first, last in spans)
+    cores = max((first.num_cores or 0 for first, _ in spans), default=0)
+    if wall < LEAST_SECONDS or not cores or busy < SHARE * cores * wall:
+        return None
+    return f"other processes kept {busy / wall:.1f} of {cores} cores busy; a quiet machine would make the times surer"
+
+
+def _falls(round_: Sequence[Conditions]) -> bool:
+    clocks = [one.clock_hertz for one in round_ if one.clock_hertz is not None]
+    return any(later < SLOWED * max(clocks[:at]) for at, later in enumerate(clocks) if at)
+
+
+def _clock(clocks: Sequence[float], highest: float | None) -> list[str]:
+    if not clocks:
+        return []
+    span = f"{_megahertz(min(clocks))} to {_megahertz(max(clocks))}"
+    return [span if highest is None else f"{span} of {_megahertz(highest)}"]
+
+
+def _heat(found: Sequence[Conditions]) -> list[str]:
+    celsius = max((one.celsius for one in found if one.celsius is not None), default=None)
+    watts = max((one.watts for one in found if one.watts is not None), default=None)
+    limit = max((one.limit_watts for one in found if one.limit_watts is not None), default=None)
+    power = [] if watts is None else [f"up to {in_unit_text(round(watts), 'W')}"]
+    power = [f"{one} of {in_unit_text(round(limit), 'W')}" for one in power] if limit is not None else power
+    return [*([] if celsius is None else [f"up to {in_unit_text(round(celsius), 'C')}"]), *power]
+
+
+def _megahertz(hertz: float) -> str:
+    return in_unit_text(round(hertz / 1e6), "MHz")

@@ -1,0 +1,69 @@
+"""A record -> what no measurement can have given: knows nothing of who sent it, nor of where it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import msgspec
+
+from profiler.analysis.rows import static
+from profiler.core.limits import LARGEST
+from profiler.core.record import Readings, Record, evidence
+from profiler.core.units import bytes_text
+
+COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # none of them can be below zero either
+
+
+def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
+    """Each number that cannot be, in words; `passes` are those of its trial, None where these are not known."""
+    readings = record.readings
+    for of, part in {"": readings, **{name: getattr(record, name) for name in COUNTED}}.items():
+        for name, value in _out_of_range(msgspec.to_builtins(part), of):
+            yield f"{name} is {value}"
+    yield from _peak(readings)
+    yield from _ranks(record)
+    if readings.step_seconds and not all(readings.step_seconds):
+        yield "a step of 0 seconds is among the samples"
+    kind = evidence(record.case, record.environment)
+    if kind == "rehearsed" and (readings.step_seconds or record.equality):
+        yield "a device that computes nothing gave times or gradients"
+    is_timed = passes is not None and "time" in passes and kind == "measured"
+    if is_timed and record.outcome == "ok" and not readings.step_seconds:
+        yield "ok, and its step has no time samples"
+
+
+def _peak(readings: Readings) -> Iterator[str]:
+    """What is live at the peak is at least all that is there in every step, and all that the forward keeps."""
+    peak, floors = readings.peak_bytes, {"static": static(readings), "saved": readings.saved_bytes}
+    for name, floor in floors.items():
+        if peak is not None and floor is not None and peak < floor:
+            yield f"the peak of {bytes_text(peak)} is below the {name} {bytes_text(floor)}"
+
+
+def _ranks(record: Record) -> Iterator[str]:
+    """The bytes of a record are those of the rank with the highest peak."""
+    ranks = record.readings.ranks
+    if ranks is None:
+        return
+    if len(ranks) != record.case.num_ranks:
+        yield f"it has {len(ranks)} of {record.case.num_ranks} ranks"
+    highest = max((rank.peak_bytes for rank in ranks), default=0)
+    if highest != record.readings.peak_bytes:
+        yield f"the peak is not the highest of its ranks, {bytes_text(highest)}"
+    for number, rank in enumerate(ranks):
+        for name, floor in {"static": sum(rank.static_bytes.values()), "saved": rank.saved_bytes}.items():
+            if rank.peak_bytes < floor:
+                yield f"rank {number}'s peak of {bytes_text(rank.peak_bytes)} is below the {name} {bytes_text(floor)}"
+
+
+def _out_of_range(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every number below zero or beyond LARGEST in nested data, with the name it is under."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _out_of_range(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _out_of_range(inner, name)
+    elif isinstance(value, int | float) and not 0 <= value <= LARGEST:
+        yield name, value

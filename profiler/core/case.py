@@ -1,0 +1,183 @@
+"""One point to measure, as plain data: knows nothing of torch, of the catalogue or of screens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from profiler.core import gpu_kinds
+from profiler.core.errors import UserError
+from profiler.core.limits import Real, Whole
+from profiler.core.stats.stopping import Sampling
+
+PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
+OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
+FAKE = "fake:"  # what the name of a device begins with that is predicted for, and need not be there
+
+
+class Choice(str):
+    """A name with options, written and read everywhere as `segments:k=8,split=balanced`.
+
+    A name may itself hold colons (`torchvision:resnet18`): what follows the last colon is options
+    where it holds a `=`. Two equal texts are one choice; `catalogue.resolve` makes the text canonical.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, object]) -> Choice:
+        text = ",".join(f"{key}={_word(value)}" for key, value in options.items())
+        return cls(f"{name}:{text}" if text else name)
+
+    @property
+    def name(self) -> str:
+        return self._halves()[0]
+
+    @property
+    def options(self) -> dict[str, str]:
+        pieces = self._halves()[1].split(",") if self._halves()[1] else []
+        pairs = [piece.partition("=") for piece in pieces]
+        for key, _, value in pairs:
+            if not key or not value:
+                raise UserError(
+                    f"'{self}' has an option without a name or a value", hint="write name:key=value,key=value"
+                )
+        keys = [key for key, _, _ in pairs]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise UserError(f"'{self}' gives {twice} twice", hint=f"{twice}=a|b measures both")
+        return {key: value for key, _, value in pairs}
+
+    def _halves(self) -> tuple[str, str]:
+        name, colon, rest = self.rpartition(":")
+        return (name, rest) if colon and "=" in rest else (str(self), "")
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
+    """One point to measure. Its `id` is the same on every machine."""
+
+    model: Choice
+    strategy: Choice
+    optimizer: Choice
+    batch_size: Whole | None  # None: the model makes its own
+    device: str
+    precision: str = "fp32"  # fp32, bf16, fp16, amp-bf16, amp-fp16
+    blocks: str | None = None  # a pattern of names; None: as the model says, or as they are found
+    accumulate: Whole = 1  # micro-batches a step
+    keep_gradients: bool = False  # zero them in place between steps instead of dropping them
+    repair_batchnorm: bool = False
+    data: str = "synthetic"  # or "files", read from the directory that the command names
+    verify: str = "auto"  # auto, off, strict
+    seed: int = 0
+    warmup: Whole = 1
+    samples: Whole = 5  # timed steps a round; at least so many, where there is
+    # these are in the id only where they are set
+    sampling: Sampling | UnsetType = UNSET  # until when there are more samples
+    parallel: Choice | UnsetType = UNSET  # how several ranks train the model together: ddp, fsdp2
+    ranks: Whole | UnsetType = UNSET  # how many, each a process with a batch and a device of its own
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(encode(self, order="sorted")).hexdigest()[:12]
+
+    @property
+    def baseline(self) -> Case:
+        """The same point without checkpointing."""
+        return msgspec.structs.replace(self, strategy=Choice("none"))
+
+    @property
+    def num_ranks(self) -> int:
+        return self.ranks or 1
+
+    @property
+    def is_predicted(self) -> bool:
+        return self.device.startswith(FAKE)
+
+    @property
+    def torch_device(self) -> str:
+        """Where torch puts the tensors: a prediction needs no device."""
+        return "cpu" if self.is_predicted else gpu_kinds.visible(self.device)
+
+    @property
+    def twin(self) -> Case:
+        """The point that a measurement and its prediction share: the same on the kind of device."""
+        device = self.device.removeprefix(FAKE)
+        kind = device if device == "cpu" or gpu_kinds.of(device) else "cuda"
+        return msgspec.structs.replace(self, device=kind)
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measured row without checkpointing tells the predictions of its model."""
+
+    hidden_bytes: dict[str, Whole]  # what the operators pass gave, by signature
+    device_name: str | None = None
+    step_seconds: Real | None = None  # the median
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One case in one round: what a worker is asked to do."""
+
+    case: Case
+    round: Whole = 1
+    passes: tuple[str, ...] = PASSES
+    digests: dict[str, str] | None = None  # what the baseline's equality pass gave
+    calibration: Calibration | None = None  # of a prediction
+    data_directory: str | None = None
+    limit_seconds: float | None = None  # that each of its stages may take
+
+
+def encode(value: Any, *, order: Any = None) -> bytes:
+    """Any of gcprof's data as JSON; Choices as text."""
+    return msgspec.json.encode(value, enc_hook=_as_text, order=order)
+
+
+def decode(text: bytes | str, kind: type[Any]) -> Any:
+    """JSON as `kind`. Raises msgspec.DecodeError or msgspec.ValidationError."""
+    return _decoder(kind).decode(text)  # type: ignore[arg-type]  # classes can be hashed
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_from_text)
+
+
+def split_choices(text: str) -> list[Choice]:
+    """A list as users write it: `none,segments:k=8,split=balanced,all` -> three choices.
+
+    A piece `key=value` without a name belongs to the choice before it; `k=2|4|8` spans an axis.
+    """
+    words: list[str] = []
+    for piece in (piece.strip() for piece in text.split(",")):
+        if not piece:
+            raise UserError(f"'{text}' has an empty item", hint="separate items by single commas")
+        if words and "=" in piece and ":" not in piece.partition("=")[0]:
+            words[-1] += ("," if "=" in words[-1] else ":") + piece
+        else:
+            words.append(piece)
+    return [choice for word in words for choice in _span(Choice(word))]
+
+
+def _span(choice: Choice) -> list[Choice]:
+    spread: list[dict[str, str]] = [{}]
+    for key, value in choice.options.items():
+        spread = [{**options, key: one} for options in spread for one in value.split("|")]
+    return [Choice.of(choice.name, options) for options in spread]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _as_text(value: object) -> str:
+    assert isinstance(value, str), f"no JSON for {type(value)}"
+    return str(value)
+
+
+def _from_text(kind: type[Any], value: Any) -> Any:
+    assert kind is Choice, f"no reader for {kind}"
+    return Choice(value)

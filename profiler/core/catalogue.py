@@ -1,0 +1,298 @@
+"""Names -> code, read without importing it: what exists, which options it takes, what it is about.
+
+A room's table maps a name to "package.module:function". Everything else stands in that function's own source: its
+keyword-only parameters are the options, their annotations the kinds, its docstring's first line is the "about".
+So a new model or strategy is one file and one line, and listing them never imports torch.
+
+A function whose first parameter is `name` is a family: `torchvision:resnet18` calls torchvision's with name="resnet18".
+The family `*` takes what is in no table and looks like code: `path/to/file.py:factory`, `package.module:factory`; its
+options are the parameters of that function, which is the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+
+Count = int  # as an annotation of an option: a whole number from 1
+KINDS = {
+    "Count": "a whole number from 1 to 2147483647",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a word",
+    "value": "a value",
+}
+FAMILY, USERS = "name", "*"
+CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One option of a choice. `default` is None where it must be given."""
+
+    name: str
+    kind: str
+    default: str | None = None
+    words: tuple[str, ...] = ()  # all that a Literal allows
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a table, with what its function's source says."""
+
+    name: str
+    target: str
+    about: str
+    parameters: dict[str, str | None]  # what the room itself passes, with defaults
+    options: tuple[Option, ...]
+    open: bool = False  # takes options of any name besides
+    member: str | None = None  # of a family
+
+
+def entries(table: Mapping[str, str], *, hidden: bool = False) -> list[Entry]:
+    """All entries of a table in its order, families as `family:NAME`; those that begin with `_` where asked for."""
+    found = [(name, _entry(name, table[name])) for name in table if hidden or not name.startswith("_")]
+    shown = {name: f"{name}:NAME" if FAMILY in entry.parameters else name for name, entry in found}
+    shown[USERS] = "path/to/file.py:FACTORY"
+    return [msgspec.structs.replace(entry, name=shown[name]) for name, entry in found]
+
+
+def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
+    """The entry of that name. Raises UserError, naming the nearest, where there is none."""
+    if entry := _listed(name, table):
+        return entry
+    if is_code(name, table):
+        return _users_entry(name, table[USERS])
+    known = [entry.name for entry in entries(table)]
+    raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, known))
+
+
+def is_code(name: str, table: Mapping[str, str]) -> bool:
+    """Whether a name is of a function of the user's own; looks at no file of theirs, and imports nothing."""
+    return USERS in table and not _listed(name, table) and CODE.fullmatch(name) is not None
+
+
+def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> Choice:
+    """The choice in its one canonical text: options checked, in their order, defaults left out.
+
+    Raises UserError for an unknown name or option, a value of the wrong kind, or a missing option.
+    """
+    entry = read(choice.name, table, what=what)
+    given = choice.options
+    known = {option.name: option for option in entry.options}
+    for key in given:
+        if key not in known and not entry.open:
+            hint = _nearest(key, list(known)) if known else f"'{choice.name}' takes no options"
+            raise UserError(f"'{choice}': {what} '{choice.name}' has no option '{key}'", hint=hint)
+    for option in entry.options:
+        if option.default is None and option.name not in given:
+            kind = KINDS.get(option.kind, option.kind)
+            raise UserError(
+                f"'{choice}' needs {option.name}", hint=f"write {choice.name}:{option.name}=... with {kind}"
+            )
+    for key, text in given.items():
+        _value(text, known.get(key, _any(key)), choice)
+    ordered = [*(key for key in known if key in given), *sorted(given.keys() - known.keys())]
+    canonical = {key: _canonical(given[key], known.get(key, _any(key)), choice) for key in ordered}
+    kept = {key: text for key, text in canonical.items() if key not in known or text != known[key].default}
+    return Choice.of(choice.name, kept)
+
+
+def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function behind a choice, imported, and its options as keywords of the right type."""
+    entry = read(choice.name, table)
+    module, _, attribute = entry.target.partition(":")
+    known = {option.name: option for option in entry.options}
+    keywords = {key: _value(value, known.get(key, _any(key)), choice) for key, value in choice.options.items()}
+    if entry.member is not None:
+        keywords[FAMILY] = entry.member
+    return getattr(importlib.import_module(module), attribute), keywords
+
+
+def _listed(name: str, table: Mapping[str, str]) -> Entry | None:
+    """The entry of a name that stands in the table, or of a member of a family there; `*` is the name of none."""
+    family, _, member = name.partition(":")
+    if family == USERS or family not in table:
+        return None
+    entry = _entry(family, table[family])
+    if FAMILY not in entry.parameters:
+        return None if member else entry
+    return msgspec.structs.replace(entry, name=name, member=member) if member else None
+
+
+def _entry(name: str, target: str) -> Entry:
+    function = _function(target)
+    return Entry(
+        name=name,
+        target=target,
+        about=(ast.get_docstring(function) or "").partition("\n")[0],
+        parameters=_parameters(function),
+        options=tuple(
+            _option(argument, default)
+            for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+        ),
+        open=function.args.kwarg is not None,
+    )
+
+
+def _users_entry(name: str, adapter: str) -> Entry:
+    """The user's function through our adapter: every parameter of theirs but the batch size is an option."""
+    function = _function(name)
+    parameters = {**_parameters(function)}
+    for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        parameters[argument.arg] = _text(default)
+    annotations = {argument.arg: argument.annotation for argument in _all_arguments(function)}
+    options = [
+        Option(name=key, kind=_kind(annotations[key]), default=default)
+        for key, default in parameters.items()
+        if key != "batch_size"
+    ]
+    return Entry(
+        name=name,
+        target=adapter,
+        about=(ast.get_docstring(function) or "").partition("\n")[0],
+        parameters={key: default for key, default in parameters.items() if key == "batch_size"},
+        options=tuple(options),
+        open=function.args.kwarg is not None,
+        member=name,
+    )
+
+
+def _all_arguments(function: ast.FunctionDef) -> list[ast.arg]:
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def _parameters(function: ast.FunctionDef) -> dict[str, str | None]:
+    """Positional parameters with their defaults as text."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    given = function.args.defaults
+    defaults = [None] * (len(positional) - len(given)) + [_text(value) for value in given]
+    return {argument.arg: default for argument, default in zip(positional, defaults, strict=True)}
+
+
+def _kind(annotation: ast.expr | None) -> str:
+    kind = ast.unparse(annotation) if annotation else ""
+    return kind if kind in KINDS else "value"
+
+
+def _any(key: str) -> Option:
+    return Option(name=key, kind="value")
+
+
+def _option(argument: ast.arg, default: ast.expr | None) -> Option:
+    annotation = argument.annotation
+    if isinstance(annotation, ast.Subscript):  # Literal["torch", "balanced"]
+        words = tuple(str(word) for word in ast.literal_eval(annotation.slice))
+        return Option(name=argument.arg, kind=" or ".join(words), default=_text(default), words=words)
+    kind = ast.unparse(annotation) if annotation else ""
+    assert kind in KINDS, f"option {argument.arg} is annotated '{kind}': take one of {', '.join(KINDS)} or a Literal"
+    return Option(name=argument.arg, kind=kind, default=_text(default))
+
+
+def _text(default: ast.expr | None) -> str | None:
+    """A default as the text that one would write for it; code that is no plain value as it stands."""
+    if default is None:
+        return None
+    try:
+        value = ast.literal_eval(default)
+    except ValueError:
+        return ast.unparse(default)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(text: str, option: Option, choice: Choice) -> Any:
+    read_as: dict[str, Callable[[str], Any]] = {
+        "Count": int,
+        "int": int,
+        "float": float,
+        "str": str,
+        "bool": lambda word: {"true": True, "false": False}[word],
+        "value": _literal,
+    }
+    try:
+        value = read_as.get(option.kind, str)(text)
+        if not _allowed(value, option):
+            raise ValueError
+    except (ValueError, KeyError):
+        kind = KINDS.get(option.kind, option.kind)
+        raise UserError(f"'{choice}': {option.name}={text} is not {kind}", hint=f"{option.name} is {kind}") from None
+    return value
+
+
+def _allowed(value: Any, option: Option) -> bool:
+    if option.kind == "Count":
+        return bool(1 <= value < 2**31)
+    return math.isfinite(value) if option.kind == "float" else not option.words or value in option.words
+
+
+def _canonical(text: str, option: Option, choice: Choice) -> str:
+    value = _value(text, option, choice)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _literal(text: str) -> Any:
+    """A number, true or false where the text is one, else the word itself."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+@cache
+def _function(target: str) -> ast.FunctionDef:
+    """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
+    name, _, attribute = target.rpartition(":")
+    path, get_source = _source(name)
+    try:
+        tree = ast.parse(get_source())
+    except (OSError, ImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot read '{path}': {reason}", hint="write path/to/file.py:factory") from None
+    except (SyntaxError, ValueError) as error:
+        where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if attribute not in functions:
+        raise UserError(f"'{path}' has no function '{attribute}'", hint=_nearest(attribute, list(functions)))
+    return functions[attribute]
+
+
+def place(target: str) -> Path:
+    """The file of "package.module:function" or "path/to/file.py:function". Raises UserError for an unknown module."""
+    return _source(target.rpartition(":")[0])[0]
+
+
+def _source(name: str) -> tuple[Path, Callable[[], str]]:
+    """A file, or a module's, found without importing more than the packages around it; and what reads it.
+
+    Modules are read by what would import them: they may be in a zip.
+    """
+    if name.endswith(".py"):
+        return Path(name), lambda: Path(name).read_text(encoding="utf-8")
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"no module '{name}': {error}", hint="write package.module:factory") from None
+    if spec is None or spec.origin is None:
+        raise UserError(f"there is no module '{name}'", hint="write package.module:factory, or path/to/file.py:factory")
+    origin, get_source = Path(spec.origin), getattr(spec.loader, "get_source", lambda module: None)
+    return origin, lambda: get_source(name) or origin.read_text(encoding="utf-8")
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(known) or 'none'}"

@@ -1,0 +1,136 @@
+"""A plan as users keep it: which blocks run under which checkpoints, in a JSON file. Knows nothing of costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from profiler.core.errors import UserError
+from profiler.core.files import atomic_write, strict_json
+
+SCHEMA = 1
+HINT = "`gcprof plan` writes one with -o plan.json"
+GROUPS = {  # operators of aten, by the words for them
+    "matmul": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"),
+    "conv": ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
+    "attention": (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    ),
+}
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Consecutive blocks, and segments of them, that are computed again together in the backward."""
+
+    blocks: tuple[str | Segment, ...]
+    save: str | None = None  # the results that are kept: matmul, conv, attention, joined by +; None: nothing
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a plan does to a model, and what the model was when it was made."""
+
+    schema: int = SCHEMA
+    plan: str  # in the planner's words: `[1-3] 4 [5] 6-12`
+    segments: tuple[Segment, ...]
+    fingerprint: dict[str, tuple[str, ...]]  # all blocks in order, each with its parameters: `weight float32 64 x 3`
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for segments that are no runs of the blocks, or not apart."""
+        wrong = _fault(self)
+        if wrong:
+            raise ValueError(wrong)
+
+
+class _Numbered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan of any schema says of itself."""
+
+    schema: int
+
+
+def read(path: Path) -> Recipe:
+    """Raises UserError for a file that is not there, is damaged, or of another schema."""
+    try:
+        text = strict_json.read(path)
+        schema = msgspec.json.decode(text, type=_Numbered).schema
+        if schema != SCHEMA:
+            raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
+        found = msgspec.json.decode(text, type=Recipe)
+        strict_json.check(text)
+        return found
+    except OSError as error:
+        raise UserError(f"cannot read the plan '{path}': {error.strerror}", hint=HINT) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"'{path}' is not a plan: {error}", hint=HINT) from None
+
+
+def write(recipe: Recipe, path: Path) -> None:
+    """As JSON, over what is there. Raises UserError (exit code 74) where the file cannot be written."""
+    atomic_write.write(path, encoded(recipe))
+
+
+def encoded(recipe: Recipe) -> bytes:
+    """As `write` writes it."""
+    return msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n"
+
+
+def changes(recipe: Recipe, fingerprint: dict[str, tuple[str, ...]]) -> list[str]:
+    """What is different in a model since the recipe was made, in words; nothing where it still fits."""
+    before, now = recipe.fingerprint, fingerprint
+    return [
+        *(f"block '{name}' is gone" for name in before if name not in now),
+        *(f"block '{name}' is new" for name in now if name not in before),
+        *(line for name in before if name in now for line in _differences(name, before[name], now[name])),
+    ]
+
+
+def operators(save: str) -> tuple[str, ...]:
+    """The operators of aten that a save option names, by groups or by themselves: `matmul+gelu`."""
+    return tuple(name for word in save.split("+") for name in GROUPS.get(word, (word,)))
+
+
+def every(segments: Iterable[str | Segment]) -> Iterator[Segment]:
+    """All segments, the outer ones before those in them."""
+    for segment in segments:
+        if isinstance(segment, Segment):
+            yield segment
+            yield from every(segment.blocks)
+
+
+def names(segment: Segment) -> list[str]:
+    """All blocks of a segment, in order."""
+    return [name for item in segment.blocks for name in (names(item) if isinstance(item, Segment) else [item])]
+
+
+def _fault(recipe: Recipe) -> str | None:
+    """Why its segments are none of its blocks; None where they are."""
+    known = list(recipe.fingerprint)
+    for segment in every(recipe.segments):
+        run = names(segment)
+        unknown = [name for name in run if name not in recipe.fingerprint]
+        if unknown:
+            return f"'{unknown[0]}' is none of its blocks"
+        if not run or run != known[known.index(run[0]) :][: len(run)]:
+            return f"segment [{' '.join(run)}] is no run of consecutive blocks"
+    counts = Counter(name for segment in recipe.segments for name in names(segment))
+    twice = [name for name, count in counts.items() if count > 1]
+    return f"'{twice[0]}' is in two segments" if twice else None
+
+
+def _differences(block: str, before: Iterable[str], now: Iterable[str]) -> list[str]:
+    was, are = (dict(_halves(words)) for words in (before, now))
+    return [
+        f"{block}.{name} was {was.get(name, 'not there')}, is {are.get(name, 'not there')}"
+        for name in dict.fromkeys([*was, *are])
+        if was.get(name) != are.get(name)
+    ]
+
+
+def _halves(words: Iterable[str]) -> list[tuple[str, str]]:
+    return [(name, rest) for name, _, rest in (word.partition(" ") for word in words)]

@@ -1,0 +1,213 @@
+"""What a trial found, as plain data: knows nothing of torch or of screens.
+
+Schema history (a change is a new number, a line here, and an old file kept in tests/records/):
+1  first release
+
+None of these holds itself, so the garbage collector need not look (`gc=False`): half the time of reading 10,000.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from profiler.core import gpu_kinds
+from profiler.core.case import Case, Choice
+from profiler.core.limits import Real, Whole
+
+SCHEMA = 1
+
+Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "crashed", "failed"]
+# how a number came about: a device ran the step; PyTorch's own CUDA code did on a hollow one; it was traced
+Evidence = Literal["measured", "rehearsed", "predicted"]
+# the median was sure enough; or their number or time was spent; or the next would have passed the limit of the stage
+Stopped = Literal["target", "samples", "seconds", "limit"]
+SOFTWARE = ("gcprof", "python", "torch")  # of an environment: the same in all of a run
+HARDWARE = ("device_name", "cuda", "driver", "num_threads")  # the same wherever a device has the same name in a case
+PHASES = ("forward", "backward", "optimizer")
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What it was like at the device at one moment; None for what it does not tell."""
+
+    at_seconds: Real  # since the device was opened
+    clock_hertz: Real | None = None
+    highest_clock_hertz: Real | None = None
+    celsius: Real | None = None
+    watts: Real | None = None
+    limit_watts: Real | None = None
+    held_by: tuple[str, ...] = ()  # what keeps the clock down: heat, power limit, ...
+    num_others: Whole | None = None  # processes on the device besides this one
+    others_bytes: Whole | None = None  # of the device's memory, that they hold
+    others_seconds: Real | None = None  # of all cores, that others took since the device was opened
+    num_cores: Whole | None = None
+
+
+class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The largest number of bytes live in one phase of the step, by three accounts."""
+
+    allocated: Whole
+    reserved: Whole | None = None  # by the caching allocator
+    device: Whole | None = None  # all that is taken of the device, other processes included
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What was live over the watched step, in few points: to be drawn. The peak is one of them."""
+
+    phases: tuple[tuple[str, Whole], ...]  # in order, each with the number of its first point
+    nbytes: dict[str, tuple[Whole, ...]]  # at each point: by category where the step was traced, else all as "live"
+    operator: str | None = None  # traced: what ran at the peak,
+    module: str | None = None  # and where; empty outside of all modules
+    modules: dict[str, Whole] = {}  # traced: what the largest blocks or modules held at the peak
+
+
+class RankBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one of several ranks holds."""
+
+    static_bytes: dict[str, Whole]  # the buckets and gathered parameters that stay between steps are among them
+    saved_bytes: Whole
+    peak_bytes: Whole
+    gathered_bytes: Whole | None = None  # the most bytes of parameters gathered from all ranks that were live at once
+
+
+class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the meters read; None where a number was not measured. Bytes and seconds.
+
+    Of several ranks, bytes are those of the rank with the highest peak, and each sample is the slowest rank's.
+    """
+
+    static_bytes: dict[str, Whole] | None = None  # parameters, buffers, gradients, optimizer, inputs
+    start_bytes: Whole | None = None  # live when the forward begins
+    saved_bytes: Whole | None = None  # what the forward leaves live for the backward
+    phases: dict[str, PhaseBytes] | None = None
+    peak_bytes: Whole | None = None
+    peak_phase: str | None = None
+    peak_gradient_bytes: Whole | None = None  # gradients of this step that were there at the peak
+    timeline: Timeline | None = None
+    reserved_bytes: Whole | None = None
+    device_bytes: Whole | None = None
+    forward_flops: Whole | None = None
+    backward_flops: Whole | None = None  # the recompute included
+    hidden_bytes: dict[str, Whole] | None = None  # what operators take besides their outputs, by signature
+    block_calls: tuple[Whole, ...] | None = None  # how often each block's forward ran in a step
+    forward_seconds: tuple[Real, ...] | None = None
+    backward_seconds: tuple[Real, ...] | None = None
+    optimizer_seconds: tuple[Real, ...] | None = None
+    step_seconds: tuple[Real, ...] | None = None
+    warmup_seconds: tuple[Real, ...] | None = None  # steps before these: the first, those asked for, those found
+    steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
+    host_share: Real | None = None  # of a step, until the host had asked for it; where a device works meanwhile
+    stopped: Stopped | None = None  # why there are no more samples
+    ranks: tuple[RankBytes, ...] | None = None  # in order, where several train together
+    conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
+
+
+class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How a strategy's loss, gradients and buffers compare with those of the step without checkpointing.
+
+    Differences are relative: the largest absolute difference of a tensor over its largest absolute value.
+    """
+
+    loss_equal: bool  # to the bit
+    gradients_equal: bool  # to the bit
+    buffers_equal: bool  # to the bit, but for BatchNorm's count of its batches
+    random_state_equal: bool
+    largest_difference: Real | None = None
+    buffers_difference: Real | None = None
+    worst_parameter: str | None = None
+    missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
+    num_gradients: Whole | None = None  # parameters that have one without checkpointing, where they were compared
+    rounding_floor: Real | None = None  # the same where the last bit of the weights differs
+    precision_difference: Real | None = None  # the same to a run without checkpointing in fp32
+    noise_floor: Real | None = None  # the same difference between two runs without checkpointing
+    ranks_difference: Real | None = None  # the same to the mean of one process's gradients of all ranks' batches
+    against: str = "none"  # the strategy that it was compared with
+    digests: dict[str, str] = {}
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where and with what a trial ran; neither host nor user."""
+
+    gcprof: str
+    python: str
+    system: str
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    device_name: str | None = None
+    device_bytes: Whole | None = None
+    device_uuid: str | None = None
+    num_threads: Whole | None = None
+    started: str | None = None  # UTC, ISO 8601
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the trial really built: the model's size, its batch, and what the strategy did to it."""
+
+    num_parameters: Whole
+    num_blocks: Whole
+    data: str  # "synthetic", or the data set's name
+    split: str | None = None  # "31x3+7": 31 checkpointed segments of 3 blocks, the last 7 plain
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Something that the reader of a number must know; the text names the option that helps."""
+
+    code: str
+    text: str
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy did to a module."""
+
+    split: str | None = None
+    reference: Choice | None = None  # where random numbers are drawn otherwise: what to compare with instead of `none`
+    changes_kernels: bool = False  # other operators do the same work: equal but for rounding
+    recomputes: dict[int, int] = {}  # by index of a block: how often it is computed again in the backward
+    kept: tuple[str, ...] = ()  # operators that are not computed again in these blocks
+    notes: tuple[Note, ...] = ()
+
+
+class Shortage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request for memory that failed, as far as the error tells it. Bytes."""
+
+    of: Literal["device", "host"]
+    asked_bytes: Whole | None = None
+    free_bytes: Whole | None = None
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One trial, one line of trials.jsonl."""
+
+    schema: Whole = SCHEMA
+    case: Case
+    round: Whole = 1
+    outcome: Outcome
+    detail: str | None = None  # why it is not ok
+    shortage: Shortage | None = None  # where it ran out of memory
+    built: Built | None = None
+    readings: Readings = Readings()
+    equality: Equality | None = None
+    environment: Environment | None = None
+    notes: tuple[Note, ...] = ()
+    stage_seconds: dict[str, Real] = {}  # what the trial itself cost: start, build, equality, memory, time
+    num_steps: Whole = 0  # training steps that the trial ran in all
+
+
+def evidence(case: Case, environment: Environment | None) -> Evidence:
+    """Returns what the numbers of a trial are evidence of: they are rehearsed where its device's name says Hollow."""
+    if case.is_predicted:
+        return "predicted"
+    name = environment.device_name if environment else None
+    return "rehearsed" if gpu_kinds.is_hollow(name) else "measured"
+
+
+def moment(text: str | None) -> datetime | None:
+    """What `started` and `created` say, in UTC where they do not say where; None for what is no time."""
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -1,0 +1,116 @@
+"""What travels to the nodes of a cluster: this package, and the user's own code that a plan names; no data.
+
+Knows nothing of clusters.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from profiler.core import catalogue, gpu_specs, secret_filter
+from profiler.core.case import Case
+from profiler.core.errors import UserError
+from profiler.training import models
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def pack_package(folder: Path) -> Path:
+    """Copy this package into a folder, with what it knows of GPUs; where it is there."""
+    there = folder / PACKAGE.name
+    shutil.copytree(PACKAGE, there, ignore=shutil.ignore_patterns("__pycache__", "results"), dirs_exist_ok=True)
+    shutil.copytree(gpu_specs.folder(), there / "configs" / "devices", dirs_exist_ok=True)
+    return there
+
+
+def pack_code(folder: Path, files: Iterable[Path]) -> None:
+    """Copy files of the present folder into another, at the same places below it."""
+    for path in files:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / path)
+
+
+def code(cases: Iterable[Case]) -> tuple[Path, ...]:
+    """The user's files that the cases name, and those of theirs that these import, relative to the present folder.
+
+    Modules from elsewhere must be installed on the nodes. Raises UserError for a file that is not below the present
+    folder, or that holds what looks like a secret.
+    """
+    here, found = Path.cwd(), dict[Path, None]()
+    for path in dict.fromkeys(_named(cases)):
+        found |= (
+            dict.fromkeys(_with_imports(path, roots=(path.parent, Path()))) if path.suffix == ".py" else {path: None}
+        )
+    for path in found:
+        if secret_filter.hide(text := (here / path).read_text(encoding="utf-8", errors="replace")) != text:
+            message = f"'{path}' holds what looks like a secret, and would travel to every node"
+            raise UserError(message, hint="let it read the secret from the environment of the node")
+    return tuple(found)
+
+
+def _named(cases: Iterable[Case]) -> Iterator[Path]:
+    for choice in dict.fromkeys(choice for case in cases for choice in (case.model, case.strategy)):
+        if file := choice.options.get("file"):
+            yield _below(file)
+        if not catalogue.is_code(choice.name, models.TABLE):
+            continue
+        place = choice.name.rpartition(":")[0]
+        if place.endswith(".py"):
+            yield _below(place)
+        elif (path := catalogue.place(choice.name).resolve()).is_relative_to(Path.cwd()):
+            yield path.relative_to(Path.cwd())
+
+
+def _below(name: str) -> Path:
+    """A file as the user named it. Raises UserError where that name leads elsewhere on a node."""
+    path = Path(name)
+    if path.is_absolute() or not path.resolve().is_relative_to(Path.cwd()) or ".." in path.parts:
+        hint = "go to a folder above it, and name it from there, as in models/mine.py:make"
+        raise UserError(f"'{name}' does not travel to a cluster: it is not named from the present folder", hint=hint)
+    return path
+
+
+def _with_imports(path: Path, *, roots: tuple[Path, ...]) -> Iterator[Path]:
+    """A file, and what it imports of the same folders, and so on; packages with their __init__.py."""
+    found, waiting = dict[Path, None](), [path]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found[one] = None
+            waiting += [place for place in _imported(one, roots) if place.is_file() and _is_below(place)]
+    return iter(found)
+
+
+def _is_below(path: Path) -> bool:
+    """Whether it is in the present folder: a link may lead anywhere."""
+    return path.resolve().is_relative_to(Path.cwd())
+
+
+def _parsed(path: Path) -> ast.AST:
+    """What cannot be read as Python imports nothing, and raises where it is run."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _imported(path: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
+    """Where the modules would be that a file imports."""
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from (place for root in roots for place in _places(root, alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            below = roots if not node.level else tuple(path.parents)[node.level - 1 : node.level]
+            words = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
+            yield from (place for root in below for word in words for place in _places(root, word))
+
+
+def _places(root: Path, name: str) -> Iterator[Path]:
+    for piece in name.split("."):
+        root = root / piece
+        yield root.with_suffix(".py")
+        yield root / "__init__.py"

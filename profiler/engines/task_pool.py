@@ -1,0 +1,122 @@
+"""Trials sent elsewhere: so many at once, again where their place was lost, ended when nobody waits. Knows no place."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from profiler.core.case import Trial
+
+AHEAD = 256  # trials of a device that are sent and not yet back: all of them would fill the sender's memory
+ATTEMPTS = 3
+LOOK_SECONDS = 2.0  # between looks for places that are gone, while nothing comes back
+
+
+class Sent(NamedTuple):
+    """A trial under way."""
+
+    trial: Trial
+    attempt: int
+    future: Future[Any]
+    cancel: Callable[[], object]  # also while it is at work
+
+
+class Landed(NamedTuple):
+    """A trial that came back with its answer, or with what went wrong; neither where it had no place to go."""
+
+    trial: Trial
+    answer: Any = None
+    error: BaseException | None = None
+    attempts: int = 1
+
+
+def fly(
+    trials: Iterable[Trial],
+    *,
+    send: Callable[[Trial], tuple[Future[Any], Callable[[], object]]],
+    is_lost: Callable[[BaseException], bool],
+    has_place: Callable[[str], bool],
+    patience: float,
+) -> Iterator[Landed]:
+    """Each trial once, as it comes back.
+
+    One whose error `is_lost` is sent again, ATTEMPTS times in all. Those of a device that has had no place for
+    `patience` seconds come back empty. Closing the iterator cancels what is under way.
+    """
+    flight = _Flight(trials, send)
+    try:
+        while flight.fill():
+            back = flight.back()
+            if back is None:
+                yield from flight.stranded(has_place, patience)
+            elif landed := flight.land(back, is_lost):
+                yield landed
+    finally:
+        flight.cancel()
+
+
+class _Flight:
+    """What is still to be sent, by device, so that none waits for another's; and what is under way."""
+
+    def __init__(
+        self, trials: Iterable[Trial], send: Callable[[Trial], tuple[Future[Any], Callable[[], object]]]
+    ) -> None:
+        self._send = send
+        self._waiting: dict[str, deque[tuple[Trial, int]]] = {}
+        for trial in trials:
+            self._waiting.setdefault(trial.case.device, deque()).append((trial, 1))
+        self._aloft: dict[Future[Any], Sent] = {}
+        self._back: SimpleQueue[Future[Any]] = SimpleQueue()
+        self._gone: dict[str, float] = {}  # since when a device has no place
+
+    def fill(self) -> bool:
+        """Send what may be sent; whether anything is under way."""
+        for device, waiting in self._waiting.items():
+            room = AHEAD - sum(sent.trial.case.device == device for sent in self._aloft.values()) if waiting else 0
+            for _ in range(min(room, len(waiting))):
+                trial, attempt = waiting.popleft()
+                future, cancel = self._send(trial)
+                self._aloft[future] = Sent(trial, attempt, future, cancel)
+                future.add_done_callback(self._back.put)
+        return bool(self._aloft)
+
+    def back(self) -> Future[Any] | None:
+        """What is answered; None where nothing is for a while."""
+        try:
+            return self._back.get(timeout=LOOK_SECONDS)  # in Python, where signals are heard
+        except Empty:
+            return None
+
+    def land(self, future: Future[Any], is_lost: Callable[[BaseException], bool]) -> Landed | None:
+        """What came back; None where it is sent again, or nobody waits for it any more."""
+        sent = self._aloft.pop(future, None)
+        if sent is None:
+            return None
+        error = future.exception()
+        if error and is_lost(error) and sent.attempt < ATTEMPTS:
+            self._waiting[sent.trial.case.device].appendleft((sent.trial, sent.attempt + 1))
+            return None
+        answer = None if error else future.result()
+        return Landed(sent.trial, answer, error, sent.attempt)
+
+    def stranded(self, has_place: Callable[[str], bool], patience: float) -> Iterator[Landed]:
+        """All of a device that has had no place for so long."""
+        now = time.monotonic()
+        devices = dict.fromkeys(sent.trial.case.device for sent in self._aloft.values())
+        self._gone = {device: self._gone.get(device, now) for device in devices if not has_place(device)}
+        for device in [device for device, since in self._gone.items() if now - since >= patience]:
+            sent = [one for one in self._aloft.values() if one.trial.case.device == device]
+            self.cancel(sent)
+            left = [trial for trial, _ in self._waiting[device]]
+            self._waiting[device].clear()
+            yield from (Landed(trial) for trial in (*(one.trial for one in sent), *left))
+
+    def cancel(self, some: Iterable[Sent] | None = None) -> None:
+        """End what is under way, or some of it; what it still answers is heard no more."""
+        for sent in list(self._aloft.values() if some is None else some):
+            del self._aloft[sent.future]
+            sent.cancel()

@@ -1,0 +1,191 @@
+"""The child process: one request in, one Record out, on a channel of its own. Knows nothing of where it runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+from torch.utils.checkpoint import CheckpointError
+
+from profiler import __version__
+from profiler.core.case import Case, Trial, decode, encode
+from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.core.gpu_kinds import visible
+from profiler.core.record import Environment, Outcome, Record, Shortage
+from profiler.core.secret_filter import hide
+from profiler.engines import user_traceback
+from profiler.measuring import measure
+from profiler.measuring.device_facts import environment, open_device
+from profiler.measuring.devices import arithmetic
+from profiler.measuring.out_of_memory import shortage
+from profiler.measuring.process_group import Ranks
+from profiler.measuring.ranks import Lost, launch
+from profiler.predicting.prediction import follow_case, predict
+from profiler.predicting.staging.stages import stages
+from profiler.training.inspect_blocks import describe
+
+LONGEST_DETAIL = 1000  # characters of a rank's last word
+
+
+def run_trial(request: str, channel: int) -> None:
+    """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
+    tell(channel, {"stage": "start", "at": time.monotonic()})
+    trial: Trial = decode(request, Trial)
+    if trial.case.ranks and not trial.case.is_predicted:
+        record = _by_ranks(trial, channel)
+    else:
+        by = predict if trial.case.is_predicted else measure
+        record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}), by=by)
+    tell(channel, {"record": record})
+
+
+def survey(request: str, channel: int) -> None:
+    """Tell the devices that torch can use here: the CPU first."""
+    names = [
+        "cpu",
+        *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
+    ]
+    found: dict[str, Environment] = {}
+    free: dict[str, int | None] = {}
+    for name in names:
+        try:
+            device = open_device(name)
+            found[name], free[name] = environment(device), device.free_bytes()
+        except RuntimeError as error:  # a device that is broken, or taken, is not one that can be measured
+            print(f"{name}: {error}", file=sys.stderr)
+    tell(channel, {"devices": found, "free": free})
+
+
+def free_bytes(request: str, channel: int) -> None:
+    """Tell how much of the memory of the device called `request` nobody holds."""
+    tell(channel, {"free": open_device(request).free_bytes()})
+
+
+def compute(request: str, channel: int) -> None:
+    """Tell what the device called `request` gets wrong of arithmetic; None where it computes."""
+    open_device(request)
+    tell(channel, {"wrong": arithmetic.wrong(visible(request))})
+
+
+def outline(request: str, channel: int) -> None:
+    """Tell the outline of the case in `request`: its blocks, or why they cannot be had."""
+    case: Case = decode(request, Case)
+    _answer(channel, "outline", lambda: describe(case))
+
+
+def follow(request: str, channel: int) -> None:
+    """Tell the traced step of the trial in `request`, or why it cannot be followed."""
+    trial: Trial = decode(request, Trial)
+    _answer(channel, "followed", lambda: follow_case(trial))
+
+
+def stage(request: str, channel: int) -> None:
+    """Tell the chain of stages of the trial in `request`, or why it cannot be had."""
+    trial: Trial = decode(request, Trial)
+    _answer(channel, "chain", lambda: stages(trial))
+
+
+def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
+    try:
+        tell(channel, {key: work()})
+    except (Invalid, Unsupported, UserError) as error:
+        tell(channel, {"refused": hide(str(error))})
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        print(user_traceback.told(error), file=sys.stderr, end="")
+        tell(channel, {"failed": _detail(error)})
+
+
+def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., Record] = measure) -> Record:
+    """The trial's record, whatever happens in the model: what it raises is the outcome of this trial only."""
+    try:
+        return by(trial, on_stage=on_stage)
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        return _outcome(trial, error)
+
+
+def _outcome(trial: Trial, error: Exception) -> Record:
+    if isinstance(error, (Unsupported, UserError)):
+        return _without_readings(trial, "skipped", hide(str(error)))
+    if isinstance(error, Invalid):
+        return _without_readings(trial, "invalid", hide(str(error)))
+    print(user_traceback.told(error), file=sys.stderr, end="")
+    found = shortage(error)
+    return _out_of_memory(trial, error, found) if found else _without_readings(trial, "failed", _detail(error))
+
+
+def _by_ranks(trial: Trial, channel: int) -> Record:
+    """The trial's record by as many processes as its case has ranks; the first that fails is its outcome."""
+
+    def work(group: Ranks) -> bytes:
+        first = group.rank == 0
+        record = measure(trial, on_stage=lambda stage: tell(channel, {"stage": stage}) if first else None, group=group)
+        return encode(record) if first else b""
+
+    def failed(error: Exception, rank: int) -> bytes:
+        record = _outcome(trial, error)
+        named = record.detail if record.outcome == "skipped" else f"rank {rank}: {record.detail}"
+        return encode(msgspec.structs.replace(record, detail=str(named)[:LONGEST_DETAIL]))
+
+    try:
+        text = launch(trial.case.num_ranks, trial.case.device, work, failed=failed)
+    except Lost as lost:
+        if not lost.word or lost.status < 0:
+            return _died(trial, lost)
+        text = lost.word
+    record: Record = decode(text, Record)
+    return record
+
+
+def _died(trial: Trial, lost: Lost) -> Record:
+    """A rank that was killed, or that ended itself, says nothing."""
+    if lost.status >= 0:
+        return _without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
+    known = {one.value: one.name for one in signal.Signals}
+    name = known.get(-lost.status, f"signal {-lost.status}")
+    likely = ": possibly out of host memory" if name == "SIGKILL" else ""
+    return _without_readings(trial, "crashed", f"rank {lost.rank} was killed by {name}{likely}")
+
+
+def tell(channel: int, message: object) -> None:
+    """One line of JSON on the channel, whole."""
+    rest = memoryview(encode(message) + b"\n")
+    while rest:
+        rest = rest[os.write(channel, rest) :]
+
+
+def _without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
+    known = Environment(
+        gcprof=__version__, python=platform.python_version(), system=platform.system(), torch=torch.__version__
+    )
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=known)
+
+
+def _out_of_memory(trial: Trial, error: Exception, found: Shortage) -> Record:
+    detail = _first_line(error).partition(" Including non-PyTorch")[0]  # what comes then fills half a screen
+    record = _without_readings(trial, "out_of_memory", detail)
+    return msgspec.structs.replace(record, shortage=found, environment=_with_device(trial, record.environment))
+
+
+def _with_device(trial: Trial, known: Environment | None) -> Environment | None:
+    """Also what the device is, whose memory was too small, where it still answers; a prediction has none."""
+    try:
+        return known if trial.case.is_predicted else environment(open_device(trial.case.device))
+    except RuntimeError:
+        return known
+
+
+def _detail(error: Exception) -> str:
+    place = user_traceback.place(error)
+    if isinstance(error, CheckpointError):
+        return f"checkpoint mismatch: recomputed, the blocks give other tensors: {_first_line(error)}"
+    return f"{type(error).__name__}: {_first_line(error)}" + (f" ({place})" if place else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (hide(str(error)).strip().splitlines() or ["no message"])[0]  # a secret may have many lines

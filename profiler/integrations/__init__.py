@@ -1,0 +1,1 @@
+"""Other people's tools: experiment trackers, and callbacks for trainers."""

@@ -1,0 +1,89 @@
+"""A run -> what every tracker is told, row by row: knows nothing of any one tracker."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from profiler.analysis.rows import Row, rows
+from profiler.core.errors import UserError
+from profiler.core.record import moment
+from profiler.runs.store import Run
+
+READ = ("saved_bytes", "peak_bytes", "reserved_bytes")
+TIMES = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One case. Bytes, seconds and ratios to the same case without checkpointing."""
+
+    id: str  # of this case in this run: the same every time
+    name: str  # the strategy
+    started: float  # seconds since 1970
+    parameters: dict[str, str | int | bool]  # the fields of the case
+    tags: dict[str, str]  # outcome, gradients, where it ran
+    metrics: dict[str, float]
+    samples: dict[str, tuple[float, ...]]
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tracker did: where, with how many rows, and the command that shows it."""
+
+    place: str
+    num_rows: int
+    num_known: int = 0  # rows that were there already, and are left as they are
+    next: tuple[str, ...] = ()
+
+
+def entries(run: Run) -> list[Entry]:
+    """What is logged of each row, in order."""
+    return [_entry(row, run) for row in rows(run.records)]
+
+
+def _entry(row: Row, run: Run) -> Entry:
+    mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # the name of every number says how it came about
+    started = moment(row.environment.started if row.environment else None) or moment(run.manifest.created)
+    if started is None:
+        raise UserError(f"'{run.manifest.created}' is no time at which a run could begin", exit_code=4)
+    return Entry(
+        id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
+        name=str(row.case.strategy),
+        started=started.timestamp(),
+        parameters=_parameters(row),
+        tags=_tags(row, run),
+        metrics={f"{mark}{name}": value for name, value in _metrics(row).items()},
+        samples={f"{mark}{name}": found for name in TIMES if (found := getattr(row.readings, name))},
+    )
+
+
+def _parameters(row: Row) -> dict[str, str | int | bool]:
+    fields = msgspec.structs.asdict(row.case)
+    return {
+        name: value if isinstance(value, bool | int) else str(value)
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def _tags(row: Row, run: Run) -> dict[str, str]:
+    environment = row.environment
+    found = {
+        "gcprof.run": run.folder.name,
+        "outcome": row.outcome,
+        "detail": row.detail,
+        "gradients": row.gradients,
+        "kind": "predicted" if row.case.is_predicted else "measured",
+        "device_name": environment.device_name if environment else None,
+        "torch": environment.torch if environment else None,
+        "gcprof": environment.gcprof if environment else None,
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _metrics(row: Row) -> dict[str, float]:
+    """What was measured or predicted of this row: medians of times, and nothing of what is missing."""
+    found = {name: getattr(row.readings, name) for name in READ}
+    found |= {"static_bytes": row.static_bytes, "peak_ratio": row.peak_ratio}
+    found |= {"step_seconds": row.step_seconds, "step_spread": row.step_spread, "time_ratio": row.time_ratio}
+    return {name: float(value) for name, value in found.items() if value is not None}

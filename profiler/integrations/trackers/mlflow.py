@@ -1,0 +1,73 @@
+"""A run as runs of MLflow, in a local folder or wherever MLFLOW_TRACKING_URI says: knows nothing of commands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from profiler.core.errors import UserError
+from profiler.integrations.trackers.entries import Entry, Written, entries
+from profiler.runs.store import Run
+
+EXPERIMENT = "gcprof"  # where MLFLOW_EXPERIMENT_NAME names no other
+ID = "gcprof.id"  # the tag by which a row is known again
+LONGEST = 500  # characters of a tag or parameter that every store takes
+
+
+def write(run: Run, folder: Path | None) -> Written:
+    """One run of MLflow for each row that is not there yet; nothing is sent but where the environment says so.
+
+    Raises UserError where the store cannot be written.
+    """
+    place = _place(run, folder)
+    found = entries(run)
+    try:
+        client = MlflowClient(tracking_uri=place)
+        experiment = _experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT)
+        written = [entry for entry in found if not _is_known(client, experiment, entry)]
+        for entry in written:
+            _log(client, experiment, entry)
+    except (MlflowException, OSError, ImportError) as error:
+        first = str(error).partition("\n")[0]
+        hint = "name a folder with -o, or another store with MLFLOW_TRACKING_URI"
+        raise UserError(f"MLflow cannot write to '{place}': {first}", hint=hint, exit_code=74) from error
+    shown = ("mlflow", "ui", "--backend-store-uri", place)
+    return Written(place=place, num_rows=len(written), num_known=len(found) - len(written), next=shown)
+
+
+def _place(run: Run, folder: Path | None) -> str:
+    asked = os.environ.get("MLFLOW_TRACKING_URI")
+    if asked and folder is None:
+        return asked
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else newer ones take nothing but a database
+    return (folder or run.folder / "derived" / "mlflow").absolute().as_uri()
+
+
+def _experiment(client: MlflowClient, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    text: str = found.experiment_id if found else client.create_experiment(name)
+    return text
+
+
+def _is_known(client: MlflowClient, experiment: str, entry: Entry) -> bool:
+    return bool(client.search_runs([experiment], filter_string=f"tags.`{ID}` = '{entry.id}'", max_results=1))
+
+
+def _log(client: MlflowClient, experiment: str, entry: Entry) -> None:
+    time = round(entry.started * 1000)
+    tags = {name: value[:LONGEST] for name, value in entry.tags.items()} | {ID: entry.id}
+    run_id = client.create_run(experiment, start_time=time, tags=tags, run_name=entry.name).info.run_id
+    metrics = [Metric(name, value, time, 0) for name, value in entry.metrics.items()]
+    metrics += [
+        Metric(f"sample_{name}", value, time, step)
+        for name, samples in entry.samples.items()
+        for step, value in enumerate(samples)
+    ]
+    parameters = [Param(name, str(value)[:LONGEST]) for name, value in entry.parameters.items()]
+    for start in range(0, max(len(metrics), 1), 1000):  # so many at once a store takes
+        client.log_batch(run_id, metrics=metrics[start : start + 1000], params=parameters if start == 0 else [])
+    client.set_terminated(run_id, end_time=time)

@@ -1,0 +1,75 @@
+"""A run as TensorBoard's event files, with its table of hyper-parameters: knows nothing of commands.
+
+Written record by record, since TensorBoard's own writer names its files by the host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import summary_v2 as hparams
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from profiler.core.errors import UserError
+from profiler.integrations.trackers.entries import Entry, Written, entries
+from profiler.runs.store import Run
+
+FILE = "events.out.tfevents.0.gcprof"  # TensorBoard looks for `tfevents` in the name
+
+
+def write(run: Run, folder: Path | None) -> Written:
+    """Event files below a folder, by default in the run's own `derived/`. Raises UserError where they are there."""
+    folder = folder or run.folder / "derived" / "tensorboard"
+    if os.path.lexists(folder):
+        raise UserError(f"'{folder}' is there already", hint="name another folder with -o, or remove it first")
+    found = entries(run)
+    _write(folder, [Event(summary=_overview(found))])
+    for entry in found:
+        _write(folder / f"{_slug(entry.name)}-{entry.id}", _events(entry))
+    return Written(place=str(folder), num_rows=len(found), next=("tensorboard", "--logdir", str(folder)))
+
+
+def _overview(found: Sequence[Entry]) -> Summary:
+    """The columns of the table of hyper-parameters."""
+    parameters = dict.fromkeys(name for entry in found for name in (*entry.parameters, *entry.tags))
+    metrics = dict.fromkeys(name for entry in found for name in entry.metrics)
+    return hparams.hparams_config_pb(
+        hparams=[hparams.HParam(name) for name in parameters], metrics=[hparams.Metric(name) for name in metrics]
+    )
+
+
+def _events(entry: Entry) -> Iterable[Event]:
+    values = {**entry.parameters, **entry.tags}
+    yield Event(summary=hparams.hparams_pb(values, trial_id=entry.id, start_time_secs=entry.started))
+    for name, value in entry.metrics.items():
+        yield _scalar(name, value, step=0, time=entry.started)
+    for name, samples in entry.samples.items():
+        for step, value in enumerate(samples):
+            yield _scalar(f"samples/{name}", value, step=step, time=entry.started)
+
+
+def _scalar(name: str, value: float, *, step: int, time: float) -> Event:
+    return Event(wall_time=time, step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
+
+
+def _write(folder: Path, events: Iterable[Event]) -> None:
+    try:
+        folder.mkdir(parents=True)
+        with (folder / FILE).open("wb") as file:
+            writer = RecordWriter(file)
+            for event in (Event(file_version="brain.Event:2"), *events):
+                writer.write(event.SerializeToString())
+            writer.flush()
+    except OSError as error:
+        raise UserError(
+            f"cannot write '{folder}': {error.strerror}", hint="name a folder with -o", exit_code=74
+        ) from error
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9=.-]+", "-", text).strip("-.")[:60] or "row"

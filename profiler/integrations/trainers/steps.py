@@ -1,0 +1,111 @@
+"""Time and peak of the steps of somebody else's training loop: knows nothing of any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from profiler.core import code_digests
+from profiler.core.case import Case, Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Built, Note, Readings, Record
+from profiler.measuring.device_facts import environment, open_device
+from profiler.measuring.devices import Device, Span, Stopwatch, Watch
+from profiler.runs import store
+
+ADVICE = "from a real training run: gradients were not compared, and saved bytes were not measured"
+
+
+class Steps:
+    """Between `begin` and `end` is one optimizer step, all its micro-batches included.
+
+    The first 1 + `warmup` steps settle, the next `samples` are timed; what comes later is not watched. The peak is
+    that of `torch.cuda.max_memory_allocated`; on a CPU it is not measured, since following its allocator slows a
+    training run down.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._device: Device = open_device(case.device)
+        self._seconds: list[float] = []
+        self._spans: list[Span] = []
+        self._left = 1 + case.warmup
+        self._open: tuple[Stopwatch, Watch | None] | None = None
+        self.num_steps = 0
+
+    def begin(self) -> None:
+        if self._left > 0 or len(self._seconds) >= self.case.samples:
+            return
+        self._device.synchronize()
+        watch = None if self.case.device == "cpu" else self._device.watch(0)
+        stopwatch = self._device.stopwatch()
+        if watch:
+            watch.mark()
+        stopwatch.mark()
+        self._open = stopwatch, watch
+
+    def end(self) -> None:
+        self.num_steps += 1
+        self._left -= 1
+        if self._open is None:
+            return
+        (stopwatch, watch), self._open = self._open, None
+        stopwatch.mark()
+        if watch:
+            watch.mark()
+            self._spans += watch.spans()
+        self._seconds += stopwatch.seconds()
+
+    def record(self, *, num_parameters: int, num_blocks: int) -> Record:
+        """What was seen. Its outcome is `failed` where training ended before the first timed step."""
+        outcome = "ok" if self._seconds else "failed"
+        why = f"training ended after {self.num_steps} steps; the first {1 + self.case.warmup} settle"
+        return Record(
+            case=self.case,
+            outcome="ok" if self._seconds else "failed",
+            detail=None if outcome == "ok" else why,
+            built=Built(num_parameters=num_parameters, num_blocks=num_blocks, data="the user's own"),
+            readings=Readings(
+                step_seconds=tuple(self._seconds) or None,
+                peak_bytes=max((span.peak_bytes for span in self._spans), default=None),
+                reserved_bytes=_largest(span.reserved_bytes for span in self._spans),
+                device_bytes=_largest(span.device_bytes for span in self._spans),
+            ),
+            environment=environment(self._device),
+            notes=(Note(code="GCP020", text=ADVICE),),
+            num_steps=self.num_steps,
+        )
+
+
+def add(record: Record, folder: Path, *, command: str) -> Record:
+    """Write the record into a run folder, which is made where it is not there; a second run of a case is a round more.
+
+    Returns the record as it was written. Raises UserError where the folder cannot be written, or is of another device.
+    """
+    assert record.environment is not None
+    if not (folder / "manifest.json").is_file():
+        store.create(
+            folder,
+            plan=(Trial(case=record.case),),
+            command=command,
+            environment=record.environment,
+            sources=code_digests.digests([record.case]),
+        )
+    writer = store.Writer(folder)  # before it is read: what others write meanwhile is of the same round
+    try:
+        before = store.load(folder)
+        name = before.manifest.environment.device_name
+        if name != record.environment.device_name:
+            raise UserError(f"'{folder}' holds a run on {name}", hint="a run is of one device; name another folder")
+        rounds = [one.round for one in before.records if one.case == record.case]
+        record = msgspec.structs.replace(record, round=max(rounds, default=0) + 1)
+        writer.append(record)
+    finally:
+        writer.close()
+    return record
+
+
+def _largest(found: Iterable[int | None]) -> int | None:
+    return max((one for one in found if one is not None), default=None)

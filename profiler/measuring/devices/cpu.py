@@ -1,0 +1,146 @@
+"""The CPU: exact bytes from the allocator's own events, never RSS. Knows nothing of models."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from profiler.core.record import Conditions
+from profiler.measuring.devices import Facts, Span
+
+MARK = "gcprof: mark"
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # guests are counted under user
+
+
+def connect(device: str) -> Cpu:
+    """The CPU of this machine."""
+    return Cpu(device)
+
+
+class CpuWatch:
+    """Sums the events that torch's CPU allocator reports to the profiler.
+
+    The allocator knows the size of what it frees only where it was allocated under the profiler too, so enter the
+    watch before the step that creates gradients and optimizer state. Source: c10/core/CPUAllocator.cpp.
+    """
+
+    def __init__(self, resting_bytes: int) -> None:
+        self._resting = resting_bytes
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+
+    def __enter__(self) -> CpuWatch:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._profile.__exit__(None, None, None)
+
+    def mark(self) -> None:
+        with record_function(MARK):
+            pass
+
+    def spans(self) -> list[Span]:
+        found: Any = self._profile.profiler  # kineto's events are typed without their bytes
+        events = [event for event in found.kineto_results.events() if event.name() in (MARK, "[memory]")]
+        events.sort(key=lambda event: event.start_ns())
+        return sum_events([None if event.name() == MARK else event.nbytes() for event in events], self._resting)
+
+
+def sum_events(events: list[int | None], resting_bytes: int) -> list[Span]:
+    """Allocations (+bytes), releases (-bytes) and marks (None), in order of time, as the spans between the marks."""
+    held: list[int] = []  # since the last mark
+    live, start = resting_bytes, None
+    spans = []
+    for event in events:
+        if event is None:
+            if start is not None:
+                peak = max([start, *held])
+                spans.append(Span(start_bytes=start, peak_bytes=peak, end_bytes=live, live_bytes=tuple(held)))
+            start, held = live, []
+        else:
+            live += event
+            held.append(live)
+    return spans
+
+
+class CpuStopwatch:
+    """Wall time: a CPU step is synchronous."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def mark(self) -> None:
+        self._times.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)]
+
+
+class Cpu:
+    """The CPU."""
+
+    is_asynchronous = False
+    is_hollow = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tick_seconds = time.get_clock_info("perf_counter").resolution
+        self._opened = time.monotonic(), _others_seconds()
+
+    def watch(self, resting_bytes: int) -> CpuWatch:
+        return CpuWatch(resting_bytes)
+
+    def stopwatch(self) -> CpuStopwatch:
+        return CpuStopwatch()
+
+    def synchronize(self) -> None:
+        pass
+
+    def release(self) -> None:
+        gc.collect()  # the last pass's model is part of reference cycles
+
+    def facts(self) -> Facts:
+        return Facts(name=_processor(), total_bytes=psutil.virtual_memory().total)
+
+    def free_bytes(self) -> None:
+        """What the system would find for a process is no number that it keeps."""
+
+    def held_bytes(self) -> None:
+        """The allocator tells of what is taken and given back only to a profiler."""
+
+    def untold(self) -> None:
+        """The system always answers."""
+
+    def conditions(self) -> Conditions:
+        at, others = self._opened
+        return Conditions(
+            at_seconds=time.monotonic() - at,
+            others_seconds=max(0.0, _others_seconds() - others),  # the system counts in hundredths of a second
+            num_cores=psutil.cpu_count(),
+        )
+
+
+def available_bytes() -> int:
+    """What the host can still give without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+def _others_seconds() -> float:
+    """Seconds for which all cores together were busy, but not with this process; what other machines stole included."""
+    spent = psutil.cpu_times()
+    busy = sum(getattr(spent, name, 0.0) for name in BUSY)
+    return float(busy) - time.process_time()
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,160 @@
+"""A CUDA device: bytes by the caching allocator's statistics, time by its events. Knows nothing of models."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import torch
+
+from profiler.core import gpu_kinds
+from profiler.core.errors import Unsupported
+from profiler.core.record import Conditions
+from profiler.measuring.devices import Facts, Span, nvml
+
+VERSION = Path("/proc/driver/nvidia/version")
+
+
+def connect(device: str) -> Cuda:
+    """One CUDA device, `cuda:0` and so on; `cuda:a100` is the first, and Unsupported is raised where it is none."""
+    found, kind = Cuda(device), gpu_kinds.of(device)
+    if kind and not gpu_kinds.is_of(kind, found.facts().name):
+        raise Unsupported(f"the GPU that was given for {kind} is another one: {found.facts().name}")
+    return found
+
+
+class CudaWatch:
+    """Reads and resets `torch.cuda.max_memory_allocated` and `max_memory_reserved` at every mark.
+
+    The allocator counts on the host, when a tensor is asked for, so that no synchronising is needed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spans: list[Span] = []
+        self._start: int | None = None
+
+    def __enter__(self) -> CudaWatch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def mark(self) -> None:
+        live = torch.cuda.memory_allocated(self._device)
+        if self._start is not None:
+            free, total = torch.cuda.mem_get_info(self._device)
+            self._spans.append(
+                Span(
+                    start_bytes=self._start,
+                    peak_bytes=torch.cuda.max_memory_allocated(self._device),
+                    end_bytes=live,
+                    reserved_bytes=torch.cuda.max_memory_reserved(self._device),
+                    device_bytes=total - free,  # sampled here, where the other two are exact
+                )
+            )
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._start = live
+
+    def spans(self) -> list[Span]:
+        return self._spans
+
+
+class CudaStopwatch:
+    """Events on the current stream: the device's own clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._events.append(event)
+
+    def seconds(self) -> list[float]:
+        torch.cuda.synchronize(self._device)
+        pairs = zip(self._events, self._events[1:], strict=False)
+        return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairs]
+
+
+class Cuda:
+    """One CUDA device."""
+
+    is_asynchronous = True
+    tick_seconds = 5e-7  # of an event. Source: cudaEventElapsedTime
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._device = torch.device(gpu_kinds.visible(name))
+        torch.cuda.set_device(self._device)
+        self._opened = time.monotonic()
+        self._board: nvml.Board | str | None = None  # or why there is none; None before it is looked up
+
+    @property
+    def is_hollow(self) -> bool:
+        return gpu_kinds.is_hollow(torch.cuda.get_device_name(self._device))
+
+    def watch(self, resting_bytes: int) -> CudaWatch:
+        return CudaWatch(self._device)
+
+    def stopwatch(self) -> CudaStopwatch:
+        return CudaStopwatch(self._device)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def release(self) -> None:
+        _let_go_of_graphs(self._device)
+        gc.collect()  # the last pass's model is part of reference cycles
+        torch.cuda.synchronize(self._device)
+        torch._C._cuda_clearCublasWorkspaces()  # kept for each thread before 2.15
+        torch.cuda.empty_cache()
+
+    def facts(self) -> Facts:
+        properties = torch.cuda.get_device_properties(self._device)
+        return Facts(
+            name=properties.name,
+            total_bytes=properties.total_memory,
+            uuid=str(getattr(properties, "uuid", "")) or None,
+            driver=None if self.is_hollow else _driver(),
+        )
+
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free)
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def conditions(self) -> Conditions:
+        board = self._looked_up()
+        at = time.monotonic() - self._opened
+        return Conditions(at_seconds=at) if isinstance(board, str) else board.conditions(at)
+
+    def untold(self) -> str | None:
+        board = self._looked_up()
+        return board if isinstance(board, str) else None
+
+    def _looked_up(self) -> nvml.Board | str:
+        if self._board is None:
+            uuid = self.facts().uuid
+            self._board = nvml.find(uuid) if uuid else "torch does not tell the device's UUID"
+        return self._board
+
+
+def _let_go_of_graphs(device: torch.device) -> None:
+    """Make autograd's thread of this device drop the graph of the last backward, by running an empty backward.
+
+    The thread reports a backward as done before it drops the last node, which under FSDP2 holds the sharded module; it
+    drops it before it begins the next backward (torch/csrc/autograd/engine.cpp). The empty one allocates no byte.
+    """
+    nothing = torch.zeros(0, device=device, requires_grad=True)
+    torch.autograd.backward(nothing.view(-1), torch.empty_like(nothing))
+
+
+def _driver() -> str | None:
+    """The driver's version as the system tells it, else as NVML does; None where neither does."""
+    words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
+    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or nvml.driver()

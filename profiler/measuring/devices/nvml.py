@@ -1,0 +1,78 @@
+"""Clock, temperature, power and processes of one NVIDIA board, where NVML answers. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from profiler.core.record import Conditions
+
+try:
+    import pynvml
+except ImportError:  # the extra `gpu` has it
+    pynvml = None
+
+# nvmlClocksThrottleReason...; the others are settings, not trouble. Source: nvml.h
+HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply"}
+
+
+def find(uuid: str) -> Board | str:
+    """The board with torch's UUID; or why there is none, where NVML is not there or does not know it."""
+    if pynvml is None:
+        return "pynvml is not installed: pip install 'gcprof[gpu]'"
+    try:
+        pynvml.nvmlInit()
+        return Board(pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"))
+    except pynvml.NVMLError as error:
+        return f"NVML: {error}"
+
+
+def driver() -> str | None:
+    """The driver's version; None where NVML is not there."""
+    if pynvml is None:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
+class Board:
+    """One board; every number that it does not tell is None."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def conditions(self, at_seconds: float) -> Conditions:
+        """Read now, in a millisecond or so; this process must have worked on the device before."""
+        reasons = self._told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+        processes = self._told(pynvml.nvmlDeviceGetComputeRunningProcesses)
+        return Conditions(
+            at_seconds=at_seconds,
+            clock_hertz=self._told(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
+            highest_clock_hertz=self._told(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
+            celsius=self._told(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU, unit=1.0),
+            watts=self._told(pynvml.nvmlDeviceGetPowerUsage, unit=1e-3),
+            limit_watts=self._told(pynvml.nvmlDeviceGetEnforcedPowerLimit, unit=1e-3),
+            held_by=tuple(dict.fromkeys(name for bit, name in HOLDS.items() if reasons & bit)),
+            # in a container the numbers of processes are not ours: one of them is this one
+            num_others=None if processes is None else max(0, len(processes) - 1),
+            others_bytes=None if processes is None else _held_by_others(processes),
+        )
+
+    def _told(self, query: Callable[..., Any], *which: int, unit: float | None = None) -> Any:
+        try:
+            answer = query(self._handle, *which)
+        except pynvml.NVMLError:
+            return None
+        return answer if unit is None else answer * unit
+
+
+def _held_by_others(processes: Sequence[Any]) -> int | None:
+    """Bytes; None where the system does not tell them, or where none of the processes has our number."""
+    others = [one for one in processes if one.pid != os.getpid()]
+    held = [one.usedGpuMemory for one in others]
+    is_listed = not processes or len(others) < len(processes)
+    return int(sum(held)) if is_listed and None not in held else None

@@ -1,0 +1,223 @@
+"""Whether two steps gave the same loss, gradients and buffers: knows nothing of strategies or of clocks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import torch
+
+from profiler.core.record import Equality
+from profiler.measuring.process_group import Group
+from profiler.training.workload import Workload, local
+
+NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
+ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
+AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
+Step = Callable[[], tuple[Workload, torch.Tensor]]
+ALONE = Group()
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step left behind, as copies on the host."""
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    random_state: torch.Tensor
+
+    def digests(self) -> dict[str, str]:
+        return {
+            "loss": _digest({"loss": self.loss}),
+            "gradients": _digest(self.gradients),
+            "buffers": _digest(self.buffers),
+            "random": _digest({"random": self.random_state}),
+        }
+
+
+def noise_floor(step: Step, group: Group = ALONE) -> Equality:
+    """The step without checkpointing against itself. `step` builds a fresh workload and runs it to the gradients."""
+    first = collect(step)
+    again = collect(step)
+    found = compared(first, again, group)
+    floor = found.largest_difference if found.largest_difference is not None else 0.0
+    return msgspec.structs.replace(found, noise_floor=floor, digests=_digests(first, group))
+
+
+def verify(
+    step: Step, baseline: Step, digests: Mapping[str, str], *, nudged: Step | None = None, group: Group = ALONE
+) -> Equality:
+    """A strategy's step against the baseline's, cheap where all is well: by digests alone.
+
+    Only where they differ is the baseline run again, twice, for the noise floor and the differences. `nudged` is the
+    baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, for
+    strategies that do the same work by other kernels.
+    """
+    mine = collect(step)
+    own = _digests(mine, group)
+    if own == dict(digests):
+        return Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=own)
+    first, second = collect(baseline), collect(baseline)
+    both = compared(first, mine, group), compared(second, mine, group)
+    found = min(both, key=lambda one: one.largest_difference or 0.0)
+    floor = compared(first, second, group).largest_difference or 0.0
+    rounding = compared(first, collect(nudged), group).largest_difference or 0.0 if nudged else None
+    return msgspec.structs.replace(found, noise_floor=floor, rounding_floor=rounding, digests=own)
+
+
+def apart(step: Step, other: Step, group: Group = ALONE) -> float:
+    """The largest relative difference of two steps' gradients."""
+    return compared(collect(step), collect(other), group).largest_difference or 0.0
+
+
+def nudge(workload: Workload) -> None:
+    """Move every weight to the next number that its type has, away from 0 or towards it by turns."""
+    with torch.no_grad():
+        for index, parameter in enumerate(map(local, workload.module.parameters())):
+            if parameter.is_floating_point():
+                towards = torch.full_like(parameter, 0.0 if index % 2 else float("inf"))
+                parameter.copy_(torch.nextafter(parameter, towards))
+
+
+def tells(workload: Workload) -> bool:
+    """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
+    gradients = [local(one.grad) for one in workload.module.parameters() if one.grad is not None]
+    return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(_dense, gradients))
+
+
+def collect(step: Step) -> Results:
+    """Run a step and copy what it left to the host."""
+    workload, loss = step()
+    module = workload.module
+    return Results(
+        loss=_copy(loss),
+        gradients={
+            name: None if parameter.grad is None else _copy(parameter.grad)
+            for name, parameter in module.named_parameters()
+        },
+        buffers={name: _copy(one) for name, one in module.named_buffers() if not name.endswith("num_batches_tracked")},
+        random_state=_random_state(loss.device),
+    )
+
+
+def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:
+    """As `compare`, over all ranks: equal is what is so on each, differences are those of the rank with the most."""
+    told = group.gather(compare(reference, other))
+    worst = max(told, key=lambda one: one.largest_difference or 0.0)
+    names = ("loss_equal", "gradients_equal", "buffers_equal", "random_state_equal")
+    return msgspec.structs.replace(
+        worst,
+        **{name: all(getattr(one, name) for one in told) for name in names},
+        buffers_difference=max(one.buffers_difference or 0.0 for one in told) or None,
+        missing=next((one.missing for one in told if one.missing), ()),
+    )
+
+
+def compare(reference: Results, other: Results) -> Equality:
+    """Bitwise equality of two steps, and where gradients differ by how much and worst in which parameter."""
+    differences = {name: difference(one, other.gradients.get(name)) for name, one in reference.gradients.items()}
+    differences["(loss)"] = difference(reference.loss, other.loss)
+    worst = max(differences, key=lambda name: differences[name])
+    mine, yours = reference.digests(), other.digests()
+    return Equality(
+        loss_equal=mine["loss"] == yours["loss"],
+        gradients_equal=mine["gradients"] == yours["gradients"],
+        buffers_equal=mine["buffers"] == yours["buffers"],
+        random_state_equal=mine["random"] == yours["random"],
+        largest_difference=differences[worst] or None,
+        buffers_difference=_largest_of_buffers(reference.buffers, other.buffers),
+        worst_parameter=worst if differences[worst] else None,
+        missing=tuple(
+            name
+            for name, gradient in reference.gradients.items()
+            if gradient is not None and other.gradients.get(name) is None
+        ),
+        num_gradients=sum(gradient is not None for gradient in reference.gradients.values()),
+    )
+
+
+def judge(equality: Equality | None, *, strict: bool) -> str | None:
+    """Why these gradients do not count as the baseline's; None where they do, or where nobody asks to be strict."""
+    if equality is None:
+        return "not verified: there is nothing to compare with" if strict else None
+    if equality.missing:
+        names = ", ".join(equality.missing[:3]) + (", ..." if len(equality.missing) > 3 else "")
+        return f"{len(equality.missing)} of {equality.num_gradients} parameters have no gradient: {names}"
+    found, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0
+    allowed = NOISE_MARGIN * max(floor, equality.rounding_floor or 0.0)
+    across = equality.ranks_difference or 0.0
+    if across > (0.0 if strict else allowed):
+        where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
+        return f"gradients differ by {across:.1e}{where} from the mean of those of one process with all ranks' batches"
+    if equality.gradients_equal and equality.loss_equal:
+        return None
+    if not strict and allowed and found <= allowed:
+        return None
+    where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
+    return f"gradients differ by {found:.1e}{where}; two runs without checkpointing differ by {floor:.1e}"
+
+
+def is_rounding(equality: Equality) -> bool:
+    """Whether the differences are small enough to come from kernels that round otherwise, nothing missing."""
+    return not equality.missing and (equality.largest_difference or 0.0) <= ROUNDING
+
+
+def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest absolute difference over the largest absolute value of both: 0 to 2; 2 where one is not finite."""
+    if reference is None or other is None:
+        return 0.0 if reference is other else 2.0
+    if torch.equal(_bytes(reference), _bytes(other)):
+        return 0.0
+    wide, other_wide = reference.double(), other.double()
+    scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
+    relative = float((wide - other_wide).abs().max() / scale)
+    return relative if math.isfinite(relative) else 2.0
+
+
+def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float | None:
+    return max((difference(one, other.get(name)) for name, one in reference.items()), default=0.0) or None
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host, and whole where it is sharded over the ranks."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return _dense(whole.detach()).to("cpu", copy=True).contiguous()
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def digest(found: Sequence[torch.Tensor]) -> str:
+    """Of what tensors hold, in order."""
+    return _digest({str(number): _copy(tensor) for number, tensor in enumerate(found)})
+
+
+def _digests(found: Results, group: Group) -> dict[str, str]:
+    """Of all ranks, in order; of one, its own."""
+    told = group.gather(found.digests())
+    if len(told) == 1:
+        return told[0]
+    return {
+        name: hashlib.blake2b(" ".join(one[name] for one in told).encode(), digest_size=16).hexdigest()
+        for name in told[0]
+    }
+
+
+def _digest(found: Mapping[str, torch.Tensor | None]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in found.items():
+        digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
+        if tensor is not None:
+            digest.update(_bytes(tensor).numpy().data)
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().view(torch.uint8)  # (bytes,)

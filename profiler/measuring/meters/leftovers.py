@@ -1,0 +1,79 @@
+"""The bytes that earlier passes of a trial leave in memory for the next one: knows nothing of strategies."""
+
+from __future__ import annotations
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from profiler.measuring.devices import Device
+from profiler.training.workload import Workload, allocated_bytes, dense_parts, tensors
+
+
+class Leftovers:
+    """The bytes that were allocated in one pass and are still allocated in a later one.
+
+    On CUDA the caching allocator counts them. The CPU's allocator counts only under a profiler, which would have to run
+    through every pass, the timed one too. There, the parameters, buffers and batch of every model are watched by weak
+    references to their storages. That costs nothing while a step runs, and sees every graph that is kept, since a graph
+    holds the parameters that it leads to. What such a graph holds besides is missed: the bytes are a lower bound.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._before = device.held_bytes()  # by others, before the first pass
+        self._watched: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._at_start: tuple[int, int] | None = None  # all bytes and those of models; None once a pass has built one
+        self.nbytes = 0  # that earlier passes left for the one at work
+        self.model_bytes = 0  # of these, what is of models and their batches
+        self.most_bytes = 0  # the largest `nbytes` of any pass
+
+    def start(self) -> None:
+        """Count what is held as a pass begins; the device was released before."""
+        self._at_start = self.held_bytes(), self.held_model_bytes()
+
+    def built(self, workload: Workload) -> None:
+        """Watch a model that was built. Storages of an earlier pass that it uses again do not count as left."""
+        storages = {storage._cdata: storage for storage in _storages(workload)}
+        again = sum(self._watched[place][1] for place in self._alive() & storages.keys())
+        gradients = sum(map(allocated_bytes, _gradients(workload)))  # which a new model has none of
+        self._watched |= {
+            place: (StorageWeakRef(storage), allocated_bytes(storage)) for place, storage in storages.items()
+        }
+        if self._at_start:
+            nbytes, model_bytes = self._at_start
+            self.model_bytes = max(0, model_bytes - again)
+            self.nbytes = max(self.model_bytes, nbytes - again - gradients)
+            self.most_bytes = max(self.most_bytes, self.nbytes)
+            self._at_start = None
+
+    def in_peak(self, held_before: int) -> int:
+        """The bytes of earlier passes that are in the peak of a pass that has ended and began with `held_before`.
+
+        What did not grow in that pass, such as a cache, is made once and used again: then only models count.
+        """
+        return self.nbytes if self.held_bytes() > held_before else self.model_bytes
+
+    def held_bytes(self) -> int:
+        """The bytes that are held now and were not before the first pass, as far as the device tells."""
+        held = self._device.held_bytes()
+        return self.held_model_bytes() if held is None or self._before is None else max(0, held - self._before)
+
+    def held_model_bytes(self) -> int:
+        """The bytes of the parameters, buffers and batches that are left of all models that were built."""
+        return sum(self._watched[place][1] for place in self._alive())
+
+    def _alive(self) -> set[int]:
+        return {place for place, (reference, _) in self._watched.items() if not reference.expired()}
+
+
+def _storages(workload: Workload) -> list[torch.UntypedStorage]:
+    module = workload.module
+    return _behind([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
+
+
+def _gradients(workload: Workload) -> list[torch.UntypedStorage]:
+    return _behind([parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None])
+
+
+def _behind(dense_or_sharded: list[torch.Tensor]) -> list[torch.UntypedStorage]:
+    return [part.untyped_storage() for tensor in dense_or_sharded for part in dense_parts(tensor.detach())]

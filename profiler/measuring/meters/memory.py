@@ -1,0 +1,131 @@
+"""Bytes of one training step, by phase and by category: knows nothing of cases or strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from profiler.core.record import PHASES, PhaseBytes, Timeline
+from profiler.measuring.devices import Device, Span
+from profiler.measuring.meters.timeline import timeline
+from profiler.training.workload import Workload, bytes_by_storage, tensors
+
+Step = Callable[[Callable[[str], None]], Any]
+
+
+def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step) -> dict[str, Any]:
+    """The memory fields of Readings, from a step after one that creates gradients and optimizer state, or more.
+
+    `step` runs one training step and tells the phases to the function that it is given. All numbers are exact. Peaks
+    are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. Bytes.
+    """
+    marks = _Marks(workload)
+    with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:
+        marks.follow(lambda: None)
+        for _ in range(workload.settling):
+            step(lambda phase: None)
+        resting = static_bytes(workload, optimizer)
+        marks.follow(watch.mark)
+        step(marks.phase)
+        marks.remove()
+    spans = list(zip(marks.labels, watch.spans(), strict=False))  # the last mark ends the last span and begins none
+    phases = {phase: _phase(phase, spans) for phase in PHASES}
+    (_, gradient_bytes), _ = top = max(spans, key=lambda pair: pair[1].peak_bytes)
+    forwards = [span for (phase, _), span in spans if phase == "forward"]
+    return {
+        "static_bytes": resting,
+        "start_bytes": forwards[0].start_bytes,
+        "saved_bytes": max(span.end_bytes - span.start_bytes for span in forwards),
+        "phases": phases,
+        "peak_bytes": top[1].peak_bytes,
+        "peak_phase": top[0][0],
+        "peak_gradient_bytes": gradient_bytes,
+        "timeline": _timeline(spans),
+        "reserved_bytes": _largest([phase.reserved for phase in phases.values()]),
+        "device_bytes": _largest([phase.device for phase in phases.values()]),
+    }
+
+
+def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """What is there between two steps, whatever one checkpoints, by category; every storage counted once."""
+    parameters = list(workload.module.parameters())
+    found = {
+        "parameters": [parameter.detach() for parameter in parameters],
+        "buffers": list(workload.module.buffers()),
+        "inputs": tensors(workload.batch),  # before the gradients: sparse ones share its indices
+        "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+        "optimizer": tensors([dict(state) for state in optimizer.state.values()]),
+    }
+    devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
+    seen: dict[int, int] = {}
+    counted: dict[str, int] = {}
+    for category, held in found.items():
+        own = bytes_by_storage([tensor for tensor in held if tensor.device.type in devices])
+        counted[category] = sum(nbytes for storage, nbytes in own.items() if storage not in seen)
+        seen |= own
+    return counted | workload.held()
+
+
+class _Marks:
+    """Labels the spans of a watch: the phase, and the bytes of this step's gradients that are there when it begins.
+
+    A span ends wherever a gradient arrives, so that the gradients at the peak are known on every device.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.labels: list[tuple[str, int]] = []
+        self._mark: Callable[[], None] = lambda: None
+        self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which several may share
+        self._persistent: set[int] = set()
+        self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
+        self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
+
+    def follow(self, mark: Callable[[], None]) -> None:
+        self._mark = mark
+
+    def phase(self, name: str) -> None:
+        if name == "forward" and not self.labels[1:]:
+            self._persistent = {id(parameter) for parameter in self._parameters if parameter.grad is not None}
+        self._label(name)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        if not self.labels or parameter.grad is None or id(parameter) in self._persistent:
+            return
+        self._gradients[id(parameter)] = bytes_by_storage([parameter.grad])
+        self._label("backward")
+
+    def _label(self, phase: str) -> None:
+        held = {storage: nbytes for own in self._gradients.values() for storage, nbytes in own.items()}
+        self.labels.append((phase, sum(held.values())))
+        self._mark()
+
+
+def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:
+    own = [span for (name, _), span in spans if name == phase]
+    return PhaseBytes(
+        allocated=max(span.peak_bytes for span in own),
+        reserved=_largest([span.reserved_bytes for span in own]),
+        device=_largest([span.device_bytes for span in own]),
+    )
+
+
+def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
+    """Every event of a device that tells each; of another, where spans begin and end and how high they reach."""
+    held: list[int] = []
+    phases: list[tuple[str, int]] = []
+    for (phase, _), span in spans:
+        if not phases or phases[-1][0] != phase:
+            phases.append((phase, len(held)))
+        held += span.live_bytes or (span.start_bytes, span.peak_bytes, span.end_bytes)
+    return timeline({"live": held}, phases)
+
+
+def _largest(values: list[int | None]) -> int | None:
+    measured = [value for value in values if value is not None]
+    return max(measured) if measured else None

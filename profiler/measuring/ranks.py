@@ -1,0 +1,114 @@
+"""Several ranks of one trial, started and ended together by PyTorch's own launcher: knows nothing of what they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.numa.binding import AffinityMode, NumaOptions
+
+from profiler.measuring.process_group import Ranks
+
+POLL_SECONDS = 0.02
+GRACE_SECONDS = 2  # between asking the other ranks to end and ending them
+PATIENCE = timedelta(seconds=60)  # of one communication, for a rank that does not come
+WORD_BYTES = 4096  # PIPE_BUF: so much is written whole, whoever else writes
+HERE = "127.0.0.1"
+
+Work = Callable[[Ranks], bytes]
+Failed = Callable[[Exception, int], bytes]
+
+
+class Lost(Exception):
+    """A rank did not come to its end: its last word, where it had one, or its exit code, or minus a signal's number."""
+
+    def __init__(self, rank: int, status: int, word: bytes) -> None:
+        super().__init__(f"rank {rank} ended with {status}")
+        self.rank, self.status, self.word = rank, status, word
+
+
+def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
+    """Run `work` in as many processes, forked from this one, each with the group of all; what the first rank returns.
+
+    What it raises in a rank ends them all, and `failed` makes the last word of it. Raises Lost. This process must not
+    have used CUDA.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  0.1 s, for ranks
+    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415  as above
+
+    mine, theirs = os.pipe()
+    os.set_blocking(mine, False)
+    parent = os.getpid()
+    try:
+        results: dict[int, bytes] = elastic_launch(_configuration(count), _rank)(device, work, failed, theirs, parent)
+    except ChildFailedError as error:
+        first = min(error.failures.values(), key=lambda one: one.timestamp)
+        raise Lost(first.local_rank, first.exitcode, _word(mine)) from None
+    return results[0]
+
+
+def _configuration(count: int) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415  0.1 s, for ranks alone
+    from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415  as above
+
+    made = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=0, run_id="gcprof",
+        rdzv_backend="c10d", rdzv_endpoint=f"{HERE}:0", local_addr=HERE,
+        start_method="fork", monitor_interval=POLL_SECONDS, shutdown_timeout=GRACE_SECONDS,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        numa_options=NumaOptions(affinity_mode=AffinityMode.NODE),  # without any it asks CUDA, which survives no fork
+    )  # fmt: skip
+    made.numa_options = None
+    return made
+
+
+def _word(pipe: int) -> bytes:
+    """The first that any rank said: what the others say comes of that."""
+    try:
+        return os.read(pipe, WORD_BYTES).partition(b"\n")[0]
+    except BlockingIOError:
+        return b""
+
+
+def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int) -> bytes:
+    """One rank, from its start to its end, which comes with that of the launcher."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT comes when the launcher dies
+        signal.signal(number, signal.SIG_DFL)  # the launcher's own handler would wait for Python to run
+    if os.getppid() != parent:
+        os._exit(1)
+    try:
+        return work(_connected(device))
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        rank = int(os.environ["RANK"])
+        if _is_left_alone(error):
+            time.sleep(GRACE_SECONDS)  # for the launcher to see the rank that is gone first, and to end this one
+        os.write(pipe, failed(error, rank)[: WORD_BYTES - 1] + b"\n")
+        os._exit(1)  # what is under way with the others would be waited for
+
+
+def _is_left_alone(error: Exception) -> bool:
+    """Whether another rank went away in the middle of a communication."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
+def _connected(device: str) -> Ranks:
+    """NCCL where each rank has a GPU of its own, else gloo; one thread a rank where OMP_NUM_THREADS does not say."""
+    kind, _, first = device.partition(":")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    if "lo" in {name for _, name in socket.if_nameindex()}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here, and a host's name may lead nowhere
+    if kind == "cuda":
+        torch.cuda.set_device(int(first or 0) + rank)
+        torch.cuda.init()  # or the mesh would choose the device
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=PATIENCE)
+    return Ranks(init_device_mesh(kind, (size,)))

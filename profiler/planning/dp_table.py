@@ -1,0 +1,159 @@
+"""The recurrence over intervals of a chain: the best ways to run stages s..t backward, for every memory.
+
+Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova (RR-9302), with outputs that die, early stops, gradients of
+parameters and save options. Memory is counted without the input of s. Exact: whole numbers, no grid. A grid serves only
+to see which cuts can be best where, so that the others are not merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from profiler.planning.costs import LARGEST, Costs
+from profiler.planning.merge import Cuts, Sides, merged
+from profiler.planning.pareto import Points, Staircase, Whole, lowest, single, thinned
+
+
+class Segments(Struct, frozen=True, kw_only=True):
+    """Every checkpointed segment that begins at one stage, run backward."""
+
+    sides: Sides | None  # None where each is one step: in floors and ticks
+    times: Whole | int  # (segment, edge)
+    floors: Whole | int
+    ticks: Whole | int
+    lost: Whole | int
+
+
+class Inner(Protocol):
+    """Where checkpointed segments are found."""
+
+    def of(self, first: int, target: int) -> Staircase: ...
+    def segments(self, first: int, last: int) -> Segments: ...
+
+
+class Table:
+    """Staircases P(s, t) of segments, and of the chain's end where t is the loss, n + 1."""
+
+    def __init__(self, costs: Costs, edges: Whole, *, inner: Inner | None, points: int | None) -> None:
+        """`inner` has the checkpointed segments; this table itself where it is None."""
+        self.costs = costs
+        self.edges = edges
+        self.points = points
+        size = costs.num_stages + 2
+        self._inner: Inner = self if inner is None else inner
+        self._numbers = np.full((size, size), -1, dtype=np.int64)  # [s, t] -> which staircase: equal intervals share
+        self._staircases: list[Staircase] = []
+        self._known: dict[Hashable, int] = {}
+        self._lost = np.zeros(64, dtype=np.int64)
+        self._here = np.empty((64, len(edges)), dtype=np.int64)  # the time at each edge
+        self._behind = np.empty((64, len(edges)), dtype=np.int64)  # where the input of s is within the memory
+        self._here_counts = np.empty((64, len(edges)), dtype=np.int32)  # steps up to each edge
+        self._behind_counts = np.empty((64, len(edges)), dtype=np.int32)
+
+    def of(self, first: int, target: int) -> Staircase:
+        return self._staircases[int(self._numbers[first, target])]
+
+    def segments(self, first: int, last: int) -> Segments:
+        """P(first, e) for e from `first` to `last`."""
+        numbers: Whole = self._numbers[first, first : last + 1]
+        sides = Sides(
+            staircases=self._staircases, numbers=numbers, counts=self._here_counts, held=np.zeros_like(numbers)
+        )
+        return Segments(sides=sides, times=self._here[numbers], floors=0, ticks=0, lost=self._lost[numbers])
+
+    def fill(self, targets: Iterable[int]) -> Table:
+        """All intervals that end in these stages, in rising order. Stages behind a pin are only in the chain's end."""
+        for target in targets:
+            loss = target > self.costs.num_stages
+            for first in range(target, 0, -1):
+                if self.costs.pinned[first] and not loss:
+                    break
+                self._enter(first, target)
+        return self
+
+    def _enter(self, first: int, target: int) -> None:
+        key = self._key(first, target)
+        if key not in self._known:
+            self._add(self._solve(first, target), input_bytes=self.costs.output[first - 1])
+            self._known[key] = len(self._staircases) - 1
+        self._numbers[first, target] = self._known[key]
+
+    def _key(self, first: int, target: int) -> Hashable:
+        """The same for intervals of equal stages behind equal inputs."""
+        behind = self._numbers[first + 1, target] if first < target else -1 - self.costs.left[target + 1]
+        return int(behind), self.costs.kinds[first], self.costs.output[first - 1]
+
+    def _add(self, staircase: Staircase, *, input_bytes: int) -> None:
+        number = len(self._staircases)
+        if number == len(self._lost):
+            self._grow()
+        self._staircases.append(staircase)
+        here, behind = staircase.counts(self.edges), staircase.counts(self.edges - input_bytes)
+        self._lost[number] = staircase.lost
+        self._here[number] = staircase.after(here, LARGEST)
+        self._behind[number] = staircase.after(behind, LARGEST)
+        self._here_counts[number] = here
+        self._behind_counts[number] = behind
+
+    def _grow(self) -> None:
+        """Room for as many again."""
+        for name in ("_lost", "_here", "_behind", "_here_counts", "_behind_counts"):
+            one = getattr(self, name)
+            setattr(self, name, np.concatenate([one, np.empty_like(one)]))
+
+    def _solve(self, first: int, target: int) -> Staircase:
+        costs = self.costs
+        if first == target:
+            return single(*costs.last(target))
+        behind = self.of(first + 1, target)
+        parts = [self._kept(behind, first, target, number) for number in range(len(costs.ways(first, target)))]
+        lost = behind.lost
+        forward = costs.plain_forward(first, target)
+        if len(forward):
+            cuts = self._cuts(first, target, forward)
+            parts += merged(cuts, self._kept_times(first, target), self.edges)
+            lost = max(lost, int(cuts.lost.max()))
+        found = lowest(parts)
+        found.lost = lost
+        return thinned(found, self.points)
+
+    def _kept(self, behind: Staircase, first: int, target: int, number: int) -> Points:
+        """The first stage kept, in one of its ways; several steps may stand at the floor."""
+        way = self.costs.keeps[first][number]
+        floor = self.costs.keep_floor(first, target, way)
+        return Points(
+            nbytes=np.maximum(behind.nbytes + way.saved, floor), ticks=behind.ticks + way.ticks, choice=-number
+        )
+
+    def _kept_times(self, first: int, target: int) -> list[Whole]:
+        """What keeping the first stage takes at every edge, by the way of keeping it."""
+        behind, found = self.of(first + 1, target), []
+        for way in self.costs.ways(first, target):
+            times = behind.after(behind.counts(self.edges - way.saved), LARGEST) + way.ticks
+            times[self.edges < self.costs.keep_floor(first, target, way)] = LARGEST
+            found.append(times)
+        return found
+
+    def _cuts(self, first: int, target: int, forward: Whole) -> Cuts:
+        """Every end of a checkpointed segment that begins here."""
+        last = first + len(forward) - 1
+        segments = self._inner.segments(first, last)
+        numbers: Whole = self._numbers[first + 1 : last + 2, target]
+        outer = Sides(
+            staircases=self._staircases,
+            numbers=numbers,
+            counts=self._behind_counts,
+            held=np.array(self.costs.output[first : last + 1]),
+        )
+        return Cuts(
+            outer=outer,
+            inner=segments.sides,
+            floors=np.maximum(forward, segments.floors),
+            ticks=self.costs.forward_sums(first, len(forward)) + segments.ticks,
+            times=self._behind[numbers] + segments.times,
+            lost=self._lost[numbers] + segments.lost,
+        )

@@ -1,0 +1,116 @@
+"""A recipe as code that stands without gcprof: text alone, knows nothing of torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from textwrap import wrap
+
+from profiler import __version__
+from profiler.core.errors import UserError
+from profiler.core.plan_file import Recipe, Segment, every, names, operators
+from profiler.planning import templates
+
+WIDTH = 100
+
+
+def emit(recipe: Recipe, kind: str) -> str:
+    """A Python file whose `apply_plan(model)` carries the recipe out: in plain torch, by Hugging Face, or for FSDP.
+
+    Raises UserError for another kind, and where hf or fsdp have no words for a segment: both take blocks one by one,
+    and hf takes no save options.
+    """
+    if kind not in KINDS:
+        raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
+    head = f"The plan {' '.join(recipe.plan.split())} of gcprof {__version__}, which this does not need."
+    lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
+    return "".join(f"# {line}\n" for line in lines) + KINDS[kind](recipe).rstrip("\n") + "\n"
+
+
+def _python(recipe: Recipe) -> str:
+    saves = _saves(recipe)
+    note = "# A tuple is such a list, and what is kept of it.\n" if saves else ""
+    plan = _filled("PLAN = [", [_run(segment) for segment in recipe.segments], "]")
+    parts = templates.SAVING if saves else templates.PLAIN
+    return templates.PYTHON.substitute(parts, plan=note + _kept(saves) + plan)
+
+
+def _hugging_face(recipe: Recipe) -> str:
+    layers = [_single(segment, "hf") for segment in recipe.segments]
+    for segment in recipe.segments:
+        if segment.save:
+            raise _no_words("hf", segment, f"keeps the results of {segment.save}; its layers keep nothing")
+    plan = _filled("LAYERS = [", [[f"{_quoted(layer)},"] for layer in layers], "]")
+    return templates.HUGGING_FACE.substitute(plan=plan)
+
+
+def _fsdp(recipe: Recipe) -> str:
+    saves = {_single(segment, "fsdp"): segment.save for segment in recipe.segments}
+    if not _saves(recipe):
+        plan = _filled("MODULES = [", [[f"{_quoted(name)},"] for name in saves], "]")
+        return templates.FSDP.substitute(plan=plan)
+    entries = [[f"{_quoted(name)}: {_quoted(save) if save else None},"] for name, save in saves.items()]
+    plan = _kept(_saves(recipe)) + _filled("MODULES = {  # and what is kept of them", entries, "}")
+    return templates.FSDP_SAVING.substitute(plan=plan)
+
+
+KINDS: dict[str, Callable[[Recipe], str]] = {"python": _python, "hf": _hugging_face, "fsdp": _fsdp}
+
+
+def _single(segment: Segment, kind: str) -> str:
+    """The one block of a segment. Raises UserError where it is more than that."""
+    first, *others = segment.blocks
+    if others:
+        raise _no_words(kind, segment, f"computes {len(names(segment))} blocks together")
+    if isinstance(first, Segment):
+        raise _no_words(kind, segment, "holds another segment")
+    return first
+
+
+def _no_words(kind: str, segment: Segment, reason: str) -> UserError:
+    first, *others = names(segment)
+    span = f"'{first}' to '{others[-1]}'" if others else f"'{first}'"
+    hint = "--emit python has words for every plan; or plan blocks one by one"
+    return UserError(f"--emit {kind}: the segment {span} {reason}", hint=hint)
+
+
+def _saves(recipe: Recipe) -> list[str]:
+    """Its save options, each once."""
+    return list(dict.fromkeys(one.save for one in every(recipe.segments) if one.save))
+
+
+def _kept(saves: Iterable[str]) -> str:
+    """The operators of each save option."""
+    entries = [(_quoted(save), _list([f"{_quoted(name)}," for name in operators(save)])) for save in saves]
+    runs = [[f"{save}: {first}", *others] for save, (first, *others) in entries]
+    return _filled("KEPT = {  # operators of aten", runs, "}") if runs else ""
+
+
+def _run(segment: Segment) -> list[str]:
+    """A segment as a Python literal and a comma, in pieces between which a line may end."""
+    inside = [_run(item) if isinstance(item, Segment) else [f"{_quoted(item)},"] for item in segment.blocks]
+    first, *others = _list([piece for pieces in inside for piece in pieces])
+    return [f"({first}", *others, f"{_quoted(segment.save)}),"] if segment.save else [first, *others]
+
+
+def _list(pieces: list[str]) -> list[str]:
+    """In brackets; each piece ends in a comma."""
+    *others, last = pieces
+    first, *rest = [*others, f"{last[:-1]}],"]
+    return [f"[{first}", *rest]
+
+
+def _filled(head: str, entries: Iterable[list[str]], tail: str) -> str:
+    """Each entry from a line of its own on, filled up to the width."""
+    lines = [head]
+    for pieces in entries:
+        lines.append("   ")
+        for piece in pieces:
+            if len(f"{lines[-1]} {piece}") > WIDTH and lines[-1].strip():
+                lines.append("    ")
+            lines[-1] += f" {piece}"
+    return "\n".join([*lines, tail, ""])
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

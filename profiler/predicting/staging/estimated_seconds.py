@@ -1,0 +1,64 @@
+"""Seconds of each stage on a GPU that need not be there, from traced steps and its rates: knows nothing of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from profiler.core.gpu_specs import Rates
+from profiler.core.trace_data import Trace
+from profiler.predicting.staging.recompute_seconds import Seconds
+from profiler.predicting.staging.stage_operators import Span
+from profiler.predicting.trace.roofline import operator_seconds
+
+
+def seconds(
+    trace: Trace,
+    stages: Sequence[Span],
+    selective: Mapping[str, tuple[Trace, Mapping[str, Span]]],
+    rates: Rates,
+    precision: str,
+) -> list[Seconds]:
+    """Of each stage, kernels taken as ideal; `selective` has for each save option a step with it, and its stages by
+    name. The optimizer's time is the last stage's.
+    """
+    clock = _Clock(trace, rates, precision)
+    others = {save: (_Clock(other, rates, precision), spans) for save, (other, spans) in selective.items()}
+    found = [_stage(stage, clock, others) for stage in stages]
+    inside = sum(one.forward + one.backward for one in found)
+    return [*found[:-1], _longer(found[-1], clock.between(1, len(trace.operators)) - inside)]
+
+
+class _Clock:
+    """Seconds up to every operator of a trace."""
+
+    def __init__(self, trace: Trace, rates: Rates, precision: str) -> None:
+        self._until = [0.0]
+        for operator in trace.operators:
+            self._until.append(self._until[-1] + operator_seconds(operator, rates, precision))
+
+    def between(self, first: int, last: int) -> float:
+        """Of the operators `first` to `last`, both included; none where the last is below the first."""
+        return max(0.0, self._until[last] - self._until[first - 1])
+
+    def both(self, stage: Span) -> tuple[float, float]:
+        """Forward and backward."""
+        return self.between(stage.first, stage.last), self.between(stage.backward_first, stage.backward_last)
+
+
+def _stage(stage: Span, clock: _Clock, others: Mapping[str, tuple[_Clock, Mapping[str, Span]]]) -> Seconds:
+    forward, backward = clock.both(stage)
+    return Seconds(
+        forward=forward,
+        backward=backward,
+        early_stop=clock.between(stage.first, min(stage.stop, stage.last)),
+        options={save: other.both(spans[stage.name]) for save, (other, spans) in others.items() if stage.name in spans},
+    )
+
+
+def _longer(last: Seconds, more: float) -> Seconds:
+    return Seconds(
+        forward=last.forward + max(0.0, more),
+        backward=last.backward,
+        early_stop=last.early_stop + max(0.0, more),
+        options=last.options,
+    )

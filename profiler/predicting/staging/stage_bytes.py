@@ -1,0 +1,118 @@
+"""What each stage of a traced step holds, in bytes, as a planner counts it: knows nothing of models or of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from profiler.core.trace_data import Allocation, Trace, live, resting
+from profiler.predicting.staging.stage_operators import Span
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """The byte fields of a planner's stage; their meaning is there."""
+
+    output_bytes: int
+    saved_bytes: int
+    own_saved_bytes: int
+    forward_extra_bytes: int
+    plain_forward_extra_bytes: int
+    backward_extra_bytes: int
+    gradient_bytes: int
+
+
+def held(trace: Trace, stages: Sequence[Span]) -> list[Held]:
+    """Of every stage, from a step in which all are kept; bytes."""
+    counted, later = [], 0
+    own = _own(trace, stages)
+    alive, rest = live(trace), _resting(trace)
+    for stage, allocations in zip(stages[::-1], own[::-1], strict=True):
+        gradients = _gradients(trace, stage)
+        base = rest[stage.first - 1] + later + gradients
+        counted.append(_held(trace, stage, allocations, gradients, alive, base))
+        later += gradients
+    return counted[::-1]
+
+
+def static_bytes(trace: Trace, stages: Sequence[Span]) -> int:
+    """What is there before the forward and stays."""
+    return resting(trace, stages[0].first - 1)
+
+
+def floor_bytes(trace: Trace) -> int:
+    """The largest number of bytes outside of the stages: in the optimizer's step, or where gradients are zeroed."""
+    alive = live(trace)
+    inside = {"forward", "backward"}
+    return max(
+        (max(alive[first : last + 1], default=0) for phase, first, last in trace.spans() if phase not in inside),
+        default=0,
+    )
+
+
+def _held(trace: Trace, stage: Span, own: list[int], gradients: int, alive: list[int], base: int) -> Held:
+    """`base` is what is there in the stage's backward besides its own: the stages before it, and all gradients."""
+    own_outputs = [place for place in own if place in stage.outputs]
+    outputs = sum(trace.allocations[place].nbytes for place in own_outputs)
+    kept = [place for place in own if trace.allocations[place].died > stage.last or place in stage.outputs]
+    saved = sum(trace.allocations[place].nbytes for place in kept)
+    passing = sum(
+        trace.allocations[place].nbytes for place in own_outputs if trace.allocations[place].died < stage.backward_first
+    )
+    backward = max(alive[stage.backward_first : stage.backward_last + 1], default=0)
+    return Held(
+        output_bytes=outputs,
+        saved_bytes=saved,
+        own_saved_bytes=saved - passing,
+        forward_extra_bytes=max(0, _peak(trace, stage, own, saving=True) - saved),
+        plain_forward_extra_bytes=max(0, _peak(trace, stage, own, saving=False) - outputs),
+        backward_extra_bytes=backward - base - outputs - (saved - passing),
+        gradient_bytes=gradients,
+    )
+
+
+def _own(trace: Trace, stages: Sequence[Span]) -> list[list[int]]:
+    """By stage, the places of the storages that its forward makes."""
+    by_birth: dict[int, list[int]] = {}
+    for place, one in enumerate(trace.allocations):
+        by_birth.setdefault(one.born, []).append(place)
+    return [
+        [place for number in range(stage.first, stage.last + 1) for place in by_birth.get(number, ())]
+        for stage in stages
+    ]
+
+
+def _gradients(trace: Trace, stage: Span) -> int:
+    """Of parameters, made in the stage's backward and left."""
+    return sum(
+        one.nbytes
+        for one in trace.allocations
+        if one.category == "gradients" and stage.backward_first <= one.born <= stage.backward_last
+    )
+
+
+def _peak(trace: Trace, stage: Span, own: Iterable[int], *, saving: bool) -> int:
+    """The largest number of the stage's own bytes that its forward has at once."""
+    change = [0] * (stage.last - stage.first + 3)
+    for place in own:
+        one = trace.allocations[place]
+        end = one.died if saving else _let_go(one, is_output=place in stage.outputs)
+        change[one.born - stage.first] += one.nbytes
+        change[min(end, stage.last) - stage.first + 1] -= one.nbytes
+    operators = trace.operators[stage.first - 1 : stage.last]
+    return max((at + one.hidden_bytes for at, one in zip(accumulate(change), operators, strict=False)), default=0)
+
+
+def _let_go(one: Allocation, *, is_output: bool) -> int:
+    """When it goes where autograd keeps nothing."""
+    return one.died if is_output or one.let_go is None else one.let_go
+
+
+def _resting(trace: Trace) -> list[int]:
+    """The bytes that are there when each operator has ended."""
+    change = [0] * (len(trace.operators) + 2)
+    for one in trace.allocations:
+        change[one.born] += one.nbytes
+        change[max(one.born, one.died)] -= one.nbytes
+    return list(accumulate(change))

@@ -1,0 +1,154 @@
+"""Which operators of a traced step are of which stage, forward and backward: knows nothing of bytes or seconds."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from profiler.analysis.stages import stage_of
+from profiler.core.errors import Unsupported
+from profiler.core.trace_data import Call, Trace
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of the last forward of a step, and the same of the backward after it. Numbers of operators.
+
+    A stage is one or more blocks, or what runs before, between or behind them. Where its last operator is below its
+    first, it ran none.
+    """
+
+    blocks: tuple[int, ...]  # their indices
+    name: str
+    first: int
+    last: int
+    backward_first: int
+    backward_last: int
+    outputs: frozenset[int]  # places of the storages that it hands on
+    stop: int  # after it, a forward that is computed again has all that it saves
+
+
+def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[Span]:
+    """The stages in the order of the forward, so that every operator of forward and backward is in one.
+
+    `trace` was followed with its saves. In the backward a stage begins with the first operator of its modules, or where
+    the first of what it saved is asked for. Where `linked` tells which blocks feed the next alone, one that does not
+    keep its input is one stage with the one before, since a cut between them saves nothing. Raises Unsupported where
+    blocks do not run once each, in order.
+    """
+    pieces = list(_pieces(trace, blocks))
+    starts = _starts(trace, blocks, pieces)
+    ends = [_last(trace, "backward")[1], *(start - 1 for start in starts[:-1])]  # each ends where the one before begins
+    found = [
+        Span(
+            blocks=piece.blocks,
+            name=piece.name,
+            first=piece.first,
+            last=piece.last,
+            backward_first=start,
+            backward_last=end,
+            outputs=frozenset(piece.given),
+            stop=max((save.packed for save in trace.saves[slice(*piece.saves)]), default=piece.first - 1),
+        )
+        for piece, start, end in zip(pieces, starts, ends, strict=True)
+    ]
+    return list(_merged(trace, found, linked)) if linked else found
+
+
+def _merged(trace: Trace, found: list[Span], linked: Sequence[bool]) -> Iterator[Span]:
+    """A block that does not keep its input, or writes over it, is one stage with the block that gave it."""
+    before = found[0]
+    for one in found[1:]:
+        together = _is_one(before, one, linked) and _passes(trace, before, one)
+        if not together:
+            yield before
+        before = _both(before, one) if together else one
+    yield before
+
+
+def _is_one(before: Span, one: Span, linked: Sequence[bool]) -> bool:
+    """Whether both are blocks, the one feeds the other alone, and nothing is between."""
+    return bool(before.blocks and one.blocks) and before.last + 1 == one.first and linked[before.blocks[-1]]
+
+
+def _passes(trace: Trace, before: Span, one: Span) -> bool:
+    given = [trace.allocations[place] for place in before.outputs]
+    return bool(before.outputs & one.outputs) or any(held.died <= one.last for held in given)
+
+
+def _both(before: Span, one: Span) -> Span:
+    return msgspec.structs.replace(
+        one,
+        blocks=before.blocks + one.blocks,
+        name=f"{before.name.partition('-')[0]}-{one.name}",
+        first=before.first,
+        backward_last=before.backward_last,
+        stop=max(before.stop, one.stop),
+    )
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    """A stage in the forward."""
+
+    blocks: tuple[int, ...]
+    name: str
+    first: int
+    last: int
+    saves: tuple[int, int]
+    given: tuple[int, ...]  # what the block gave; of what is not a block, what the next one is given
+
+
+def _last(trace: Trace, phase: str) -> tuple[int, int]:
+    """The first and last operator of the last forward or backward."""
+    return [(first, last) for name, first, last in trace.spans() if name == phase][-1]
+
+
+def _pieces(trace: Trace, blocks: Sequence[str]) -> Iterator[_Piece]:
+    """The blocks, and what runs around them wherever something does."""
+    at, end = _last(trace, "forward")
+    done, name = bisect_left(trace.saves, at - 1, key=lambda save: save.packed), ""
+    for index, call in enumerate(_calls(trace, blocks, at)):
+        if call.before >= at:
+            between = f"between {name} and {call.module}" if name else f"before {call.module}"
+            yield _Piece((), between, at, call.before, (done, call.saves[0]), call.inputs)
+        yield _Piece((index,), call.module, call.before + 1, call.last, call.saves, call.outputs)
+        at, done, name = call.last + 1, call.saves[1], call.module
+    yield _Piece((), f"after {name}", at, end, (done, len(trace.saves)), ())
+
+
+def _calls(trace: Trace, blocks: Sequence[str], begin: int) -> list[Call]:
+    wanted = set(blocks)
+    inside = [call for call in trace.calls if call.before >= begin - 1 and call.module in wanted]
+    outermost = {
+        (call.module, call.last): call for call in inside
+    }  # a checkpointed block calls itself, and ends with it
+    calls = sorted(outermost.values(), key=lambda call: call.last)
+    if [call.module for call in calls] != list(blocks) or any(a.last > b.before for a, b in pairwise(calls)):
+        raise Unsupported("the blocks do not run once each in the order of their names; choose others with --blocks")
+    return calls
+
+
+def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[int]:
+    """Where each stage begins in the backward. The last begins it; one of which nothing is seen has nothing of it."""
+    stage = stage_of(tuple(blocks))
+    begin, end = _last(trace, "backward")
+    first_of: dict[str, int] = {}
+    for number, operator in enumerate(trace.operators[begin - 1 : end], start=begin):
+        first_of.setdefault(stage(operator.module), number)
+    starts: list[int | None] = [begin]
+    for piece in pieces[-2::-1]:
+        asked = [save.unpacked + 1 for save in trace.saves[slice(*piece.saves)] if save.unpacked is not None]
+        own = [first_of[piece.name]] if piece.blocks and piece.name in first_of else []
+        starts.append(min((*asked, *own), default=None))
+    return _in_order(starts[::-1], end)
+
+
+def _in_order(starts: list[int | None], end: int) -> list[int]:
+    """By stage in the order of the forward: none begins before those behind it, or where it has nothing."""
+    found, at = [], end + 1
+    for start in starts:
+        at = at if start is None else min(at, start)
+        found.append(at)
+    return found

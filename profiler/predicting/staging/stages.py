@@ -1,0 +1,161 @@
+"""Trial -> the chain of stages that planning works on: bytes by a traced step, seconds by a device or by its rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from profiler.core import gpu_specs
+from profiler.core.case import FAKE, Case, Choice, Trial
+from profiler.core.errors import Unsupported, UserError
+from profiler.core.gpu_specs import Rates
+from profiler.core.trace_data import Trace
+from profiler.measuring.device_facts import open_device
+from profiler.planning.chain import Block, Chain, Option, Stage
+from profiler.predicting.prediction import known_rates, observe_case, trace_case
+from profiler.predicting.staging import estimated_seconds, stage_seconds
+from profiler.predicting.staging.recompute_seconds import NOTHING, Seconds
+from profiler.predicting.staging.stage_bytes import Held, floor_bytes, held, static_bytes
+from profiler.predicting.staging.stage_operators import Span, spans
+from profiler.training.blocks import refuse_none
+from profiler.training.strategies.plan import fingerprint
+from profiler.training.strategies.selective import offered
+
+
+def stages(trial: Trial) -> Chain:
+    """What each stage of the trial's model costs. Its device is there, or its rates are known.
+
+    Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
+    not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
+    `time`, seconds are 0 and there are no save options. Raises UserError where nothing is known of the device's time,
+    Unsupported where the blocks do not run once each, in order, or the forward runs a backward, and whatever the model
+    raises.
+    """
+    case = trial.case.baseline
+    fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
+    known = _rates(trial)
+    built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
+    refuse_none(built.workload.blocks)
+    _refuse_backward_in_forward(trace)
+    linked = observe_case(fake).linked
+    found = spans(trace, built.workload.blocks, linked=linked)
+    selective = {save: _selective(trial, fake, save) for save in _saves(trial, trace, found)}
+    seconds = _seconds(trial, trace, found, selective, known)
+    prints = fingerprint(built.workload.module, built.workload.blocks)
+    blocks = [Block(name=name, parameters=parameters) for name, parameters in prints.items()]
+    made = [
+        _stage(
+            span,
+            bytes_,
+            time,
+            blocks=tuple(blocks[index] for index in span.blocks),
+            options={save: of[span.name] for save, (_, _, of) in selective.items() if span.name in of},
+        )
+        for span, bytes_, time in zip(found, held(trace, found), seconds, strict=True)
+    ]
+    return Chain(
+        input_bytes=0,  # the batch is there before the step
+        static_bytes=static_bytes(trace, found),
+        floor_bytes=floor_bytes(trace),
+        stages=tuple(_apart(made, found, linked)),
+    )
+
+
+def _refuse_backward_in_forward(trace: Trace) -> None:
+    begin = next(before for phase, before in trace.marks if phase == "backward")
+    if any(save.unpacked is not None and save.unpacked < begin for save in trace.saves):
+        raise Unsupported("the forward runs a backward of its own (torch.autograd.grad), which plans do not know")
+
+
+def _rates(trial: Trial) -> Rates | None:
+    """Those of a device that need not be there, or that computes nothing; None where time is measured or not asked."""
+    if "time" not in trial.passes:
+        return None
+    if not trial.case.is_predicted:
+        device = open_device(trial.case.device)
+        return gpu_specs.of_device(device.facts().name) if device.is_hollow else None
+    known = known_rates(trial.case.device, trial.calibration)
+    if known is None:
+        message = f"nothing is known of the time that '{trial.case.device}' takes"
+        raise UserError(message, hint="name a GPU: --device fake:h100")
+    return known
+
+
+def _saves(trial: Trial, trace: Trace, found: Sequence[Span]) -> list[str]:
+    """The save options that the blocks have operators for."""
+    inside = [one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last]]
+    return offered(inside) if "time" in trial.passes else []
+
+
+def _seconds(
+    trial: Trial, trace: Trace, found: Sequence[Span], selective: dict[str, _Selective], known: Rates | None
+) -> list[Seconds]:
+    case = trial.case.baseline
+    if known is not None:
+        clocked = {save: (other, of) for save, (other, of, _) in selective.items()}
+        return estimated_seconds.seconds(trace, found, clocked, known, case.precision)
+    if "time" not in trial.passes:
+        return [NOTHING for _ in found]
+    return stage_seconds.seconds(case, [span.blocks for span in found], list(selective))
+
+
+_Selective = tuple[Trace, dict[str, Span], dict[str, Held]]  # the last two by name of the block
+
+
+def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
+    """A step with every block under a save option."""
+    case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
+    built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True)
+    found = spans(trace, built.workload.blocks)
+    bytes_of = dict(zip((span.name for span in found), held(trace, found), strict=True))
+    return trace, {span.name: span for span in found if span.blocks}, bytes_of
+
+
+def _stage(span: Span, bytes_: Held, time: Seconds, *, blocks: tuple[Block, ...], options: dict[str, Held]) -> Stage:
+    return Stage(
+        name=span.name,
+        forward_seconds=time.forward,
+        backward_seconds=time.backward,
+        early_stop_seconds=time.early_stop,
+        **msgspec.structs.asdict(bytes_),
+        options=tuple(_option(save, options[save], *time.options[save]) for save in options if save in time.options),
+        pinned=not span.blocks,
+        blocks=blocks,
+    )
+
+
+def _option(save: str, bytes_: Held, forward: float, backward: float) -> Option:
+    return Option(
+        name=save,
+        saved_bytes=bytes_.saved_bytes,
+        own_saved_bytes=bytes_.own_saved_bytes,
+        forward_extra_bytes=bytes_.forward_extra_bytes,
+        backward_extra_bytes=bytes_.backward_extra_bytes,
+        forward_seconds=forward,
+        backward_seconds=backward,
+    )
+
+
+def _apart(made: Sequence[Stage], found: Sequence[Span], linked: Sequence[bool]) -> list[Stage]:
+    """With a stage that is always kept wherever two blocks must not be computed together."""
+    stages = [made[0]]
+    for (before, one), stage in zip(pairwise(found), made[1:], strict=True):
+        if before.blocks and one.blocks and not linked[before.blocks[-1]]:
+            stages.append(_nothing(f"between {before.name} and {one.name}"))
+        stages.append(stage)
+    return stages
+
+
+def _nothing(name: str) -> Stage:
+    return Stage(
+        name=name,
+        forward_seconds=0.0,
+        backward_seconds=0.0,
+        output_bytes=0,
+        saved_bytes=0,
+        forward_extra_bytes=0,
+        backward_extra_bytes=0,
+        pinned=True,
+    )

@@ -1,0 +1,201 @@
+"""What convolutions on CUDA take besides their results and cuDNN's workspaces: bytes. Knows nothing of steps.
+
+cuDNN reads the input, the weight and the gradient in one memory format, and PyTorch copies what lies otherwise
+(aten/src/ATen/native/Convolution.cpp, cudnn/ConvShared.cpp); so do the kernels of its own for one filter a channel
+(cuda/DepthwiseConv2d.cu), which only take tensors that are not channels last.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from profiler.core.gpu_specs import Chip, Rates
+from profiler.predicting.trace.copies import copied_bytes, straightened
+from profiler.predicting.trace.reductions import buffer_bytes
+from profiler.predicting.trace.tracer import Hidden
+
+aten = torch.ops.aten
+SPATIAL = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+PLANE = 4
+AMPERE = (8, 0)  # the least compute capability for which cuDNN is asked for bfloat16
+LEAST_CHANNELS, LEAST_WIDTH = 32, 7  # below, cuDNN is not asked for one filter a channel
+
+
+class Machine(NamedTuple):
+    """What convolutions go by; without a chip, the buffers of sums are not foreseen."""
+
+    chip: Chip | None = None
+    capability: tuple[int, int] = AMPERE
+    workspace_bytes: int = 0  # cuBLAS's, while a product runs
+
+
+def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
+    """`hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
+
+    def taken(func: Any, args: Any, kwargs: Any) -> int:
+        known = hidden(func, args, kwargs)
+        return known or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs, machine)
+
+    return taken
+
+
+def machine_of(known: Rates | None, workspace_bytes: int) -> Machine:
+    """Of a GPU, or of one of which only the kind is known."""
+    if known is None:
+        return Machine(workspace_bytes=workspace_bytes)
+    return Machine(known.chip, known.compute_capability, workspace_bytes)
+
+
+def convolution_bytes(func: Any, args: Any, kwargs: Any, machine: Machine) -> int:
+    """What a convolution, or its backward, takes: the most at once beyond its results."""
+    if func is aten.convolution.default:
+        return _forward(machine, *args, **(kwargs or {}))
+    return _backward(machine, *args, **(kwargs or {})) if func is aten.convolution_backward.default else 0
+
+
+def _forward(
+    machine: Machine, taken: torch.Tensor, weight: torch.Tensor, bias: Any, *options: Any, **named: Any
+) -> int:
+    if _is_product(machine, taken, weight, *options):
+        return _product_bytes(machine, taken, weight, *options)
+    memory_format = _format(taken, weight)
+    return straightened(taken, memory_format) + straightened(weight, memory_format)
+
+
+def _backward(
+    machine: Machine,
+    gradient: torch.Tensor,
+    taken: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Any,
+    *options: Any,
+    **named: Any,
+) -> int:
+    """The copy of the weight is for the gradient of the input only, that of the input for the weight's.
+
+    The bias' gradient comes last.
+    """
+    wants_input, wants_weight, wants_bias = options[-1]
+    if _is_product(machine, taken, weight, *options[:-1]):
+        return _product_backward_bytes(machine, gradient, taken, weight, *options)
+    memory_format = _format(taken, weight)
+    of_gradient, of_taken, of_weight = (straightened(one, memory_format) for one in (gradient, taken, weight))
+    input_bytes, weight_bytes = _nbytes(taken), _nbytes(weight)
+    results = wants_input * input_bytes + wants_weight * weight_bytes
+    if memory_format == torch.contiguous_format and _is_own(taken, weight, *options[:3], groups=options[-2]):
+        for_weight = wants_weight * (of_gradient + of_taken + weight_bytes)
+        for_input = wants_input * (of_gradient + of_weight + results)
+    else:
+        held = of_gradient + wants_weight * of_taken
+        for_input = wants_input * (held + of_weight + input_bytes)
+        for_weight = wants_weight * (held + results)
+    of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
+    bias_bytes = wants_bias * weight.shape[0] * weight.itemsize
+    return int(max(of_sum, max(for_input, for_weight) - results - bias_bytes, 0))
+
+
+def _sum_bytes(machine: Machine, gradient: torch.Tensor) -> int:
+    """What the gradient of the bias takes while it is summed up."""
+    return buffer_bytes(gradient, [0, *range(2, gradient.dim())], machine.chip) if machine.chip else 0
+
+
+def _is_product(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, *options: Any) -> bool:
+    """Whether cuDNN does not take it, as bfloat16 before Ampere: columns of pixels are multiplied then.
+
+    `use_cudnn` in Convolution.cpp; of planes that are neither transposed nor dilated, and that no own kernel takes.
+    """
+    if taken.dtype != torch.bfloat16 or machine.capability >= AMPERE or taken.dim() != PLANE:
+        return False
+    stride, padding, dilation, is_transposed, _, groups = options
+    is_plane = not is_transposed and max(dilation) == 1
+    return is_plane and not _is_own(taken, weight, stride, padding, dilation, groups=groups)
+
+
+def _product_bytes(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, *options: Any) -> int:
+    """Of groups, one after the other, all results are held until they are joined (Convolution.cpp)."""
+    stride, padding, *_, groups = options
+    columns = _columns_bytes(machine, taken, weight, stride, padding)
+    if groups == 1:
+        return straightened(taken) + straightened(weight) + columns
+    out = taken.shape[0] * weight.shape[0] * prod(_places(taken, weight, stride, padding)) * taken.itemsize
+    return straightened(taken) + max(out, _group_bytes(taken, groups) + columns)
+
+
+def _product_backward_bytes(
+    machine: Machine, gradient: torch.Tensor, taken: torch.Tensor, weight: torch.Tensor, *options: Any
+) -> int:
+    """Copies are there throughout, and so are the columns, which both gradients use; files as of the forward."""
+    stride, padding, *_, groups, (wants_input, wants_weight, wants_bias) = options
+    columns = _columns_bytes(machine, taken, weight, stride, padding)
+    copies = straightened(gradient) + straightened(taken)
+    results = wants_input * _nbytes(taken) + wants_weight * _nbytes(weight)
+    if groups > 1:
+        parts = _group_bytes(taken, groups) + straightened(gradient.narrow(1, 0, gradient.shape[1] // groups))
+        return straightened(taken) + int(max(results, parts + columns))
+    absent = 0 if wants_weight else wants_bias * weight.shape[0] * weight.itemsize
+    of_weight = straightened(weight) - wants_weight * _nbytes(weight) if wants_input else 0
+    of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
+    return int(copies + max(columns + max(of_weight, 0) - absent, of_sum))
+
+
+def _group_bytes(tensor: torch.Tensor, groups: int) -> int:
+    """A group's channels, which only a single image has side by side."""
+    return _nbytes(tensor) // groups if tensor.shape[0] > 1 else 0
+
+
+def _columns_bytes(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> int:
+    """The columns of one image, where they are not the image itself, and the product's workspace.
+
+    cuda/ConvolutionMM2d.cu.
+    """
+    if (*weight.shape[2:], *stride) == (1, 1, 1, 1) and not any(padding):
+        return machine.workspace_bytes
+    places = prod(_places(taken, weight, stride, padding))
+    return prod(weight.shape[1:]) * places * taken.itemsize + machine.workspace_bytes
+
+
+def _places(taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> list[int]:
+    """The height and width of the result."""
+    sides = zip(taken.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    return [(side + 2 * pad - size) // step + 1 for side, size, step, pad in sides]
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+def _is_own(
+    taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, *, groups: int
+) -> bool:
+    """Whether PyTorch's kernel for one filter a channel does it, which begins with the gradient of the weight.
+
+    `use_cudnn_depthwise` and `check_cudnn_depthwise_workload_with_filter` in Convolution.cpp.
+    """
+    num_images, channels = taken.shape[:2]
+    if not 1 < groups == channels or taken.dim() not in SPATIAL or weight.shape[0] % channels:
+        return False
+    is_plain = max(dilation) == 1 and taken.dim() == PLANE and channels >= LEAST_CHANNELS
+    if taken.dtype != torch.float16 or not is_plain or (stride[0] != stride[1] and taken.shape[2] != 1):
+        return True
+    step, width, side = stride[1], taken.shape[3], weight.shape[3]
+    if taken.shape[2] == 1 and step == 1:
+        return False
+    if weight.shape[2] != side or side not in (1, 3, 5) or width < LEAST_WIDTH or step not in (1, 2):
+        return True
+    if step == 1:
+        return False
+    if side == 1:
+        return not (width <= 28 if num_images == 1 else num_images <= 16 and channels >= 128 and width <= 7)
+    return not (num_images == 1 or channels >= 512 or (channels >= 256 and width >= 28))
+
+
+def _format(taken: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """As cudnn_conv_suggest_memory_format in ConvUtils.h chooses."""
+    last = SPATIAL.get(taken.dim())
+    if taken.dtype != torch.float64 and last and last in (suggest_memory_format(taken), suggest_memory_format(weight)):
+        return last
+    return torch.contiguous_format

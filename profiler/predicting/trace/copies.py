@@ -1,0 +1,116 @@
+"""What CUDA's kernels take besides their results because they want dense tensors: bytes. Knows nothing of steps.
+
+Kernels that read their arguments in one order copy those that lie otherwise (`Tensor::contiguous`), and hold the copies
+until they return. The files named are in aten/src/ATen/native.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from profiler.predicting.trace.requests import Requests, request
+
+aten = torch.ops.aten
+
+
+def copied_bytes(func: Any, args: Any, kwargs: Any) -> int:
+    """What an operator's copies take while it runs, at the most at once; 0 for operators that are not known here."""
+    count = COPIES.get(func._overloadpacket)
+    return count(*args, **(kwargs or {})) if count else 0
+
+
+def straightened(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
+    """The bytes of a copy in this format; 0 where the tensor lies so already."""
+    if tensor is None or tensor.is_contiguous(memory_format=memory_format):
+        return 0
+    return request(tensor.numel() * tensor.itemsize)
+
+
+def _pool(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+    """cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu."""
+    return straightened(taken, suggest_memory_format(taken))
+
+
+def _pool_backward(gradient: torch.Tensor, taken: torch.Tensor, *options: Any, **named: Any) -> int:
+    """The gradient, what was pooled and the places of the largest values; files as of `_pool`."""
+    memory_format = suggest_memory_format(taken)
+    places = options[-1] if options and isinstance(options[-1], torch.Tensor) else named.get("indices")
+    return Requests(*(straightened(tensor, memory_format) for tensor in (gradient, taken, places)))
+
+
+def _adaptive_pool(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+    """cuda/AdaptiveAveragePooling.cu."""
+    return straightened(taken, suggest_memory_format(taken))
+
+
+def _adaptive_pool_backward(gradient: torch.Tensor, taken: torch.Tensor) -> int:
+    """The kernel for channels last reads a gradient as it lies; file as of `_adaptive_pool`."""
+    return 0 if suggest_memory_format(taken) == torch.channels_last else straightened(gradient)
+
+
+def _layer_norm(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+    """cuda/layer_norm_kernel.cu, layer_norm_cuda."""
+    return straightened(taken)
+
+
+def _layer_norm_backward(gradient: torch.Tensor, taken: torch.Tensor, *options: Any, **named: Any) -> int:
+    """cuda/layer_norm_kernel.cu, layer_norm_backward_cuda."""
+    return straightened(gradient) + straightened(taken)
+
+
+def _batch_norm_backward(gradient: torch.Tensor, taken: torch.Tensor, weight: Any, *options: Any, **named: Any) -> int:
+    """cuDNN's takes the gradient in the order of what was normalised (tools/autograd/derivatives.yaml)."""
+    return straightened(gradient, suggest_memory_format(taken)) if is_cudnn_norm(taken, weight) else 0
+
+
+def is_cudnn_norm(taken: torch.Tensor, weight: torch.Tensor | None) -> bool:
+    """Whether cuDNN normalises a batch: `_select_batch_norm_backend` in Normalization.cpp, when it is trained."""
+    if taken.dim() < 3 or weight is None or torch.bfloat16 in (taken.dtype, weight.dtype):
+        return False
+    return taken.dtype != torch.float16 or weight.dtype == torch.float32
+
+
+def _softmax_backward(gradient: torch.Tensor, out: torch.Tensor, *options: Any, **named: Any) -> int:
+    """The product of the gradient and the result, and what of both does not lie dense (cuda/SoftMax.cu)."""
+    product = torch.empty_like(gradient, device="meta")
+    return request(product.numel() * product.itemsize) + straightened(product) + straightened(out)
+
+
+def _safe_softmax(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+    """Where what is taken is endless, which rows are so wholly, and a 0, written to those (SoftMax.cpp)."""
+    rows = taken.numel() // max(taken.shape[options[0]], 1)
+    return request(taken.numel()) + request(rows) + request(taken.itemsize)
+
+
+def _roll(taken: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> int:
+    """One after the other, each a result; of one, what is taken becomes dense (TensorTransformations.h, cuda/*.cu)."""
+    return request(taken.numel() * taken.itemsize) * max(len(dims or ()) - 1, 0) or straightened(taken)
+
+
+def _sum(taken: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, **named: Any) -> int:
+    """Whole numbers and tests are first copied in the type of the sum (`make_reduction` in ReduceOpsUtils.h)."""
+    if taken.is_floating_point() or taken.is_complex():
+        return 0
+    kind = dtype or torch.int64
+    return 0 if taken.dtype == kind else taken.numel() * kind.itemsize
+
+
+COPIES: dict[Any, Callable[..., int]] = {
+    aten.max_pool2d_with_indices: _pool,
+    aten.max_pool2d_with_indices_backward: _pool_backward,
+    aten.avg_pool2d: _pool,
+    aten.avg_pool2d_backward: _pool_backward,
+    aten._adaptive_avg_pool2d: _adaptive_pool,
+    aten._adaptive_avg_pool2d_backward: _adaptive_pool_backward,
+    aten.native_layer_norm: _layer_norm,
+    aten.native_layer_norm_backward: _layer_norm_backward,
+    aten.native_batch_norm_backward: _batch_norm_backward,
+    aten._softmax_backward_data: _softmax_backward,
+    aten._safe_softmax: _safe_softmax,
+    aten.roll: _roll,
+    aten.sum: _sum,
+}

@@ -1,0 +1,149 @@
+"""On fake CPU tensors, the operators whose saved tensors are CUDA's: knows nothing of steps.
+
+Fake tensors on CUDA itself work in the forward only: where there is no GPU, autograd's engine fails in the backward.
+Kernels are swapped by patching: a function mode is off inside its own handler, so that a recompute would run others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch._prims_common import suggest_memory_format
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+from profiler.predicting.trace.autocast import cast, cuda_autocast
+from profiler.predicting.trace.copies import is_cudnn_norm
+from profiler.predicting.trace.cuda_results import CHANGES
+from profiler.predicting.trace.fake_tensors import Fakes
+from profiler.predicting.trace.in_place import adding_in_place
+from profiler.predicting.trace.stepwise import attention_in_steps, numbers_of
+from profiler.predicting.trace.tracer import on_host
+
+aten = torch.ops.aten
+WEIGHT = 2  # its place among what F.batch_norm takes after the input
+HALF = (torch.float16, torch.bfloat16)
+unfused_dropout, out_of_place_linear, strided_batch_norm = F.dropout, F.linear, F.batch_norm
+AMPERE = (8, 0)  # the least compute capability of flash attention, and of any fused one for bfloat16
+unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
+_CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("_CAPABILITY", default=AMPERE)
+
+
+@contextmanager
+def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
+    """Dropout with a boolean mask, the fused attention kernels, offloading to a host, CUDA's autocast.
+
+    Which kernels there are goes by the device's compute capability.
+    """
+
+    def offload(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            straight = tensor.contiguous()  # what is not is first copied on the device (native/cuda/Copy.cu)
+            with on_host():
+                return straight.clone()
+
+        saved_tensors_hooks.__init__(self, pack, torch.Tensor.clone)
+
+    token = _CAPABILITY.set(capability)
+    with ExitStack() as stack:
+        stack.callback(_CAPABILITY.reset, token)
+        stack.enter_context(mock.patch.object(F, "dropout", dropout))
+        stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
+        stack.enter_context(mock.patch.object(save_on_cpu, "__init__", offload))
+        stack.enter_context(mock.patch.object(F, "linear", linear))
+        stack.enter_context(mock.patch.object(F, "batch_norm", batch_norm))
+        stack.enter_context(mock.patch.object(Fakes, "changes", CHANGES))
+        stack.enter_context(cuda_autocast())
+        yield
+
+
+def foreach(optimizer: torch.optim.Optimizer) -> None:
+    """What optimizers choose by themselves for CUDA's parameters: all in one kernel, with a list of temporaries."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """The fused kernel, whose mask takes one byte an element; in place there is none (native/Dropout.cpp)."""
+    if not training or p == 0:
+        return input
+    if inplace:
+        return unfused_dropout(input, p, training, True)
+    out: torch.Tensor = torch.native_dropout(input, p, True)[0]
+    return out
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The bias is added in place where it is no part of the product (aten/src/ATen/native/Linear.cpp)."""
+    with adding_in_place():
+        return out_of_place_linear(input, weight, bias)
+
+
+def batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """cuDNN's takes, and keeps, a dense input (`_batch_norm_impl_index` in aten/src/ATen/native/Normalization.cpp)."""
+    weight = args[2] if len(args) > WEIGHT else kwargs.get("weight")
+    if is_cudnn_norm(input, weight):
+        input = input.contiguous(memory_format=suggest_memory_format(input))
+    return strided_batch_norm(input, *args, **kwargs)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Flash attention for 16-bit tensors without a mask, the memory-efficient kernel else, as PyTorch prefers them.
+
+    What the device has no such kernel for (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) is done in steps.
+    Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
+    Batch and heads may be missing.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, attn_mask = cast((query, key, value, attn_mask), torch.get_autocast_dtype("cpu"))
+        with torch.autocast("cpu", enabled=False):
+            return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if query.dim() < 4:
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
+    if query.dim() != 4:
+        return unfused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if not _is_fused(query, value):
+        bias = None if attn_mask is None else numbers_of(attn_mask, query.dtype)
+        return attention_in_steps(query, key, value, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if query.dtype in HALF and attn_mask is None and _CAPABILITY.get() >= AMPERE:
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    else:
+        bias = _as_bias(attn_mask, query, key)
+        needed = any(one.requires_grad for one in (query, key, value))
+        out = aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, needed, dropout_p, is_causal, scale=scale
+        )[0]
+    found: torch.Tensor = out
+    return found
+
+
+def _is_fused(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the device has a kernel for this type, whose loads are as wide as these heads allow."""
+    capability = _CAPABILITY.get()
+    if query.dtype == torch.bfloat16 and capability < AMPERE:
+        return False
+    least = 8 if query.dtype in HALF else 4 if capability >= AMPERE else 1
+    return query.shape[-1] % least == 0 and value.shape[-1] % least == 0
+
+
+def _as_bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """A boolean mask becomes numbers, and every mask is seen as one of all heads."""
+    if mask is None:
+        return None
+    return numbers_of(mask, query.dtype).expand(*query.shape[:-1], key.shape[-2])

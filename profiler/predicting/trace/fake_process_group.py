@@ -1,0 +1,100 @@
+"""One of many ranks with nobody else there: PyTorch's fake process group, in which every exchange is done at once.
+
+Knows nothing of steps or of what is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import GradBucket, Reducer
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as data_parallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from profiler.core.errors import Unsupported
+
+AT_START = ("_verify_param_shape_across_processes", "_sync_module_states")  # of DDP: they read what fakes do not have
+
+
+class Alone:
+    """The mesh of all ranks; DDP's modules on this one, and the buckets that it has exchanged, by their numbers."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.buckets: dict[int, torch.Tensor] = {}
+        self.modules: list[DistributedDataParallel] = []
+
+    def refuse_unused(self) -> None:
+        """After a step, raises Unsupported for what DDP itself would refuse in its next one."""
+        for name, parameter in (named for module in self.modules for named in module.module.named_parameters()):
+            if parameter.requires_grad and parameter.grad is None:
+                raise Unsupported(f"DDP: '{name}' gets no gradient, which it refuses; ddp:unused=true lets it be")
+
+    def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """What DDP asks for of a bucket. The group's own answer holds no tensor, and its reducer wants one."""
+        buffer = self.buckets[bucket.index()] = bucket.buffer()
+        distributed.all_reduce(buffer)
+        found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        found.set_result(buffer)
+        return found
+
+
+@contextmanager
+def alone(ranks: int) -> Iterator[Alone]:
+    """Be the first of so many ranks, which holds the most where parts are uneven.
+
+    For fake tensors: no value that is exchanged is right. The mesh itself is real.
+    """
+    with ExitStack() as stack:
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        stack.callback(distributed.destroy_process_group)
+        rank = Alone(init_device_mesh("cpu", (ranks,)))
+        for name in AT_START:
+            stack.enter_context(mock.patch.object(data_parallel, name, _nothing))
+        stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
+        stack.enter_context(mock.patch.object(Reducer, "_rebuild_buckets", _as_they_are))
+        stack.enter_context(mock.patch.object(DistributedDataParallel, "__init__", _answered(rank)))
+        yield rank
+
+
+class _Chunks:
+    """`torch.chunk` of which only what is asked for is made: FSDP2 wants two of thousands."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._most = -(-tensor.shape[dim] // num_chunks)
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        size = self._tensor.shape[self._dim]
+        start = min(size, place * self._most)
+        return self._tensor.narrow(self._dim, start, min(self._most, size - start))
+
+
+def _answered(rank: Alone) -> Any:
+    build = DistributedDataParallel.__init__
+
+    def built(module: DistributedDataParallel, *arguments: Any, **keywords: Any) -> None:
+        build(module, *arguments, **keywords)
+        if module.find_unused_parameters:
+            raise Unsupported("DDP's search for unused parameters reads values: it cannot be foreseen")
+        rank.modules.append(module)
+        module.register_comm_hook(None, lambda state, bucket: rank.exchange(bucket))  # DDP would check annotations
+
+    return built
+
+
+def _nothing(*arguments: Any, **keywords: Any) -> None:
+    """Everybody else has what this rank has."""
+
+
+def _as_they_are(reducer: Reducer) -> bool:
+    """After its first step, DDP lays its buckets out anew, as gradients arrived; all together they are as large."""
+    return False

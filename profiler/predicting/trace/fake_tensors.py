@@ -1,0 +1,176 @@
+"""Models and steps without memory or compute: PyTorch's fake tensors, and what they need to build any model.
+
+Knows nothing of steps or of what is followed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.utils._mode_utils import no_dispatch
+
+from profiler.predicting.trace import temporaries
+from profiler.predicting.trace.fake_cache import QuickFakes, uncollected
+from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
+
+aten = torch.ops.aten
+DEEPCOPY: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
+LARGER = (*temporaries.IN_THE_RESULT, *temporaries.FOLDS)  # than their results are their storages
+KNOWN = 1024  # elements: no model is built by more
+FACTORIES = {
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.linspace.default,
+    aten.full.default,
+    aten.ones.default,
+    aten.zeros.default,
+    aten.scalar_tensor.default,
+    aten.eye.default,
+}
+
+
+@contextmanager
+def fake_tensors() -> Iterator[Fakes]:
+    """Every tensor that is made within is fake, and modules are neither initialised nor copied for a conversion."""
+    initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
+    with ExitStack() as stack:
+        for name in initialisers:
+            stack.enter_context(mock.patch.object(nn.init, name, _as_it_is))
+        stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _copied))
+        stack.enter_context(uncollected())
+        stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
+        yield stack.enter_context(Fakes())
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Within it, transformers takes fake tensors for real ones: otherwise it makes masks that a real run skips."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    with mock.patch.object(module, "is_fake_tensor", return_value=False) if module else nullcontext():
+        yield
+
+
+class Fakes(QuickFakes):
+    """Fake tensors that know their values where these are small and follow from the code alone, not from data.
+
+    Models are built by such values: the depth and the widths of their stages, the rates of stochastic depth. Of what
+    only data could tell, a test is taken as passed and a number with a point as 0, each counted in `num_guesses`; whole
+    numbers, which are sizes, are refused (DataDependentOutputException).
+    """
+
+    changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # by operator: its results on another device
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.num_guesses = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return self._scalar(func, args[0])
+        if func in (aten.equal.default, aten.allclose.default):
+            self.num_guesses += 1
+            return _passed(args[0]) if _is_test(args[0]) else args[0].shape == args[1].shape
+        if func in FACTORIES:
+            return self._made(func, args, kwargs or {})
+        if _only_writes(func) and not _is_known(args[0]):
+            return args[0] if isinstance(args[0], torch.Tensor) else None
+        if is_in_place(func, args):
+            return args[0]
+        if is_sum_in_place(func, args):
+            return super().__torch_dispatch__(aten.alias.default, (), (args[0],))
+        out: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        if func._overloadpacket is aten.all:
+            out.is_true = True
+        if func in self.changes:
+            with self:
+                return self.changes[func](out, args)
+        return self._as_stored(out, func, args) if func._overloadpacket in LARGER else out
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A small tensor with its values, any other without."""
+        out: Any = super().__torch_dispatch__(func, (), args, kwargs)
+        if out.numel() > KNOWN or out.device.type != "cpu":
+            return out
+        with no_dispatch():
+            real = func(*args, **kwargs)
+        return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
+
+    def _as_stored(self, out: Any, func: Any, args: Any) -> Any:
+        """A result in a storage as large as the operator makes it."""
+        shape = temporaries.stored_shape(func, args, out)
+        stored = super().__torch_dispatch__(aten.new_empty.default, (), (out, shape))
+        return super().__torch_dispatch__(aten.as_strided.default, (), (stored, out.shape, out.stride()))
+
+    def _scalar(self, func: Any, tensor: Any) -> bool | int | float:
+        constant = getattr(tensor, "constant", None)
+        if constant is not None:
+            found: bool | int | float = constant.item()
+            return found
+        if not tensor.is_floating_point() and tensor.dtype != torch.bool:
+            raise DataDependentOutputException(func)
+        self.num_guesses += 1
+        return _passed(tensor) if tensor.dtype == torch.bool else 0.0
+
+
+def _is_test(tensor: torch.Tensor) -> bool:
+    """Of ATen's own functions, which compare one number with `true`."""
+    return tensor.dtype == torch.bool and tensor.ndim == 0
+
+
+def _passed(test: torch.Tensor) -> bool:
+    return bool(getattr(test, "is_true", False))
+
+
+@cache
+def _only_writes(func: Any) -> bool:
+    """Elementwise and in place: the outcome is the first argument, which need not be worked out."""
+    name = func._overloadpacket.__name__
+    is_in_place = func._schema.is_mutable and name.endswith("_") and func.namespace == "aten"
+    return bool(is_in_place and (torch.Tag.pointwise in func.tags or name.startswith("_foreach_")))
+
+
+def _is_known(written: Any) -> bool:
+    """Whether the value of what is written to is followed: the steps that an optimizer counts."""
+    first = written if isinstance(written, torch.Tensor) else written[0]
+    return getattr(first, "constant", None) is not None
+
+
+def _as_it_is(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
+    return tensor
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Tensor.__deepcopy__ of fake tensors too, whose storages cannot be copied."""
+    if not isinstance(tensor, FakeTensor):
+        return DEEPCOPY(tensor, memo)
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+    found: torch.Tensor = memo[id(tensor)]
+    return found
+
+
+def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+    """nn.Module._apply for fake parameters, which cannot be swapped: each stays the same object."""
+    for parameter in module.parameters():
+        with torch.no_grad():
+            parameter.data = convert(parameter)
+            if isinstance(parameter, FakeTensor):
+                parameter.constant = None  # of the values that it had
+    for child in module.modules():
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                child._buffers[name] = convert(buffer)
+    return module

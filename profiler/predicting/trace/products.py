@@ -1,0 +1,89 @@
+"""What matrix products take of the allocator besides their results: knows nothing of steps.
+
+The rules are those of aten/src/ATen/native/cuda/Blas.cpp and aten/src/ATen/cuda/CublasHandlePool.cpp in 2.15.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+
+from profiler.predicting.trace.requests import Requests
+from profiler.predicting.trace.tracer import Hidden
+
+aten = torch.ops.aten
+PRODUCTS = {  # which of their arguments are the factors
+    aten.mm: (0, 1),
+    aten.bmm: (0, 1),
+    aten.mv: (0, 1),
+    aten.dot: (0, 1),
+    aten.addmm: (1, 2),
+    aten.addmm_: (1, 2),
+    aten._addmm_activation: (1, 2),
+    aten.addmv: (1, 2),
+    aten.baddbmm: (1, 2),
+    aten.baddbmm_: (1, 2),
+    aten.addbmm: (1, 2),
+}
+BIASED = (aten.addmm, aten._addmm_activation)  # which cuBLASLt takes where it can add the bias itself
+NAMES = tuple(f"aten.{one.__name__}" for one in PRODUCTS)
+LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device
+HALF = (torch.float16, torch.bfloat16)
+
+
+def taking_workspaces(hidden: Hidden | None, nbytes: int) -> Hidden:
+    """`hidden` with what products take: copies of their factors, and cuBLAS's workspace of so many bytes.
+
+    What was measured of an operator has both in it already. Without `nbytes` workspaces are kept, and not counted here.
+    """
+    return partial(_hidden_bytes, hidden, nbytes)
+
+
+def given_workspace(nbytes: int) -> int:
+    """cuBLAS's workspace as the environment asks for it in KiB, in pairs `:SIZE:COUNT`; else `nbytes`."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return sum(int(size) * int(count) for size, count in pairs) * 2**10 if pairs else nbytes
+
+
+def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwargs: Any) -> int:
+    known = hidden(func, args, kwargs) if hidden else 0
+    if known or func._overloadpacket not in PRODUCTS:
+        return known
+    if func._overloadpacket is aten.bmm and args[0].shape[2] == 1:
+        return 0  # it is multiplied element by element
+    factors = [args[place] for place in PRODUCTS[func._overloadpacket]]
+    if any(not factor.numel() for factor in factors):
+        return 0
+    copies = [_copied_bytes(factor) for factor in factors]
+    return Requests(*copies, _workspace(func, args, kwargs or {}, nbytes) if nbytes else 0)
+
+
+def _workspace(func: Any, args: Any, kwargs: Any, nbytes: int) -> int:
+    if func._overloadpacket in BIASED and _is_added_by_lt(*args[:3], beta=kwargs.get("beta", 1)):
+        return int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", LT_WORKSPACE >> 10)) << 10
+    return nbytes
+
+
+def _is_added_by_lt(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float) -> bool:
+    """A row is added by it; a whole matrix where it is in half precision."""
+    (_, inner), columns = left.shape, right.shape[1]
+    if inner == 1 or columns == 1:
+        return False
+    if bias.shape in ((columns,), (1, columns)):
+        return beta == 1 and bias.is_contiguous()
+    is_whole = bias.shape == (left.shape[0], columns) and bias.dtype in HALF
+    return is_whole and bias.stride(1) == 1 and bias.stride(0) >= columns
+
+
+def _copied_bytes(factor: torch.Tensor) -> int:
+    """Of a factor in neither order that cuBLAS reads: its rows or its columns must be without gaps and not overlap."""
+    if factor.dim() < 2 or factor.is_contiguous():
+        return 0
+    (rows, columns), (down, across) = factor.shape[-2:], factor.stride()[-2:]
+    is_read = (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+    return 0 if is_read else prod(factor.shape) * factor.itemsize

@@ -1,0 +1,212 @@
+"""The buffers of sums, means, norms and their like on CUDA: knows nothing of steps.
+
+Where an output's inputs are shared out among blocks of threads, each block writes what it found to global memory. How
+they are shared out: setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh; how dimensions are put in order and joined
+before: aten/src/ATen/TensorIterator.cpp.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from profiler.core.gpu_specs import Chip
+from profiler.predicting.trace.requests import request
+
+aten = torch.ops.aten
+WARP = 32
+MAX_THREADS = 512
+LEAST_VALUES, MOST_VALUES = 16, 256  # that a thread adds up
+INDEXED = 2**31 - 1  # bytes that 32 bits can address
+HALF = (torch.float16, torch.bfloat16)
+WELFORD = 16  # bytes of a running mean and variance with its counts (aten/src/ATen/native/SharedReduceOps.h)
+SUMS = (aten.sum, aten.nansum)
+MOMENTS = (aten.var, aten.std, aten.var_mean, aten.std_mean)
+EXTREMES = (aten.amax, aten.amin)
+REDUCTIONS = (*SUMS, *MOMENTS, *EXTREMES, aten.mean, aten.linalg_vector_norm, aten.norm)
+NO_DIMENSIONS: tuple[Any, ...] = ([], (), None)
+
+
+class Dim(NamedTuple):
+    """One dimension of what is reduced; strides in elements."""
+
+    size: int
+    stride: int
+    output_stride: int  # 0: it is reduced
+
+
+class _Shape(NamedTuple):
+    """What the configuration of a reduction goes by."""
+
+    dims: list[Dim]  # those that are reduced first, each the faster one first
+    itemsize: int  # of an input
+    accumulated: int  # bytes of what is carried from one input to the next
+    vector: int  # inputs that a thread reads at once
+    offset: int  # of the input in its storage, in elements
+
+
+def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
+    """The buffer and the semaphores of a reduction; 0 for other operators."""
+    if func._overloadpacket not in REDUCTIONS:
+        return 0
+    taken = args[0]
+    return buffer_bytes(taken, _dims(func, args, kwargs or {}), chip, func._overloadpacket)
+
+
+def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = aten.sum) -> int:
+    """What reducing these dimensions takes besides the result; all of them where none are named."""
+    if taken.numel() == 0 or taken.ndim == 0:
+        return 0
+    places = range(taken.ndim) if reduced in NO_DIMENSIONS else [one % taken.ndim for one in reduced]
+    shape = _Shape(
+        dims=_joined(_ordered(_dimensions(taken, set(places)))),
+        itemsize=taken.itemsize,
+        accumulated=_accumulated(operator, taken.dtype),
+        vector=8 if operator in SUMS and taken.dtype in HALF else 2 if operator in MOMENTS else 4,
+        offset=int(taken.storage_offset()),
+    )
+    indexable = _indexable(shape)
+    return _global_bytes(indexable, chip) + (_kept_apart(shape) if indexable != shape else 0)
+
+
+def _dims(func: Any, args: Any, kwargs: Any) -> Any:
+    names = [one.name for one in func._schema.arguments]
+    if "dim" not in names:
+        return None
+    place = names.index("dim")
+    found = args[place] if len(args) > place else kwargs.get("dim")
+    return [found] if isinstance(found, int) else found
+
+
+def _accumulated(operator: Any, dtype: torch.dtype) -> int:
+    if operator in MOMENTS:
+        return WELFORD if dtype != torch.float64 else 2 * WELFORD
+    if operator in EXTREMES or dtype not in HALF:
+        return dtype.itemsize
+    return torch.float32.itemsize
+
+
+def _dimensions(taken: torch.Tensor, reduced: set[int]) -> list[Dim]:
+    """The last one first; the result is contiguous."""
+    found, stride = [], 1
+    for place in reversed(range(taken.ndim)):
+        size = taken.shape[place]
+        found.append(Dim(size, taken.stride(place), 0 if place in reduced else stride))
+        stride *= 1 if place in reduced else size
+    return found
+
+
+def _ordered(dims: list[Dim]) -> list[Dim]:
+    """As TensorIteratorBase::reorder_dimensions: an insertion sort, which ambiguous pairs leave as they are."""
+    found = list(dims)
+    for begin in range(1, len(found)):
+        place = begin
+        for other in reversed(range(begin)):
+            order = _compared(found[other], found[place])
+            if order > 0:
+                found[other], found[place] = found[place], found[other]
+                place = other
+            elif order < 0:
+                break
+    return found
+
+
+def _compared(one: Dim, other: Dim) -> int:
+    """Above 0 where they are to be swapped, below where they are in order."""
+    if (one.output_stride == 0) != (other.output_stride == 0):
+        return 1 if other.output_stride == 0 else -1
+    for first, second in ((one.output_stride, other.output_stride), (one.stride, other.stride)):
+        if first == 0 or second == 0:
+            continue
+        if first != second:
+            return -1 if first < second else 1
+        if one.size > other.size:
+            return 1
+    return 0
+
+
+def _joined(dims: list[Dim]) -> list[Dim]:
+    """As TensorIteratorBase::coalesce_dimensions."""
+    found: list[Dim] = dims[:1]
+    for dim in dims[1:]:
+        last = found[-1]
+        follows = (last.size * last.stride, last.size * last.output_stride) == (dim.stride, dim.output_stride)
+        if last.size == 1 or dim.size == 1 or follows:
+            strides = dim[1:] if last.size == 1 else last[1:]
+            found[-1] = Dim(last.size * dim.size, *strides)
+        else:
+            found.append(dim)
+    return found
+
+
+def _indexable(shape: _Shape) -> _Shape:
+    """Halves of the widest dimension, until one is small enough to be addressed with 32 bits."""
+    dims = list(shape.dims)
+    while 1 + sum((one.size - 1) * one.stride * shape.itemsize for one in dims) > INDEXED:
+        widest = max(range(len(dims)), key=lambda place: (dims[place].size - 1) * dims[place].stride)
+        dims[widest] = dims[widest]._replace(size=dims[widest].size // 2)
+    return shape._replace(dims=dims)
+
+
+def _kept_apart(shape: _Shape) -> int:
+    """Where parts are reduced one after the other, what is carried between them, if the result is in half precision."""
+    num_outputs = prod(one.size for one in shape.dims if one.output_stride)
+    return request(num_outputs * shape.accumulated) if shape.accumulated > shape.itemsize else 0
+
+
+def _global_bytes(shape: _Shape, chip: Chip) -> int:
+    """As setReduceConfig and ReduceConfig::global_memory_size, with the semaphores beside it."""
+    dims = shape.dims
+    reduced = [one for one in dims if one.output_stride == 0]
+    kept = dims[len(reduced) :]
+    num_inputs, num_outputs = prod(one.size for one in reduced), prod(one.size for one in kept)
+    along_inputs = not kept or (bool(reduced) and dims[0].stride < kept[0].stride)
+    fastest = dims[0] if along_inputs or not kept else kept[0]
+    wide, high = (num_inputs, num_outputs) if along_inputs else (num_outputs, num_inputs)
+    output_vector = 1
+    if fastest.stride == 1 or not dims:
+        if along_inputs and wide >= 128 and len(reduced) == 1:
+            wide //= shape.vector
+        elif not along_inputs:
+            output_vector = _output_vector(shape, kept[0])
+            wide //= output_vector
+    width, height = _block(wide, high, MAX_THREADS // output_vector)
+    step_input, step_output = (width, 1) if along_inputs else (1, width)
+    values = -(-num_inputs // step_input)
+    if values < min(height * LEAST_VALUES, MOST_VALUES):
+        return 0
+    values = -(-num_inputs // (step_input * height))
+    grid = -(-(num_outputs // output_vector) // step_output)
+    target = chip.multiprocessors * (chip.threads_per_multiprocessor // (width * height))
+    if values < MOST_VALUES or grid > target:
+        return 0
+    num_blocks = max(min(-(-target // grid), -(-values // LEAST_VALUES)), -(-values // MOST_VALUES))
+    if num_blocks <= 1:
+        return 0
+    lanes = 1 if along_inputs else width * output_vector
+    buffer = shape.accumulated * num_outputs * num_blocks * lanes
+    return request(buffer) + request(4 * grid)
+
+
+def _block(wide: int, high: int, most: int) -> tuple[int, int]:
+    """As ReduceConfig::set_block_dimension."""
+    wide, high = (_power(one) if one < most else most for one in (wide, high))
+    height = min(high, most // min(wide, WARP))
+    return min(wide, most // height), height
+
+
+def _power(number: int) -> int:
+    """The largest power of two that is not above it."""
+    return 1 << (max(number, 1).bit_length() - 1)
+
+
+def _output_vector(shape: _Shape, fastest: Dim) -> int:
+    """As get_output_vec_size: what divides the address, the outputs beside each other and all other strides."""
+    others = [one.stride for one in shape.dims if one is not fastest]
+    vector = 4
+    for number in (shape.offset, fastest.size, *others):
+        while number % vector:
+            vector //= 2
+    return vector

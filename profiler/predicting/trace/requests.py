@@ -1,0 +1,41 @@
+"""Bytes that an operator takes, as the separate requests that it makes: knows nothing of operators."""
+
+from __future__ import annotations
+
+from profiler.predicting.trace.segment_pool import GRANULE, round_up
+
+
+class Requests(int):
+    """The bytes of several requests, which keep their order when they are added to others.
+
+    The allocator gives each request a block of its own, so that their sum alone would not tell the blocks.
+    """
+
+    parts: tuple[int, ...]
+
+    def __new__(cls, *parts: int) -> Requests:
+        requests = super().__new__(cls, sum(parts))
+        requests.parts = tuple(part for part in parts if part)
+        return requests
+
+    def __add__(self, other: int) -> Requests:
+        return Requests(*self.parts, *parts_of(other))
+
+    def __radd__(self, other: int) -> Requests:
+        return Requests(*parts_of(other), *self.parts)
+
+    def __mul__(self, times: int) -> Requests:
+        return Requests(*self.parts * times)
+
+    def __rmul__(self, times: int) -> Requests:
+        return self * times
+
+
+def request(nbytes: int) -> Requests:
+    """One request, rounded up to the allocator's granule."""
+    return Requests(round_up(nbytes, GRANULE))
+
+
+def parts_of(nbytes: int) -> tuple[int, ...]:
+    """The requests of a sum; a plain number is one."""
+    return nbytes.parts if isinstance(nbytes, Requests) else (nbytes,)

@@ -1,0 +1,85 @@
+"""What the backwards of embeddings and norms over rows take on CUDA besides their results: knows nothing of steps.
+
+Many indices are sorted, and the rows of each are added up in parts (aten/src/ATen/native/cuda/Embedding.cu,
+EmbeddingBackwardKernel.cu); of many narrow rows, weights' gradients are added up in parts
+(aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from profiler.core.gpu_specs import Chip
+from profiler.predicting.trace.reductions import buffer_bytes
+from profiler.predicting.trace.requests import request
+from profiler.predicting.trace.segment_pool import GRANULE, round_up
+
+aten = torch.ops.aten
+FEW = 3072  # indices: one kernel adds them up without sorting
+ROWS_PER_PART, SORTED_BITS = 10, 8
+WARP, MOST_THREADS = 32, 1024
+FLOAT, LONG = 4, 8  # bytes
+MANY_ROWS, ROWS_AT_ONCE, COLUMNS_AT_ONCE, MOST_BLOCKS = 64 * 1024, 32, 32, 32 * 1024
+
+
+def row_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
+    """What such an operator takes; 0 for others."""
+    if func is aten.embedding_dense_backward.default:
+        return _embedding_bytes(chip, *args)
+    if func is aten.native_layer_norm_backward.default:
+        return _norm_bytes(args, chip)
+    return 0
+
+
+def _embedding_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_weights: int, *flags: Any) -> int:
+    """Indices sorted, with where they were and where each one's begin; the parts of each, and their sums.
+
+    Before the result is there, they are sorted, which takes a copy of both lists where they have more bits than are
+    sorted at once. What sorting takes for its counts, a few KiB, is left out.
+    """
+    _, by_frequency = flags
+    number, width = indices.numel(), gradient.shape[-1]
+    copied = 0 if gradient.is_contiguous() else request(gradient.numel() * gradient.itemsize)
+    if number <= FEW and not by_frequency:
+        return copied
+    one = request(number * indices.itemsize)
+    at_once = num_weights.bit_length() <= SORTED_BITS
+    result = request(num_weights * width * gradient.itemsize)
+    sorting = (3 if at_once else 5) * one - result
+    kept = (3 if by_frequency else 2) * one
+    unique = 2 * one + 4 * GRANULE
+    return copied + max(sorting, kept + unique, kept + one + _parts_bytes(chip, gradient, indices, num_weights))
+
+
+def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_weights: int) -> int:
+    """Where each segment's and each part's rows begin; and the parts' sums.
+
+    Where few weights have many parts, these are added to the result at once, in fp32: only whose they are is kept.
+    """
+    number, width = indices.numel(), gradient.shape[-1]
+    num_segments = min(number, num_weights)
+    num_parts = number // ROWS_PER_PART + num_segments
+    threads = round_up(width, WARP)
+    num_blocks = -(-num_segments * threads // min(threads, MOST_THREADS))
+    is_added_at_once = num_blocks < 4 * chip.multiprocessors and num_parts > 4 * num_blocks
+    sums = [num_parts * width * max(gradient.itemsize, FLOAT)]
+    if is_added_at_once:
+        in_half = [num_weights * width * FLOAT] if gradient.itemsize < FLOAT else []
+        sums = [num_parts * indices.itemsize, *in_half]
+    lists = (LONG, LONG, *[num_segments * indices.itemsize] * 2, num_parts * indices.itemsize, *sums)
+    return sum(request(one) for one in lists)
+
+
+def _norm_bytes(args: Any, chip: Chip) -> int:
+    """The parts of both gradients, and the sum of one."""
+    taken, shape, *_, weight, bias, _ = args[1:]
+    width = torch.Size(shape).numel()
+    num_rows = taken.numel() // max(width, 1)
+    if weight is None or num_rows <= MANY_ROWS or width // COLUMNS_AT_ONCE >= chip.multiprocessors // 2:
+        return 0
+    num_parts = min(-(-num_rows // ROWS_AT_ONCE), MOST_BLOCKS // -(-width // COLUMNS_AT_ONCE))
+    parts = weight.new_empty((num_parts, width))
+    both = request(parts.numel() * parts.itemsize) * (1 if bias is None else 2)
+    return both + request(width * weight.itemsize) + buffer_bytes(parts, [0], chip)

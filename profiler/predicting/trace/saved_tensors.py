@@ -1,0 +1,142 @@
+"""What autograd keeps of a followed step, for which node and until when, and what modules are given.
+
+Knows nothing of strategies or of what is made of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from profiler.core.trace_data import Call, Save
+from profiler.predicting.trace.tracer import Life, Tracer
+from profiler.training.workload import tensors
+
+
+class Saving:
+    """Lets autograd keep only the shapes of what it saves.
+
+    So a storage goes when the model's own code and the engine let go of it, and the tracer sees when; how much longer
+    autograd would have held it is known from its node's releasing what was packed.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._packets: list[_Times] = []
+        self._calls: list[tuple[str, int, int, tuple[int, int], list[Life], list[Life]]] = []
+        self._stand_ins: dict[Any, torch.Tensor] = {}  # for what is there before the step and after it
+
+    @contextmanager
+    def follow(self, *, calls_only: bool = False) -> Iterator[None]:
+        """Record what is saved and called within. Enter it when the tracer's modules are."""
+        hooks = nullcontext() if calls_only else saved_tensors_hooks(self._pack, self._unpack)
+        with mock.patch.object(nn.Module, "__call__", self._calling()), hooks:
+            yield
+
+    def close(self) -> None:
+        """Call it when the step has ended: storages get the lives that they have where autograd keeps them."""
+        for life in self._tracer.lives:
+            life.let_go = life.died
+        for times in self._packets:
+            kept = times.life
+            if kept and kept.died is not None:
+                kept.died = None if times.released is None else max(kept.died, times.released)
+
+    def saves(self) -> tuple[Save, ...]:
+        places, last = self._places(), len(self._tracer.operators)
+        found = []
+        for times in self._packets:
+            released = last if times.released is None else times.released
+            place = None if times.life is None else places[times.life]
+            used = released if times.used is None else min(times.used, released)
+            found.append(Save(place, times.packed, times.unpacked, used, released))
+        return tuple(found)
+
+    def calls(self) -> tuple[Call, ...]:
+        places = self._places()
+        return tuple(
+            Call(name, before, last, saves, tuple(places[one] for one in inputs), tuple(places[one] for one in outputs))
+            for name, before, last, saves, inputs, outputs in self._calls
+        )
+
+    def _places(self) -> dict[Life, int]:
+        return {life: place for place, life in enumerate(self._tracer.lives)}
+
+    def _calling(self) -> Any:
+        call, tracer = nn.Module.__call__, self._tracer
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = tracer.name_of(module)
+            if tracer.phase != "forward" or name is None:
+                return call(module, *args, **kwargs)
+            inputs = self._lives((args, kwargs))
+            before, first = len(tracer.operators), len(self._packets)
+            out = call(module, *args, **kwargs)
+            saves = first, len(self._packets)
+            self._calls.append((name, before, len(tracer.operators), saves, inputs, self._lives(out)))
+            return out
+
+        return called
+
+    def _lives(self, tree: Any) -> list[Life]:
+        return [life for tensor in tensors(tree) if (life := self._tracer.life(tensor))]
+
+    def _pack(self, tensor: torch.Tensor) -> _Packet:
+        times = _Times(self._tracer.life(tensor), len(self._tracer.operators))
+        self._packets.append(times)
+        return _Packet(self._tracer, times, tensor)
+
+    def _unpack(self, packet: _Packet) -> torch.Tensor:
+        times = packet.times
+        is_first, is_static = times.unpacked is None, times.life is None or not times.life.born
+        if is_first:
+            times.unpacked = len(self._tracer.operators)
+        if not is_static:
+            found = self._empty(packet.kind)
+            if is_first:
+                times.watch = weakref.ref(found.untyped_storage(), lambda _: self._use(times))
+            return found
+        if packet.kind not in self._stand_ins:
+            self._stand_ins[packet.kind] = self._empty(packet.kind)
+        return self._stand_ins[packet.kind]
+
+    def _empty(self, kind: Any) -> torch.Tensor:
+        size, stride, dtype, device = kind
+        with self._tracer.paused():
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    def _use(self, times: _Times) -> None:
+        times.used = len(self._tracer.operators)
+
+
+class _Times:
+    """One tensor that was saved: its storage, and when it was; None where that has not been."""
+
+    __slots__ = ("life", "packed", "released", "unpacked", "used", "watch")
+
+    def __init__(self, life: Life | None, packed: int) -> None:
+        self.life, self.packed = life, packed
+        self.unpacked: int | None = None
+        self.used: int | None = None
+        self.released: int | None = None
+        self.watch: weakref.ref[Any] | None = None
+
+
+class _Packet:
+    """What autograd keeps instead of the tensor."""
+
+    __slots__ = ("_tracer", "kind", "times")
+
+    def __init__(self, tracer: Tracer, times: _Times, tensor: torch.Tensor) -> None:
+        self._tracer, self.times = tracer, times
+        self.kind = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    def __del__(self) -> None:
+        self.times.released = len(self._tracer.operators)

@@ -1,0 +1,247 @@
+"""Follows one training step under fake tensors: a workload in, a Trace out. Knows nothing of cases or strategies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import msgspec
+import torch
+
+from profiler.core.trace_data import BUCKETS, WORKSPACES, Allocation, Operator, Trace
+from profiler.predicting.trace import products
+from profiler.predicting.trace.building import Builder
+from profiler.predicting.trace.collectives import Exchange, parts
+from profiler.predicting.trace.host_state import is_on_host
+from profiler.predicting.trace.saved_tensors import Saving
+from profiler.predicting.trace.tracer import Hidden, Life, Tracer
+from profiler.training.workload import Workload, local, tensors
+
+Step = Callable[[Callable[[str], None]], Any]
+
+TRIES = 3
+
+
+def follow(
+    workload: Workload,
+    optimizer: torch.optim.Optimizer,
+    step: Step,
+    *,
+    device: str = "cpu",
+    hidden: Hidden | None = None,
+    kept_bytes: int = 0,
+    with_saves: bool = False,
+    with_calls: bool = False,
+    buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
+    builder: Builder | None = None,
+) -> Trace:
+    """Trace a step as it is once gradients and optimizer state are there.
+
+    `step` runs one training step and tells its phases. Call it where tensors are fake. Instead of a first step, the
+    optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
+    gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
+    what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
+    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. With a
+    `builder`, the trace also tells what was allocated while the workload was built under it. `kept_bytes` are what
+    each thread that multiplies matrices keeps for it. Bytes.
+    """
+    make = partial(_Run, workload, optimizer, device, hidden, builder, with_saves=with_saves, with_calls=with_calls)
+    if buckets is not None:
+        step(lambda phase: None)
+        run = make()
+        run.hold(buckets())
+        run.go(step)
+        return _with_workspaces(run.trace(), kept_bytes)
+    used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
+    for _ in range(TRIES):
+        _settle(workload, optimizer, used)
+        run = make()
+        run.go(step)
+        if run.arrived == used and not run.left_behind():
+            break
+        used = run.arrived
+    return _with_workspaces(run.trace(), kept_bytes)
+
+
+def keeps_workspaces() -> bool:
+    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and where the environment asks for it.
+
+    aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
+    if not nbytes:
+        return trace
+    users = {one.phase for one in trace.operators if one.name in products.NAMES}
+    threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
+    last = len(trace.operators)
+    kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
+    return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
+
+
+def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
+    """Gradients and optimizer state as after a first step."""
+    for parameter in workload.module.parameters():
+        has_one = id(parameter) in used
+        if not has_one:
+            optimizer.state.pop(parameter, None)
+        parameter.grad = torch.zeros_like(parameter) if has_one else None
+    optimizer.step()
+
+
+class _Run:
+    """One step that is followed."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        optimizer: torch.optim.Optimizer,
+        device: str,
+        hidden: Hidden | None,
+        builder: Builder | None = None,
+        *,
+        with_saves: bool,
+        with_calls: bool,
+    ) -> None:
+        self._device = device
+        self.arrived: set[int] = set()
+        self._workload = workload
+        self._optimizer = optimizer
+        self._tracer = Tracer(workload.module, device=device, hidden=hidden, parts=parts())
+        self._exchange = Exchange(self._tracer)
+        self._tracer.seen = self._exchange.see
+        self._saving = Saving(self._tracer) if with_saves or with_calls else None
+        self._calls_only = not with_saves
+        self._marks: list[tuple[str, int]] = []
+        self._builder = builder
+        self._built: list[Life | None] = []  # by place, the lives that storages had while they were built
+        self._hold()
+
+    def hold(self, buckets: Iterable[torch.Tensor]) -> None:
+        """They are there before the step; gradients that are views of them are told already."""
+        for bucket in buckets:
+            self._keep(bucket, BUCKETS, "")
+
+    def go(self, step: Step) -> None:
+        parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
+        handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
+        saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
+        with self._tracer.modules(), self._random_state(), saving, self._exchange.follow(), self._tracer:
+            self._loss = step(self._mark)
+        if self._saving:
+            self._saving.close()
+        for handle in handles:
+            handle.remove()
+
+    def left_behind(self) -> bool:
+        """Whether something of the forward is there after the step: the model keeps it, or the settling was wrong."""
+        loss = self._tracer.life(self._loss)
+        return any(
+            life.died is None and life.phase == "forward" and life.category is None and life is not loss
+            for life in self._tracer.lives
+        )
+
+    def trace(self) -> Trace:
+        last = len(self._tracer.operators)
+        categories = _Categories(self._marks, self._tracer.operators)
+        return Trace(
+            allocations=tuple(
+                Allocation(
+                    life.nbytes,
+                    life.born,
+                    last if life.died is None else max(life.born - 1, life.died),
+                    life.operator,
+                    life.module,
+                    life.phase,
+                    life.category or categories.of(life),
+                    last if self._saving and life.let_go is None else life.let_go,
+                    stream=life.stream,
+                )
+                for life in self._tracer.lives
+            ),
+            operators=tuple(self._tracer.operators),
+            marks=tuple(self._marks),
+            device=self._device,
+            uses_host=self._tracer.uses_host,
+            saves=self._saving.saves() if self._saving else (),
+            calls=self._saving.calls() if self._saving else (),
+            building=self._builder.building(self._built) if self._builder else None,
+        )
+
+    def _hold(self) -> None:
+        """What is there before the step."""
+        module = self._workload.module
+        for name, parameter in module.named_parameters():
+            owner = name.rpartition(".")[0]
+            self._keep(parameter.detach(), "parameters", owner)
+            if parameter.grad is not None:
+                self._keep(parameter.grad, "gradients", owner)
+            for tensor in tensors(dict(self._optimizer.state.get(parameter, {}))):
+                if not is_on_host(tensor):
+                    self._keep(tensor, "optimizer", owner)
+        for name, buffer in module.named_buffers():
+            self._keep(buffer, "buffers", name.rpartition(".")[0])
+        for tensor in tensors(self._workload.batch):
+            self._keep(tensor, "inputs", "")
+
+    def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
+        life = self._tracer.hold(local(tensor), "", module)
+        if life:
+            life.category = category
+            self._built.append(self._builder.life(tensor) if self._builder else None)
+
+    def _mark(self, phase: str) -> None:
+        self._tracer.phase = phase
+        self._marks.append((phase, len(self._tracer.operators)))
+
+    def _arrive(self, parameter: torch.Tensor) -> None:
+        self.arrived.add(id(parameter))
+        life = self._tracer.life(local(parameter.grad)) if parameter.grad is not None else None
+        if life:
+            life.category = "gradients"
+
+    @contextmanager
+    def _random_state(self) -> Iterator[None]:
+        """Every checkpoint on a CPU keeps the state of the random numbers, which no operator makes."""
+        read = torch.get_rng_state
+
+        def followed() -> torch.Tensor:
+            state = read()
+            self._tracer.hold(state, "random state", self._tracer.module)
+            return state
+
+        with mock.patch.object(torch, "get_rng_state", followed) if self._device == "cpu" else nullcontext():
+            yield
+
+
+class _Categories:
+    """What a storage was for, by when it was there."""
+
+    def __init__(self, marks: list[tuple[str, int]], operators: list[Operator]) -> None:
+        pairs = pairwise(marks)
+        self._forwards = [(before, last) for (phase, before), (_, last) in pairs if phase == "forward"]
+        self._ends = [0] * (len(operators) + 2)  # by number: the last operator of the recompute that it is in
+        for number in range(len(operators), 0, -1):
+            goes_on = number < len(operators) and _is_recompute(operators[number])
+            self._ends[number] = self._ends[number + 1] if goes_on else number
+
+    def of(self, life: Life) -> str:
+        if life.phase == "forward":
+            end = next(last for before, last in self._forwards if before <= life.born <= last)
+            return "saved" if life.died is None or life.died > end else "temporaries"
+        if life.phase == "recompute":
+            return "recomputed" if life.died is None or life.died > self._ends[life.born] else "temporaries"
+        return "temporaries"
+
+
+def _is_recompute(operator: Operator) -> bool:
+    """Gradients are off where a checkpoint packs what it computes again."""
+    return operator.phase == "recompute" or operator.name == "aten.detach"

@@ -1,0 +1,257 @@
+"""Follows the storages that operators make and drop: knows nothing of steps or of what storages are for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from profiler.core.errors import Unsupported
+from profiler.core.trace_data import Operator
+from profiler.measuring.op_signature import name
+from profiler.predicting.trace.requests import Requests
+from profiler.training.workload import rounded
+
+Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
+Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
+
+
+DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
+
+ORDERS = {  # the order in which results are allocated, by their index, where it is not that in which they are returned
+    "aten.native_dropout": (1, 0),  # aten/src/ATen/native/cuda/Dropout.cu
+    "aten._scaled_dot_product_efficient_attention": (2, 3, 0, 1),  # transformers/cuda/attention.cu beside it
+}
+
+_ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """What is made within is not on the device that is followed."""
+    token = _ON_HOST.set(True)
+    try:
+        yield
+    finally:
+        _ON_HOST.reset(token)
+
+
+class Life:
+    """One storage as it is followed; `died` is None while it is there."""
+
+    __slots__ = ("born", "category", "died", "let_go", "module", "nbytes", "operator", "phase", "stream", "watch")
+
+    def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str, stream: int = 0) -> None:
+        self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
+        self.stream = stream
+        self.died: int | None = None
+        self.let_go: int | None = None  # where saves are followed: when all but autograd had let go
+        self.category: str | None = None
+        self.watch: weakref.ref[Any] | None = None
+
+
+class Tracer(TorchDispatchMode):
+    """Every operator and every storage of what runs under it.
+
+    `device` is the kind whose allocator rounds bytes up; `hidden` tells what an operator takes while it runs; tensors
+    of the types `parts` take themselves apart before they are seen. A phase `backward` in which gradients are enabled
+    is a recompute: autograd itself disables them.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, parts: tuple[type, ...] = ()
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lives: list[Life] = []
+        self.operators: list[Operator] = []
+        self.phase = "before"
+        self.uses_host = False
+        self._device = device
+        self._hidden = hidden
+        self.seen: Seen | None = None
+        self._parts = parts
+        self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
+        self._stack = [""]
+        self._is_paused = False
+        self._there: dict[int, Life] = {}  # by the address of the storage
+        self._streams = {
+            torch.cpu.current_stream(): 0
+        }  # the CPU's streams stand for CUDA's: FSDP2 enters the same ones
+        self._module_of_node: dict[int, str] = {}  # by the sequence number of autograd's node
+        self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as QuickFakes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._parts and any(one in types for one in self._parts):
+            return NotImplemented  # its own handler comes back with the part that this rank holds
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        kind = _kind(func)
+        if kind.is_question or self._is_paused:
+            return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        phase, module = self._place()
+        flops = kind.flops(*args, **(kwargs or {}), out_val=out) if kind.flops else 0
+        moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
+        hidden = self._hidden(func, args, kwargs) if self._hidden else 0
+        requests = hidden.parts if isinstance(hidden, Requests) else ()
+        self.operators.append(Operator(kind.name, module, phase, flops, moved, int(hidden), requests=requests))
+        self.uses_host = self.uses_host or _ON_HOST.get()
+        if not kind.is_view and not _ON_HOST.get():
+            for tensor in _tensors(out if kind.order is None else [out[place] for place in kind.order]):
+                self._find(tensor, kind.name, module, phase)
+        if self.seen:
+            self.seen(kind.name, args)
+        return out
+
+    def hold(self, tensor: torch.Tensor, operator: str, module: str) -> Life | None:
+        """Follow a storage that no operator made; None where it is followed already, or empty."""
+        during = 0 if self.phase == "before" else 1  # it is there when the next operator runs
+        return self._find(tensor, operator, module, self.phase, after=during)
+
+    def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> Life | None:
+        """A storage that gives its bytes back, or gets others: what it has from then on, None where that is nothing."""
+        life = self._there.pop(storage._cdata, None)
+        if life:
+            life.died, life.watch = len(self.operators), None
+        resize()
+        return self._follow(storage, "resize", self.module, self._phase(), after=1)
+
+    def life(self, tensor: torch.Tensor) -> Life | None:
+        """What is known of a tensor's storage."""
+        return self._there.get(tensor.untyped_storage()._cdata)
+
+    def name_of(self, module: nn.Module) -> str | None:
+        """A module's full name; None where it is no part of the model."""
+        return self._names.get(id(module))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs within is no part of the step."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    @property
+    def module(self) -> str:
+        """The full name of the module at work; empty outside of all."""
+        return self._stack[-1]
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Know which module is at work."""
+        call = nn.Module.__call__
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._stack.append(self._names.get(id(module), self._stack[-1]))
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._stack.pop()
+
+        with mock.patch.object(nn.Module, "__call__", called):
+            yield
+
+    def _place(self) -> tuple[str, str]:
+        """The phase and the module of the operator that has just run."""
+        phase = self._phase()
+        if phase == "backward":
+            return phase, self._of_node()
+        return phase, self._remember() if phase in ("forward", "recompute") else ""
+
+    def _phase(self) -> str:
+        if self.phase != "backward":
+            return self.phase
+        is_recompute = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+        return "recompute" if is_recompute else "backward"
+
+    def _remember(self) -> str:
+        """The module at work, kept for the node that autograd has made for this operator."""
+        module = self._stack[-1]
+        self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = module
+        return module
+
+    def _of_node(self) -> str:
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        variable = getattr(node, "variable", None)  # of AccumulateGrad
+        if variable is not None:
+            return self._owners.get(id(variable), "")
+        return self._module_of_node.get(node._sequence_nr(), "")
+
+    def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> Life | None:
+        if tensor.layout is not torch.strided:
+            raise Unsupported("a sparse tensor cannot be followed: only its data tell its size")
+        return self._follow(tensor.untyped_storage(), operator, module, phase, after)
+
+    def _follow(
+        self, storage: torch.UntypedStorage, operator: str, module: str, phase: str, after: int = 0
+    ) -> Life | None:
+        key = storage._cdata
+        if key in self._there:
+            return None
+        nbytes = rounded(storage.nbytes(), self._device)
+        if not nbytes:
+            return None
+        life = Life(nbytes, len(self.operators) + after, operator, module, phase, self._stream())
+        life.watch = weakref.ref(storage, lambda _: self._gone(key))
+        self._there[key] = life
+        self.lives.append(life)
+        return life
+
+    def _stream(self) -> int:
+        return self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
+
+    def _gone(self, key: int) -> None:
+        self._there.pop(key).died = len(self.operators)
+
+
+class _Kind:
+    """What is the same for every call of an operator."""
+
+    __slots__ = ("flops", "is_question", "is_view", "name", "order")
+
+    def __init__(self, func: Any) -> None:
+        self.name = name(func)
+        self.flops: Any = flop_registry.get(func._overloadpacket)
+        self.is_question = func.namespace in ("prim", "profiler")  # of a fake tensor's device; or a mark
+        self.is_view = bool(func.is_view) or self.name == "aten.detach"
+        self.order = ORDERS.get(self.name)
+
+
+_KINDS: dict[Any, _Kind] = {}
+
+
+def _kind(func: Any) -> _Kind:
+    if func not in _KINDS:
+        _KINDS[func] = _Kind(func)
+    return _KINDS[func]
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from _tensors(item)
+
+
+def _nbytes(tree: Any) -> int:
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    return sum(_nbytes(item) for item in tree) if isinstance(tree, (tuple, list)) else 0

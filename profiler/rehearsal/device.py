@@ -1,0 +1,122 @@
+"""Opens the hollow CUDA device in this process, before torch is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from profiler.core import gpu_specs
+from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import HOLLOW
+from profiler.core.gpu_specs import Rates
+from profiler.rehearsal.build import libraries
+
+ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
+ORDER = (  # in which they are loaded: each after those that it depends on
+    "libcudart",
+    "libcublasLt",
+    "libcublas",
+    "libcudnn",
+    "libnccl",
+    "libcufft",
+    "libnvrtc",
+    "libcuda",
+    "libnvidia-ml",
+)
+# by compute capability: the most blocks that a multiprocessor holds at once, and the KiB of shared memory that a block
+# may ask for. Source: CUDA C++ Programming Guide, technical specifications per compute capability
+LIMITS = {
+    (7, 0): (32, 96), (7, 5): (16, 64), (8, 0): (32, 163), (8, 6): (16, 99), (8, 9): (24, 99), (9, 0): (32, 227),
+    (10, 0): (32, 227), (12, 0): (24, 99),
+}  # fmt: skip
+
+
+class Hollow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which devices to simulate. Bytes."""
+
+    gpu: str  # a word of configs/devices
+    count: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # MAX_DEVICES of hollow/hollow.h
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)] | None = None  # memory of each; None: as much as the GPU has
+    context_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0  # what a CUDA context takes of it
+
+
+def parse(text: str) -> Hollow:
+    """Returns the devices that `t4,count=2,bytes=4294967296` names. Raises UserError for any other form."""
+    gpu, *settings = text.split(",")
+    pairs = dict(setting.partition("=")[::2] for setting in settings)
+    try:
+        return msgspec.convert({"gpu": gpu, **pairs}, Hollow, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{ASKED}: '{text}': {error}", hint="for example h100, or t4,count=2") from None
+
+
+def prepare_if_asked() -> None:
+    """Build the libraries that `open_if_asked` will load in another process.
+
+    Raises UserError for everything that would stop it there: a malformed request, an unknown GPU, a failed build.
+    """
+    if text := os.environ.get(ASKED):
+        _kind(gpu_specs.find(parse(text).gpu))
+        libraries()
+
+
+def open_if_asked() -> None:
+    """Open the device that the environment asks for, if it asks for one."""
+    if text := os.environ.get(ASKED):
+        open_hollow(parse(text))
+
+
+def open_hollow(hollow: Hollow) -> None:
+    """Make torch see hollow devices instead of real ones, in this process and its children.
+
+    Raises UserError where the libraries cannot be built, or where torch is imported already.
+    """
+    gpu = gpu_specs.find(hollow.gpu)
+    if "torch" in sys.modules and not is_open():
+        raise UserError("torch is imported already: a hollow device must be opened before it", exit_code=3)
+    folder = libraries()
+    os.environ.pop("HOLLOW_BYTES", None)  # the process that started this one may have opened a device with a limit
+    os.environ |= _settings(hollow, gpu, folder)
+    for name in ORDER:
+        for path in sorted(folder.glob(f"{name}.so.*")):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def is_open() -> bool:
+    """Whether the CUDA runtime of this process is the hollow one."""
+    return hasattr(ctypes.CDLL(None), "hollow_device")
+
+
+def _settings(hollow: Hollow, gpu: Rates, folder: Path) -> dict[str, str]:
+    """Returns the variables that device.c reads, and those that keep torch and Triton off what is not simulated."""
+    variables = {
+        "HOLLOW_KIND": _kind(gpu),
+        "HOLLOW_COUNT": str(hollow.count),
+        "HOLLOW_CONTEXT_BYTES": str(hollow.context_bytes),
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # cuDNN's attention has no plan here
+        "TRITON_LIBCUDA_PATH": str(folder),
+    }
+    return variables if hollow.bytes is None else variables | {"HOLLOW_BYTES": str(hollow.bytes)}
+
+
+def _kind(gpu: Rates) -> str:
+    """Returns HOLLOW_KIND as device.c parses it. Raises UserError for a GPU without a [chip]."""
+    if gpu.chip is None or gpu.compute_capability not in LIMITS:
+        raise UserError(f"the chip of {gpu.name} is not known", hint="its file needs a [chip], as in configs/devices/")
+    blocks, block_kib = LIMITS[gpu.compute_capability]
+    chip = gpu.chip
+    numbers = (
+        *gpu.compute_capability,
+        chip.multiprocessors,
+        chip.threads_per_multiprocessor,
+        blocks,
+        chip.shared_memory_bytes // 1024,
+        block_kib,
+        gpu.memory_bytes,
+    )
+    return "|".join([HOLLOW + gpu.name, *map(str, numbers)])

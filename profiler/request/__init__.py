@@ -1,0 +1,1 @@
+"""Words and TOML to checked cases: every parser of what users type."""

@@ -1,0 +1,189 @@
+"""A device's word -> its name: which devices can be asked for, there or not. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from profiler.core import gpu_kinds, gpu_specs
+from profiler.core.case import FAKE, Case
+from profiler.core.errors import UserError
+from profiler.core.record import Environment
+
+RANKS_PER_CORE = 8
+SEVERAL = "cuda"  # the device of a case that runs on any one of several
+BY_NUMBER = (
+    "choose from auto, cpu, cuda, cuda:N; `gcprof doctor` lists those that are here, "
+    "and CUDA_VISIBLE_DEVICES takes the UUID of a GPU or of a MIG slice"
+)
+
+
+def any_device(word: str) -> str:
+    """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
+    if word.startswith(FAKE):
+        return _fake(word)
+    if gpu_kinds.of(word):
+        return word
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
+        raise UserError(f"--device: '{word}' is not a device", hint=BY_NUMBER)
+    return "cuda:0"
+
+
+def refuse_kinds(words: Iterable[str]) -> None:
+    """Raises UserError where `--device` is given a kind of GPU."""
+    for word in words:
+        if gpu_kinds.of(word):
+            raise UserError(
+                f"--device: '{word}' is not a device", hint=f"{BY_NUMBER}; --gpus takes kinds, on a cluster"
+            )
+
+
+def kinds_of(text: str) -> list[str]:
+    """`a100,h100` -> the names of one device of each kind. Raises UserError for what can be none."""
+    found = [word.strip().lower() for word in text.split(",")]
+    for kind in found:
+        if not gpu_kinds.KIND.fullmatch(kind):
+            raise UserError(
+                f"--gpus: '{kind}' is no kind of GPU", hint="write kinds as the cluster has them: a100,h100"
+            )
+    return [gpu_kinds.named(kind) for kind in found]
+
+
+def choose_device(word: str, devices: list[str]) -> str:
+    """The device's name for its word: `auto` and `cuda` are the first CUDA device, `auto` the CPU where there is none.
+
+    Raises UserError: exit code 3 where there is no CUDA device at all, 2 where there is not this one.
+    """
+    if word.startswith(FAKE):
+        return _fake(word)
+    cuda = [name for name in devices if name.startswith("cuda")]
+    if word in ("auto", "cuda") and len(of := [kind for name in cuda if (kind := gpu_kinds.of(name))]) > 1:
+        raise UserError(f"here are several kinds of GPU: {', '.join(of)}", hint=f"say which: --gpus {of[0]},{of[1]}")
+    name = {"auto": cuda[0] if cuda else "cpu", "cuda": cuda[0] if cuda else "cuda"}.get(word, word)
+    if name in devices:
+        return name
+    if kind := gpu_kinds.of(name):
+        here = ", ".join(one for device in cuda if (one := gpu_kinds.of(device)))
+        raise UserError(f"--gpus: there is no '{kind}' here", hint=f"choose from {here or 'none'}", exit_code=3)
+    if name.startswith("cuda") and not cuda:
+        message = f"--device: there is no '{word}': torch sees no CUDA device here"
+        raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)
+    raise UserError(f"--device: '{word}' is not a device here", hint=f"choose from auto, {', '.join(devices)}")
+
+
+def several(
+    text: str, devices: Mapping[str, Environment], *, twice: bool = False
+) -> tuple[tuple[str, ...], dict[str, Environment]]:
+    """Which GPUs `all`, `0,1` or their UUIDs are, by UUID; and the devices as the cases name them that run on any.
+
+    Raises UserError: for what is no such GPU, for one that is named twice unless that is meant, and for GPUs that are
+    not of one kind; with exit code 3 where there is none at all.
+    """
+    cuda = {name: found for name, found in devices.items() if name.startswith("cuda")}
+    if not cuda:
+        hint = "--device cpu measures the CPU; `gcprof doctor` tells more"
+        raise UserError("--devices: torch sees no CUDA device here", hint=hint, exit_code=3)
+    words = list(cuda) if text == "all" else [word.strip() for word in text.split(",")]
+    found = [_one_of(word, cuda) for word in words]
+    uuids = tuple(visible(one.device_uuid or "") for one in found)
+    if len(set(uuids)) < len(uuids) and not twice:
+        raise UserError(f"--devices: '{text}' names a GPU twice", hint="--allow-parallel runs two trials on it at once")
+    kinds = list(dict.fromkeys(str(one.device_name) for one in found))
+    if len(kinds) > 1:
+        hint = "measure on each kind by --device, and compare the runs"
+        raise UserError(f"--devices: these are {' and '.join(kinds)}", hint=hint)
+    rest = {name: one for name, one in devices.items() if name not in cuda}
+    return uuids, {**rest, SEVERAL: msgspec.structs.replace(found[0], device_uuid=None)}
+
+
+def visible(uuid: str) -> str:
+    """A UUID as torch tells it, as CUDA_VISIBLE_DEVICES takes it."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _one_of(word: str, cuda: Mapping[str, Environment]) -> Environment:
+    name = f"cuda:{word.removeprefix('cuda:')}"
+    by_uuid = {visible(one.device_uuid): one for one in cuda.values() if one.device_uuid}
+    found = cuda.get(name) or (by_uuid.get(visible(word)) if word else None)
+    if found is None or not found.device_uuid:
+        known = ", ".join(one.removeprefix("cuda:") for one in cuda)
+        why = "is not a GPU here" if found is None else "does not tell its UUID"
+        raise UserError(f"--devices: '{word}' {why}", hint=f"all, or some of {known}")
+    return found
+
+
+def _fake(word: str) -> str:
+    """A device that need not be there: any CPU or CUDA device, or one whose rates are known."""
+    known = ("cpu", "cuda", *gpu_specs.names())
+    called = word.removeprefix(FAKE).lower()
+    name = gpu_specs.ALIASES.get(called, called)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{FAKE}{near[0]}'?" if near else f"{FAKE} and one of {', '.join(known)}"
+        raise UserError(f"--device: nothing is known of '{word}'", hint=hint)
+    return FAKE + name
+
+
+def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
+    """That of a device that is here, or what is known of one that is predicted for."""
+    if name in devices:
+        return devices[name]
+    known = gpu_specs.find(name.removeprefix(FAKE)) if name.removeprefix(FAKE) in gpu_specs.names() else None
+    return msgspec.structs.replace(
+        devices["cpu"],
+        device_name=known.name if known else None,
+        device_bytes=known.memory_bytes if known else None,
+        device_uuid=None,
+        driver=None,
+        num_threads=None,
+    )
+
+
+def hollow(devices: Mapping[str, Environment]) -> set[str]:
+    """Those that have memory and compute nothing."""
+    return {name for name, device in devices.items() if gpu_kinds.is_hollow(device.device_name)}
+
+
+def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
+    """Raises UserError (exit code 3) where there are fewer CUDA devices, from the case's on, than its ranks.
+
+    On the CPU ranks are processes of this machine, and there may be so many for each core.
+    """
+    most = RANKS_PER_CORE * (os.cpu_count() or 1)
+    for case in cases:
+        if case.num_ranks > 1 and _is_cuda(case.device) and _number(case.device) is None:
+            message = f"--ranks {case.num_ranks}: a trial on '{case.device}' has one GPU"
+            raise UserError(
+                message, hint="--ranks takes the GPUs of one machine, from the one of --device on", exit_code=3
+            )
+        if case.device == "cpu" and case.num_ranks > most:
+            message = f"--ranks {case.num_ranks}: each is a process, and more than {most} would drown this machine"
+            raise UserError(message, hint=f"gcprof predict --device {FAKE}cpu needs none of them", exit_code=3)
+        first = _number(case.device)
+        here = [name for name in devices if first is not None and (_number(name) or 0) >= first and _is_cuda(name)]
+        if _is_cuda(case.device) and case.num_ranks > max(1, len(here)):
+            message = f"--ranks {case.num_ranks} from '{case.device}' on: each needs a device, and {len(here)} are here"
+            hint = f"--device cpu measures them here; gcprof predict --device {FAKE}cuda needs no device"
+            raise UserError(message, hint=hint, exit_code=3)
+
+
+def _is_cuda(device: str) -> bool:
+    return device.partition(":")[0] == "cuda"
+
+
+def _number(device: str) -> int | None:
+    """That of one GPU of this machine; None where a device is any of several."""
+    _, _, word = device.partition(":")
+    return int(word) if word.isdecimal() else None
+
+
+def refuse_absent(names: Iterable[str], devices: Mapping[str, Environment]) -> None:
+    """Raises UserError (exit code 3) for a device that is to be measured and is not here."""
+    for name in names:
+        if name not in devices and not name.startswith(FAKE):
+            message = f"--calibrate measures '{name}' first, and torch sees none here"
+            raise UserError(message, hint="leave it out: the prediction is made without", exit_code=3)

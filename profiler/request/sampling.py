@@ -1,0 +1,38 @@
+"""Words -> until when the time is sampled: knows nothing of cases or of devices."""
+
+from __future__ import annotations
+
+import re
+
+from profiler.core.errors import UserError
+from profiler.core.stats.stopping import Sampling
+
+FEWEST, MOST = 6, 10_000  # samples a round: with fewer than six no median is sure
+LONGEST = 100_000  # seconds of sampling a round
+
+
+def sampling(
+    *, precision_target: str | None = None, max_samples: int | None = None, max_seconds: float | None = None
+) -> Sampling:
+    """As the words say, and as usual where there are none. Raises UserError."""
+    usual = Sampling()
+    return Sampling(
+        precision_target=_fraction(precision_target) or usual.precision_target,
+        max_samples=int(_within(FEWEST, MOST, "--max-samples", max_samples) or usual.max_samples),
+        max_seconds=_within(0.001, LONGEST, "--max-seconds", max_seconds) or usual.max_seconds,
+    )
+
+
+def _fraction(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,2}(?:\.\d{1,4})?) ?%", text.strip(), flags=re.ASCII)
+    if not found or not 0.1 <= float(found[1]) <= 50:
+        raise UserError(f"--precision-target: '{text}' is no precision", hint="a percentage from 0.1% to 50%, like 2%")
+    return float(found[1]) / 100
+
+
+def _within(least: float, most: int, option: str, value: float | None) -> float | None:
+    if value is not None and not least <= value <= most:
+        raise UserError(f"{option} cannot be {value:g}", hint=f"from {least:g} to {most:,}")
+    return value

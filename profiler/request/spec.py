@@ -1,0 +1,301 @@
+"""Words -> checked cases: every refusal of an impossible request happens here. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from profiler.core import catalogue, schedule, secret_filter, shards
+from profiler.core.case import FAKE, Case, Choice, Trial, split_choices
+from profiler.core.errors import UserError
+from profiler.core.shards import Shard
+from profiler.core.stats.stopping import Sampling
+from profiler.request import device_choice, integer_lists
+from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
+from profiler.request.sampling import sampling
+from profiler.training import distributed, models, optimizers, strategies
+
+SEGMENTS = "1,2,4,8,16,32"
+MOST = 100_000  # steps of a kind in a round
+UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
+VERIFY = ("auto", "off", "strict")
+PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user asks for, as words; None where they said nothing. The keys of a sweep file are these names."""
+
+    model: str | None = None
+    strategies: str | None = None
+    segments: str | None = None
+    optimizer: str | None = None
+    batch_size: str | None = None
+    precision: str | None = None
+    accumulate: str | None = None
+    parallel: str | None = None
+    ranks: str | None = None
+    blocks: str | None = None
+    repair_batchnorm: bool | None = None
+    device: str | None = None
+    gpus: str | None = None
+    predict: bool | None = None
+    calibrate: bool | None = None
+    data: str | None = None
+    verify: str | None = None
+    keep_grads: bool | None = None
+    rounds: int | None = None
+    samples: int | None = None
+    precision_target: str | None = None
+    max_samples: int | None = None
+    max_seconds: float | None = None
+    warmup: int | None = None
+    seed: int | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: what to measure, in order, and what the user should know first."""
+
+    trials: tuple[Trial, ...]
+    data_directory: str | None
+    remarks: tuple[str, ...] = ()
+    shard: Shard | None = None  # which part of a sweep the trials are, where they are not all
+
+
+def part_of(plan: Plan, shard: Shard) -> Plan:
+    """That part of a plan."""
+    trials, placed = shards.cut(plan.trials, shard)
+    return msgspec.structs.replace(plan, trials=trials, shard=placed)
+
+
+def override(base: Request, words: Request) -> Request:
+    """The sweep file's request with the command line's words in place of its own."""
+    given = {name: value for name, value in msgspec.structs.asdict(words).items() if value is not None}
+    lost = UNTIL if "samples" in given else ("samples",) if given.keys() & set(UNTIL) else ()
+    return msgspec.structs.replace(base, **{**dict.fromkeys(lost), **given})
+
+
+def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
+    """All cases of a request, checked, and their trials in rounds.
+
+    Any list is an axis: there is a case for every combination. `choose_device` turns a device's word into its name; it
+    is asked last, since it may have to look. Raises UserError.
+    """
+    _refuse_secrets(request)
+    remarks: list[str] = []
+    asked = split_choices("mnist-cnn" if request.model is None else request.model)
+    wanted = _resolved(asked, models.TABLE, "model", remarks)
+    chosen = strategies_of(request, remarks)
+    words = split_choices("sgd" if request.optimizer is None else request.optimizer)
+    optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
+    sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES, remarks)] or [None]
+    micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
+    precisions = _precisions(request.precision, remarks)
+    ways = _ways(request, remarks)
+    _check_batch_size(request.batch_size, wanted)
+    fields = _fields(request)
+    rounds = _within(1, 1000, "--rounds", request.rounds, 3)
+    _check_data(request.data, wanted)
+    devices = _devices(request, choose_device, remarks)
+    until = _sampling(request, devices[0])
+    if devices == ["cpu"]:
+        wanted = list(dict.fromkeys(_smaller(model, remarks) for model in asked))
+    cases = [
+        Case(
+            model=model,
+            strategy=strategy,
+            optimizer=optimizer,
+            batch_size=size or _batch_size(model),
+            precision=precision,
+            accumulate=accumulate,
+            device=device,
+            sampling=until,
+            parallel=way,
+            ranks=ranks,
+            **fields,
+        )
+        for device in devices
+        for model in wanted
+        for optimizer in optimized
+        for size in sizes
+        for accumulate in micro_batches
+        for precision in precisions
+        for way, ranks in ways
+        for strategy in chosen
+    ]
+    planned = _trials(request, cases, rounds)
+    return Plan(trials=planned, data_directory=request.data, remarks=tuple(remarks))
+
+
+def _refuse_secrets(request: Request) -> None:
+    for name, value in msgspec.structs.asdict(request).items():
+        if isinstance(value, str) and secret_filter.is_in(value):
+            message = f"--{name.replace('_', '-')} holds what looks like a secret, and every record would hold it too"
+            raise UserError(message, hint="let your file read it from the environment")
+
+
+def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
+    """Measurements, predictions, or both: whichever the device and the request say."""
+    device = cases[0].device
+    if not device.startswith(FAKE):
+        if request.calibrate:
+            raise UserError("calibrate has no effect on a measurement", hint="leave it out; predict uses it by itself")
+        return schedule.measured(cases, rounds, predict=bool(request.predict))
+    if request.predict:
+        raise UserError(f"predict has no effect on '{device}', which is predicted for", hint="leave it out")
+    if request.rounds is not None:
+        raise UserError("--rounds has no effect on a prediction, which is exact", hint="leave it out")
+    return schedule.predicted(cases, calibrate=bool(request.calibrate))
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    """What all cases of a request share."""
+    return {
+        "blocks": request.blocks,
+        "repair_batchnorm": bool(request.repair_batchnorm),
+        "keep_gradients": bool(request.keep_grads),
+        "verify": _one_of("--verify", "auto" if request.verify is None else request.verify, VERIFY),
+        "data": "synthetic" if request.data is None else "files",
+        "seed": _within(0, 2**63 - 1, "--seed", request.seed, 0),
+        "warmup": _within(0, MOST, "--warmup", request.warmup, 1),
+        "samples": _within(1, MOST, "--samples", request.samples, 5),
+    }
+
+
+def _sampling(request: Request, device: str) -> Sampling | UnsetType:
+    """Until when the time is sampled; unset where a fixed number is asked for, or nothing is measured."""
+    given = {name: value for name in UNTIL if (value := getattr(request, name)) is not None}
+    is_fixed = request.samples is not None
+    if given and (is_fixed or device.startswith(FAKE)):
+        without = "--samples, which is a fixed number" if is_fixed else f"'{device}', which is predicted for"
+        flag = f"--{next(iter(given)).replace('_', '-')}"
+        raise UserError(f"{flag} has no effect with {without}", hint="leave one of them out")
+    if is_fixed or device.startswith(FAKE):
+        return UNSET
+    return sampling(**given)
+
+
+def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
+    """`1,2,4`, `1..32` or `1..32:x2` as choices of segments; duplicates are dropped with a remark."""
+    unique = _without_duplicates(integer_lists.segments(text), "--segments", remarks)
+    return [Choice.of("segments", {"k": count}) for count in unique]
+
+
+def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
+    """The baseline first, then what was asked for, each once. Raises UserError; duplicates become remarks."""
+    words = [] if request.strategies is None else split_choices(request.strategies)
+    named = _resolved(words, strategies.TABLE, "strategy", remarks)
+    default = None if named else SEGMENTS
+    segments = request.segments if request.segments is not None else default
+    counted = parse_segments(segments, remarks) if segments is not None else []
+    both = _without_duplicates([*named, *counted], "--strategies and --segments", remarks)
+    return list(dict.fromkeys([Choice("none"), *both]))
+
+
+def _resolved(asked: list[Choice], table: dict[str, str], what: str, remarks: list[str]) -> list[Choice]:
+    choices = [catalogue.resolve(choice, table, what=what) for choice in asked]
+    return _without_duplicates(choices, f"--{what}", remarks)
+
+
+def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
+    """An axis of whole numbers; nothing where the user said nothing."""
+    return _without_duplicates(
+        [] if text is None else integer_lists.whole(text, option=option, kind=kind), option, remarks
+    )
+
+
+def _ways(request: Request, remarks: list[str]) -> list[tuple[Choice | UnsetType, int | UnsetType]]:
+    """How many ranks train together, and how: every combination."""
+    if request.ranks is None and request.parallel is None:
+        return [(UNSET, UNSET)]
+    if request.ranks is None:
+        raise UserError("--parallel needs --ranks", hint=f"say how many: {RANKS.example}")
+    named = _resolved(split_choices(request.parallel or "ddp"), distributed.TABLE, "parallel", remarks)
+    return [(way, ranks) for way in named for ranks in _numbers("--ranks", request.ranks, RANKS, remarks)]
+
+
+def _batch_size(model: Choice) -> int | None:
+    """The model's own; None where it makes its batch without asking."""
+    default = catalogue.read(model.name, models.TABLE).parameters.get("batch_size")
+    return int(default) if default is not None and default.isdecimal() else None
+
+
+def _check_batch_size(text: str | None, wanted: list[Choice]) -> None:
+    for model in wanted if text is not None else []:
+        if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
+            hint = "give its function a parameter batch_size, or leave it out"
+            raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
+
+
+def _precisions(text: str | None, remarks: list[str]) -> list[str]:
+    words = ["fp32"] if text is None else [word.strip() for word in text.split(",")]
+    known = [_one_of("--precision", word, PRECISIONS) for word in words]
+    return list(_without_duplicates(known, "--precision", remarks))
+
+
+def _devices(request: Request, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
+    """One device to measure on, or one of each kind of GPU, or those to predict for."""
+    text = request.device
+    if request.gpus is not None and text is not None:
+        raise UserError("--gpus has no effect with --device", hint="leave one of them out")
+    if request.gpus is not None:
+        return _without_duplicates(
+            [choose_device(one) for one in device_choice.kinds_of(request.gpus)], "--gpus", remarks
+        )
+    words = ["auto"] if text is None else [word.strip() for word in text.split(",")]
+    device_choice.refuse_kinds(words)
+    if len(words) > 1 and not all(word.startswith(FAKE) for word in words):
+        hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"
+        raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)
+    return _without_duplicates([choose_device(word) for word in words], "--device", remarks)
+
+
+def _smaller(model: Choice, remarks: list[str]) -> Choice:
+    """On a CPU, a model's smaller defaults for the options that were not asked for."""
+    smaller = models.WITHOUT_GPU.get(model.name, {})
+    options = {key: value for key, value in smaller.items() if key not in model.options}
+    chosen = catalogue.resolve(Choice.of(model.name, {**model.options, **options}), models.TABLE)
+    if options:
+        known = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
+        full = Choice.of(model.name, {**model.options, **{key: known[key] for key in options}})
+        remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, --model {full}")
+    return chosen
+
+
+def _check_data(directory: str | None, wanted: list[Choice]) -> None:
+    if directory is None:
+        return
+    if not directory or not Path(directory).is_dir():
+        raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
+    for model in wanted:
+        if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
+            raise UserError(
+                f"--data has no effect on '{model}', which makes its own batch", hint="leave it out for this model"
+            )
+    if not any((Path(directory) / below / name).is_file() for below, name in models.DATA_FILES):
+        names = " or ".join(str(Path(below) / name) for below, name in models.DATA_FILES)
+        raise UserError(f"--data: '{directory}' holds no MNIST files", hint=f"it should have {names}")
+
+
+def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:
+    unique = list(dict.fromkeys(items))
+    if len(unique) < len(items):
+        twice = [str(item) for item in unique if items.count(item) > 1]
+        remarks.append(f"{option}: {', '.join(twice)} was given more than once and is measured once")
+    return unique
+
+
+def _one_of(option: str, word: str, allowed: tuple[str, ...]) -> str:
+    if word not in allowed:
+        raise UserError(f"{option}: '{word}' is not known", hint=f"choose from {', '.join(allowed)}")
+    return word
+
+
+def _within(least: int, most: int, option: str, value: int | None, default: int) -> int:
+    if value is not None and not least <= value <= most:
+        size = "small" if value < least else "large"
+        raise UserError(f"{option}: {value} is too {size}", hint=f"{least} to {most}")
+    return default if value is None else value

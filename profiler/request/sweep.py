@@ -1,0 +1,52 @@
+"""Sweep files: TOML with the keys of a Request, strictly. Knows nothing of what the words mean."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiler.core.errors import UserError
+from profiler.core.files import strict_toml
+from profiler.request.spec import Request
+
+NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be one number
+
+
+def read(path: Path) -> Request:
+    """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
+    text, found = strict_toml.load(path, hint="examples are in configs/")
+    return as_request(found, path=path, text=text)
+
+
+def as_request(found: dict[str, Any], *, path: Path, text: str) -> Request:
+    """The keys of a table of TOML as a Request; file and text are for what an error says."""
+    allowed = list(Request.__struct_fields__)
+    for key in found:
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, n=1)
+            hint = f"{f'did you mean {near[0]!r}? ' if near else ''}the keys are {', '.join(allowed)}"
+            raise UserError(f"{path}:{_line(text, key)}: no key is called '{key}'", hint=hint)
+    try:
+        return msgspec.convert({key: _as_words(key, value) for key, value in found.items()}, Request)
+    except msgspec.ValidationError as error:
+        key = str(error).rpartition("$.")[2].rstrip("`")
+        message = str(error).partition(" - at")[0]
+        raise UserError(f"{path}:{_line(text, key)}: {key}: {message}", hint="examples are in configs/") from None
+
+
+def _as_words(key: str, value: object) -> object:
+    """As on the command line: the list [1, 2] is `1,2`, and the number 64 is `64` where words are expected."""
+    if isinstance(value, list) and value and all(type(item) in (str, int) for item in value):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and key in NUMBERS:
+        return str(value)
+    return value
+
+
+def _line(text: str, key: str) -> int:
+    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
+    return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)

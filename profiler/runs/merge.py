@@ -1,0 +1,191 @@
+"""Several run folders -> one, the same for any order of them: knows nothing of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from profiler.analysis import progress
+from profiler.analysis.rows import latest
+from profiler.core import shards
+from profiler.core.case import Case, Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
+from profiler.runs import migrate, store
+from profiler.runs.store import Manifest, Run
+
+Key = tuple[Case, int]
+
+
+class Offer(NamedTuple):
+    """What one run has of a trial; the text is the line as it is."""
+
+    run: Run
+    record: Record
+    text: bytes
+
+
+class Conflict(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial of which two runs hold different records."""
+
+    case: Case
+    round: int
+    kept: str  # the name of the run whose record was kept
+
+
+class Merged(msgspec.Struct, frozen=True, kw_only=True):
+    """What several runs are together, before it is written."""
+
+    manifest: Manifest
+    records: tuple[Record, ...]
+    texts: tuple[bytes, ...]  # of the manifest and of the records, with what later versions wrote into them
+    logs: tuple[Path, ...]  # of the records that were kept
+    conflicts: tuple[Conflict, ...]
+    num_same: int  # records that more than one run holds
+    num_needless: int = 0  # of later rounds, which one run would not have measured
+    warnings: tuple[str, ...] = ()  # what could not be read
+
+
+def merge(folders: Sequence[Path]) -> Merged:
+    """The trials of all plans and the records of all runs, each once.
+
+    Where the runs are parts of one sweep, its order is that of the sweep. A later round whose first is not ok is left
+    out, as one run would never have measured it. Where two runs hold different records of a trial, the one that began
+    later is kept; of two that began in the same second, the one whose text is the greater. Raises UserError (exit code
+    4) for runs of an old schema, or of which the numbers cannot stand beside each other.
+    """
+    _refuse_few(folders)
+    found = sorted((store.load(folder) for folder in folders), key=lambda run: (run.manifest.created, _text(run)))
+    _refuse_incomparable(found)
+    plan = _plan(found)
+    offers = _offers(found)
+    latest_of = {key: max(of_key, key=_later) for key, of_key in offers.items()}
+    kept = {key: offer for key, offer in latest_of.items() if not _is_needless(key, latest_of)}
+    order = {key: number for number, key in enumerate(plan)}
+    keys = sorted(kept, key=lambda key: (order.get(key, len(order)), kept[key].text))
+    manifest = _manifest(found, tuple(plan.values()))
+    return Merged(
+        manifest=manifest,
+        records=tuple(kept[key].record for key in keys),
+        texts=(_completed(manifest, found[0]), *(kept[key].text for key in keys)),
+        logs=tuple(_log(kept[key].run.folder, key) for key in keys),
+        conflicts=tuple(
+            Conflict(case=key[0], round=key[1], kept=kept[key].run.folder.name)
+            for key in keys
+            if _num_different(offers[key]) > 1
+        ),
+        warnings=tuple(f"{run.folder.name}: {warning}" for run in found for warning in run.warnings),
+        num_same=sum(len(offers[key]) - _num_different(offers[key]) for key in keys),
+        num_needless=len(latest_of) - len(kept),
+    )
+
+
+def write(merged: Merged, folder: Path) -> None:
+    """Make the new run folder. Raises UserError where it is there already, or cannot be written."""
+    manifest, *lines = merged.texts
+    store.save(folder, manifest=manifest, trials=b"".join(line + b"\n" for line in lines), logs=merged.logs)
+
+
+def _refuse_few(folders: Sequence[Path]) -> None:
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
+        raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
+    old = [folder for folder in folders if migrate.num_old(folder)]
+    if old:
+        raise UserError(
+            f"'{old[0]}' is of an older schema than is written now",
+            hint=f"gcprof migrate {old[0]} --in-place",
+            exit_code=4,
+        )
+
+
+def _refuse_incomparable(found: Sequence[Run]) -> None:
+    seen: dict[str, tuple[object, Run]] = {}
+    for run in found:
+        for what, value in _circumstances(run):
+            other, before = seen.setdefault(what, (value, run)) if value is not None else (value, run)
+            if value != other:
+                raise UserError(
+                    f"{what} is {other} in '{before.folder.name}' and {value} in '{run.folder.name}'",
+                    hint="gcprof compare shows runs of different machines beside each other",
+                    exit_code=4,
+                )
+
+
+def _circumstances(run: Run) -> Iterator[tuple[str, object]]:
+    """What all runs must agree in: software and files; and the device of records that name it alike."""
+    yield from run.manifest.sources.items()
+    yield from _named(run.manifest.environment, SOFTWARE)
+    for record in run.records:
+        if record.environment is not None:
+            yield from _named(record.environment, SOFTWARE)
+            yield from _named(record.environment, HARDWARE, where=f" of {record.case.device}")
+
+
+def _named(environment: Environment, names: Sequence[str], *, where: str = "") -> Iterator[tuple[str, object]]:
+    return ((f"{name}{where}", getattr(environment, name)) for name in names)
+
+
+def _plan(found: Sequence[Run]) -> dict[Key, Trial]:
+    """Every trial once, in the order of the sweep that the runs are parts of, else of the runs and of their plans."""
+    parts = [(run.manifest.shard, run.manifest.plan) for run in found if run.manifest.shard]
+    trials = (
+        shards.joined(parts) if len(parts) == len(found) else [trial for run in found for trial in run.manifest.plan]
+    )
+    plan: dict[Key, Trial] = {}
+    for trial in trials:
+        plan.setdefault((trial.case, trial.round), trial)
+    return plan
+
+
+def _is_needless(key: Key, found: Mapping[Key, Offer]) -> bool:
+    """Whether one run would not have measured it. What was ended from outside may be ok when it is measured again."""
+    first = found.get((key[0], 1))
+    return key[1] > 1 and first is not None and first.record.outcome not in ("ok", *progress.LOST)
+
+
+def _offers(found: Sequence[Run]) -> dict[Key, list[Offer]]:
+    """The last word of each run on each trial."""
+    offers: dict[Key, list[Offer]] = {}
+    for run in found:
+        _, *lines = (text for _, text in store.documents(run.folder))
+        texts = {(record.case, record.round): line for record, line in zip(run.records, lines, strict=False)}
+        for record in latest(run.records):
+            key = record.case, record.round
+            offers.setdefault(key, []).append(Offer(run, record, texts[key]))
+    return offers
+
+
+def _num_different(offers: Sequence[Offer]) -> int:
+    return len({encode(offer.record) for offer in offers})
+
+
+def _later(offer: Offer) -> tuple[datetime, bytes, bytes]:
+    began = moment(offer.record.environment.started) if offer.record.environment else None
+    return began or datetime.min.replace(tzinfo=UTC), encode(offer.record), offer.text
+
+
+def _manifest(found: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
+    names = " ".join(sorted(run.folder.name for run in found))
+    first = found[0].manifest
+    sources = {name: digest for run in found for name, digest in run.manifest.sources.items()}
+    return msgspec.structs.replace(first, command=f"gcprof merge {names}", plan=plan, sources=sources, shard=UNSET)
+
+
+def _completed(manifest: Manifest, first: Run) -> bytes:
+    """The manifest's text, with what a later version wrote into that of the first run."""
+    before = msgspec.json.decode((first.folder / "manifest.json").read_bytes())
+    before.pop("shard", None)  # what it was a part of, this is more of
+    return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
+
+
+def _text(run: Run) -> bytes:
+    return b"".join(text for _, text in store.documents(run.folder))
+
+
+def _log(folder: Path, key: Key) -> Path:
+    return folder / "logs" / f"{key[0].id}-{key[1]}.log"

@@ -1,0 +1,106 @@
+"""The files of a run as text, line by line, and decoded: strictly, and never more than one line at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiler.core.case import decode, encode
+from profiler.core.errors import UserError
+from profiler.core.files import strict_json
+from profiler.core.migration import lifted
+from profiler.core.record import SCHEMA, Record
+
+
+class _Schema(msgspec.Struct):
+    schema: int
+
+
+SCHEMA_OF = msgspec.json.Decoder(_Schema)
+
+
+def whole(path: Path) -> bytes:
+    """The text of a document. Raises UserError (exit code 4) where it cannot be read, or is too large."""
+    try:
+        return strict_json.read(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except strict_json.Malformed as error:
+        raise _damaged(path, error) from error
+
+
+def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file, which may be missing, by where they are: `FOLDER/trials.jsonl:3`. Raises as `whole` does."""
+    if not path.exists():
+        return
+    if not path.is_file():  # a device or a pipe may have no end
+        raise _damaged(path, OSError("it is no regular file"))
+    try:
+        for number, line in enumerate(strict_json.lines(path), start=1):
+            yield f"{path}:{number}", line
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether it is the beginning of a record, or what some file systems leave of it: zeros. Other ends are damage."""
+    is_begun = line.startswith(b"{") or not line.strip(b"\0")
+    return is_begun and not line.endswith(b"\n") and len(line) <= strict_json.LINE_BYTES
+
+
+def unended(path: Path) -> bytes:
+    """The end of a file that has no newline behind it; of one too long for a line only the last LINE_BYTES and more."""
+    line = b""
+    with path.open("rb") as file:
+        at = file.seek(0, os.SEEK_END)
+        while at and len(line) <= strict_json.LINE_BYTES:
+            before, at = at, max(0, at - strict_json.PIECE_BYTES)
+            file.seek(at)
+            _, newline, piece = file.read(before - at).rpartition(b"\n")
+            line = piece + line
+            if newline:
+                break
+    return line
+
+
+def decoded(text: bytes, kind: type[Any], where: object) -> Any:
+    """A line or a document of any schema as the present kind. Raises UserError (exit code 4), `where` first."""
+    try:
+        if kind is Record:
+            strict_json.check_length(text)
+        schema = SCHEMA_OF.decode(text).schema
+        if schema > SCHEMA:
+            raise UserError(
+                f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
+                hint="upgrade gcprof",
+                exit_code=4,
+            )
+        found = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
+        if not _is_own(found, text):
+            strict_json.check(text)
+        return found
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
+        raise _damaged(where, error) from error
+
+
+def _is_own(found: Any, text: bytes) -> bool:
+    """Whether gcprof would write the same: then nothing is in it twice or hidden, and there is no need to look."""
+    own = encode(found)
+    return own == text or (not isinstance(found, Record) and msgspec.json.format(own, indent=1) == text)
+
+
+def _lifted(text: bytes, kind: type[Any]) -> bytes:
+    """An old document in the present schema: old files always open."""
+    return msgspec.json.encode(lifted(msgspec.json.decode(text), "record" if kind is Record else "manifest"))
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot read '{path}': {error.strerror}", hint="the other runs are fine", exit_code=4)
+
+
+def _damaged(where: object, error: Exception) -> UserError:
+    return UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4)

@@ -1,0 +1,284 @@
+"""A run folder: manifest.json and the append-only trials.jsonl. Knows nothing of measuring or of screens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from profiler.core.case import Case, Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.files import atomic_write, locking, regular
+from profiler.core.record import SCHEMA, Environment, Record
+from profiler.core.shards import Shard
+from profiler.runs import reading
+
+APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def log_name(case: Case, round: int) -> str:
+    """What the log of a trial is called, in the folder `logs` and without its ending."""
+    return f"{case.id}-{round}"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run set out to do: the whole plan, in order, and where it began."""
+
+    schema: int = SCHEMA
+    created: str  # UTC, ISO 8601
+    command: str
+    plan: tuple[Trial, ...]
+    environment: Environment
+    sources: dict[str, str] = {}  # digests of the user's own files that the plan names
+    shard: Shard | UnsetType = UNSET  # which part of a sweep the plan is, where it is not the whole
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run folder, read."""
+
+    folder: Path
+    manifest: Manifest
+    records: tuple[Record, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class Writer:
+    """The one writer of a run folder: every record that `append` returned from is on disk.
+
+    `is_locked` is False where the file system knows no locks: then nobody is kept from writing besides. Raises
+    UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off; another
+    end of the file is damage, and refused (exit code 4).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("logs", "derived"):
+            refuse_link(folder / name)
+        self._signature = folder / ".writer"
+        self._file, self.is_locked = _locked(folder)
+        locking.sign(self._signature)
+        atomic_write.sweep(folder)
+        try:
+            _cut_torn_line(folder / "trials.jsonl")
+        except UserError:
+            self.close()
+            raise
+
+    def append(self, record: Record) -> None:
+        """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails."""
+        line = encode(record) + b"\n"
+        rest = memoryview(line)
+        try:
+            while rest:  # a disk takes what still fits, and only then says that it is full
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except OSError as error:
+            raise UserError(
+                f"cannot write the result: {error.strerror} (it takes {len(line):,} bytes)",
+                hint="free some space; what was printed is safe",
+                exit_code=74,
+            ) from error
+
+    def close(self) -> None:
+        self._signature.unlink(missing_ok=True)  # while the lock is held: the next holder signs anew
+        os.close(self._file)
+
+
+def new_folder(root: Path, models: Sequence[str]) -> Path:
+    """A name that no other run has: time (UTC), models, and three random bytes. Makes nothing yet."""
+    words = "-".join(dict.fromkeys(model.partition(":")[0] for model in models))
+    slug = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40]
+    return root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
+
+
+def create(
+    folder: Path,
+    *,
+    plan: tuple[Trial, ...],
+    command: str,
+    environment: Environment,
+    sources: Mapping[str, str],
+    shard: Shard | UnsetType = UNSET,
+) -> None:
+    """Make a new run folder with its manifest, at once or not at all.
+
+    Raises UserError where there is one already, or (exit code 74) where it cannot be made.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest = Manifest(
+        created=now, command=command, plan=plan, environment=environment, sources=dict(sources), shard=shard
+    )
+    save(folder, manifest=encode(manifest), trials=b"")
+
+
+def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] = ()) -> None:
+    """Make a new run folder of these two files' texts, at once or not at all. Raises UserError as `create` does.
+
+    Of the logs regular files are copied, where they are there: links may lead to anything of the user's.
+    """
+    refuse_existing(folder)
+    new = atomic_write.beside(folder)
+    try:
+        new.mkdir(parents=True)
+        atomic_write.sweep(folder.parent)
+        (new / "logs").mkdir()
+        (new / "derived").mkdir()
+        _write_safely(new / "trials.jsonl", trials)
+        _write_safely(new / "manifest.json", msgspec.json.format(manifest, indent=1))
+        for log in logs:
+            if regular.is_regular(log):
+                _copy(log, new / "logs" / log.name)
+        new.rename(folder)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        atomic_write.remove(new)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it meanwhile
+            refuse_existing(folder)
+        raise _unwritable(folder, error) from error
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raises UserError where a run folder of this name cannot be new: it is there, or a file is in its way (74)."""
+    try:
+        if folder.exists():
+            hint = "name a new folder with -o, or go on with --resume"
+            raise UserError(f"'{folder}' is there already", hint=hint)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
+        raise _unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
+
+
+def refuse_link(folder: Path) -> None:
+    """Raises UserError (exit code 74) for a folder of a run that leads out of it."""
+    if folder.is_symlink():
+        hint = "a run folder that was made elsewhere may lead anywhere: remove the link"
+        raise UserError(f"'{folder}' is a link: what is written there would be elsewhere", hint=hint, exit_code=74)
+
+
+def replace(path: Path, text: bytes) -> None:
+    """Write a file of a run folder anew, at once or not at all. Raises UserError (exit code 74) where that fails."""
+    new = atomic_write.beside(path)
+    try:
+        _write_safely(new, text)
+        new.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        atomic_write.remove(new)
+        raise _unwritable(path.parent, error) from error
+
+
+def load(folder: Path) -> Run:
+    """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read."""
+    if not os.path.isfile(folder / "manifest.json"):
+        raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
+    manifest = read_manifest(folder)
+    path = folder / "trials.jsonl"
+    records, warnings = [], []
+    for where, line in reading.numbered(path):
+        if reading.is_torn(line):
+            warnings.append("the last line of trials.jsonl is torn and was ignored")
+        else:
+            records.append(read_record(line.removesuffix(b"\n"), where))
+    return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises UserError (exit code 4) where it cannot be read."""
+    path = folder / "manifest.json"
+    found: Manifest = reading.decoded(reading.whole(path), Manifest, path)
+    return found
+
+
+def read_record(line: bytes, where: str) -> Record:
+    """One line of trials.jsonl. Raises UserError (exit code 4) that begins with where it is."""
+    found: Record = reading.decoded(line, Record, where)
+    return found
+
+
+def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """The whole lines of a run folder by where they are, `FOLDER/trials.jsonl:3`, the manifest first; not decoded.
+
+    Raises UserError (exit code 4) where a file cannot be read.
+    """
+    yield str(folder / "manifest.json"), reading.whole(folder / "manifest.json")
+    for where, line in reading.numbered(folder / "trials.jsonl"):
+        if not reading.is_torn(line):
+            yield where, line.removesuffix(b"\n")
+
+
+def torn(folder: Path) -> str | None:
+    """Where the torn last line is; None where there is none. Raises UserError (exit code 4) as `documents` does."""
+    return next((where for where, line in reading.numbered(folder / "trials.jsonl") if reading.is_torn(line)), None)
+
+
+def runs(folder: Path) -> list[Path]:
+    """The run folders below a folder, oldest first."""
+    found = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
+    return sorted(found, key=lambda path: path.name)
+
+
+def _locked(folder: Path) -> tuple[int, bool]:
+    """The open trials.jsonl, and whether nobody else can have it. Raises UserError."""
+    path = folder / "trials.jsonl"
+    while True:
+        try:
+            file = os.open(path, APPENDING, 0o644)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        try:
+            is_locked = locking.take(file)
+        except locking.TakenError:
+            os.close(file)
+            raise UserError(
+                f"another gcprof is writing to {folder}: {locking.holder(folder / '.writer')}",
+                hint="wait for it, or name another folder with -o",
+            ) from None
+        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+            return file, is_locked
+        os.close(file)  # who held it wrote the file anew: this one is of no folder any more
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    message = f"cannot write to '{folder}': {error.strerror}"
+    return UserError(message, hint="name a folder you may write to with -o", exit_code=74)
+
+
+def _write_safely(path: Path, text: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def _copy(path: Path, to: Path) -> None:
+    with regular.opened(path) as file, to.open("xb") as copy:
+        shutil.copyfileobj(file, copy)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Raises UserError (exit code 4) where the end is no torn record, but damage."""
+    line = reading.unended(path)
+    if not line:
+        return
+    if not reading.is_torn(line):
+        message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
+        raise UserError(message, hint=f"gcprof validate {path.parent}", exit_code=4)
+    os.truncate(path, path.stat().st_size - len(line))

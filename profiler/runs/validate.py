@@ -1,0 +1,123 @@
+"""A run folder -> what is wrong with it, and on which line: knows nothing of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from profiler.analysis.sanity import impossible
+from profiler.core.case import Case, Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.record import SCHEMA, Record
+from profiler.core.units import count_text
+from profiler.runs import store
+
+KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", "shards", "jobs", ".writer")
+Key = tuple[Case, int]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Damage makes a reader stop or a number wrong; the others are worth knowing and harm nothing."""
+
+    where: str  # `FOLDER/trials.jsonl:3`
+    text: str
+    is_damage: bool = True
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was found in one run folder."""
+
+    run: str
+    num_records: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_damaged(self) -> bool:
+        return any(finding.is_damage for finding in self.findings)
+
+
+def validate(folder: Path) -> Report:
+    """Look at every line of a run folder. Raises nothing for what is in it."""
+    findings: list[Finding] = []
+    plan = _plan(folder, findings)
+    records = list(_records(folder, findings))
+    findings += _repeated(records)
+    findings += [finding for where, record in records for finding in _looked_at(where, record, plan)]
+    findings += _torn(folder)
+    owed = (plan or {}).keys() - {(record.case, record.round) for _, record in records}
+    if owed:
+        told = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
+        findings.append(Finding(where=str(folder), text=told, is_damage=False))
+    findings += [
+        Finding(where=str(path), text="no file of a run folder", is_damage=False)
+        for path in sorted(folder.iterdir())
+        if path.name not in KNOWN
+    ]
+    return Report(run=str(folder), num_records=len(records), findings=tuple(findings))
+
+
+def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:
+    """The trials of the plan; None where the manifest cannot be read, which is found."""
+    where = str(folder / "manifest.json")
+    try:
+        manifest = store.read_manifest(folder)
+    except UserError as error:
+        findings.append(Finding(where=where, text=error.message.removeprefix(f"{where}: ")))
+        return None
+    findings += _old(where, manifest.schema, (folder / "manifest.json").read_bytes())
+    return {(trial.case, trial.round): trial for trial in manifest.plan}
+
+
+def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Record]]:
+    """Every record that can be read, and where it is; a line that cannot is found."""
+    path = folder / "trials.jsonl"
+    if not path.exists():
+        findings.append(Finding(where=str(path), text="the file is missing"))
+        return
+    for where, line in store.documents(folder):
+        if where == str(folder / "manifest.json"):
+            continue
+        try:
+            record = store.read_record(line, where)
+        except UserError as error:
+            findings.append(Finding(where=where, text=error.message.removeprefix(f"{where}: ")))
+            continue
+        findings += _old(where, record.schema, line)
+        yield where, record
+
+
+def _old(where: str, schema: int, text: bytes) -> list[Finding]:
+    """Whether what was read in the present schema is in an older one on disk."""
+    written = msgspec.json.decode(text)["schema"]
+    told = f"schema {written}, and {SCHEMA} is the present one: gcprof migrate"
+    return [Finding(where=where, text=told, is_damage=False)] if written != schema or written < SCHEMA else []
+
+
+def _torn(folder: Path) -> list[Finding]:
+    where = store.torn(folder)
+    return [] if where is None else [Finding(where=where, text="the last line is torn")]
+
+
+def _repeated(records: list[tuple[str, Record]]) -> Iterator[Finding]:
+    """Records of a trial that is there already: readers take the last one."""
+    seen: dict[Key, tuple[str, Record]] = {}
+    for where, record in records:
+        key = (record.case, record.round)
+        if key in seen:
+            before, other = seen[key]
+            same = "the same record as" if encode(other) == encode(record) else "another result of the trial of"
+            text = f"{same} line {before.rpartition(':')[2]}; the later one counts"
+            yield Finding(where=where, text=text, is_damage=False)
+        seen[key] = (where, record)
+
+
+def _looked_at(where: str, record: Record, plan: dict[Key, Trial] | None) -> Iterator[Finding]:
+    """What is wrong with one record."""
+    trial = plan.get((record.case, record.round)) if plan is not None else None
+    if plan is not None and trial is None:
+        text = f"not in the plan: {record.case.strategy}, round {record.round}"
+        yield Finding(where=where, text=text, is_damage=False)
+    for text in impossible(record, trial.passes if trial else None):
+        yield Finding(where=where, text=text)

@@ -1,0 +1,139 @@
+"""Which submodules of a model are its blocks: found in its structure, knows nothing of strategies.
+
+A block is what checkpointing works on: a layer of a transformer, a bottleneck of a ResNet, a module of a Sequential.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from profiler.core.errors import Unsupported
+
+LEAST = 2  # a list of fewer children is no stack
+SHARE = 0.2  # of the parameters of all lists: a shorter one with less is no second stack
+MANY = 3  # modules of one class that hold Sequentials are blocks, and their Sequentials branches within
+HEADS = {"classifier", "head", "heads", "fc"}  # what follows the trunk, and seldom takes its output as it is
+
+Named = tuple[str, nn.Module]
+
+
+def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...]:
+    """The names of a module's blocks, in the order of its structure.
+
+    The ModuleLists of like children where there are any (several stacks: encoder and decoder), else what the outermost
+    Sequentials hold, flattened, without heads and stems; else the children. `pattern` chooses by name instead,
+    `model.layers.*`; a `*` does not go past a dot. Raises Unsupported where nothing matches it. A module without
+    children has no blocks.
+    """
+    found = _matching(module, pattern) if pattern else _stacks(module) or _flattened(module) or _children(module)
+    if pattern and not found:
+        raise Unsupported(f"no blocks match '{pattern}'")
+    return tuple(found)
+
+
+def refuse_none(blocks: tuple[str, ...]) -> None:
+    """Raises Unsupported where there are no blocks, for what works on them."""
+    if not blocks:
+        raise Unsupported("no blocks were found; name them with --blocks")
+
+
+def _matching(module: nn.Module, pattern: str) -> list[str]:
+    """Names whose every part matches the pattern's part."""
+    parts = pattern.split(".")
+    names = [name for name, _ in module.named_modules() if name]
+    return [
+        name
+        for name in names
+        if name.count(".") == len(parts) - 1
+        and all(fnmatchcase(part, wanted) for part, wanted in zip(name.split("."), parts, strict=True))
+    ]
+
+
+def _stacks(module: nn.Module) -> list[str]:
+    """The children of all outermost lists of like children; of those in a list, none, since they are inside a block."""
+    lists = [
+        (name, child)
+        for name, child in _outermost(module, nn.ModuleList)
+        if len(list(child.children())) >= LEAST and len({type(block) for block in child.children()}) == 1
+    ]
+    longest = max((len(list(child.children())) for _, child in lists), default=0)
+    whole = sum(_size(child) for _, child in lists)
+    chosen = [
+        (name, child)
+        for name, child in lists
+        if _size(child) and (len(list(child.children())) == longest or _size(child) >= SHARE * whole)
+    ]
+    if sum(_size(child) for _, child in chosen) < _size_of_sequentials(module):  # the lists are beside the trunk
+        return []
+    return [f"{name}.{key}" for name, child in chosen for key, _ in child.named_children()]
+
+
+def _size_of_sequentials(module: nn.Module) -> int:
+    """Of those that are in no list."""
+    if isinstance(module, nn.ModuleList):
+        return 0
+    if isinstance(module, nn.Sequential):
+        return _size(module)
+    return sum(_size_of_sequentials(child) for child in module.children())
+
+
+def _flattened(module: nn.Module) -> list[str]:
+    """What the outermost Sequentials hold, Sequentials within them opened.
+
+    Those within modules of a class that is there several times are branches of blocks, not the trunk. Where some hold
+    blocks, those that hold single operators alone are stem and head; else heads go by their name.
+    """
+    found = list(_outermost(module, nn.Sequential))
+    parents = {name: module.get_submodule(name.rpartition(".")[0]) for name, _ in found}
+    kinds = Counter(type(parent) for parent in dict.fromkeys(parents.values()))
+    sequentials = [(name, child) for name, child in found if kinds[type(parents[name])] < MANY]
+    blocks = [(name, child) for name, child in sequentials if _is_composite(child)]
+    trunk = [(name, child) for name, child in sequentials if name.rpartition(".")[2] not in HEADS]
+    return [block for name, child in blocks or trunk or sequentials for block in _open(name, child)]
+
+
+def _open(name: str, module: nn.Module) -> Iterator[str]:
+    """The module's own children where it only strings them together, else itself.
+
+    A subclass of Sequential that holds single operators alone (convolution, norm, activation) is one block.
+    """
+    is_sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    if is_sequential and (type(module) is nn.Sequential or not name or _is_composite(module)):
+        for key, child in module.named_children():
+            yield from _open(f"{name}.{key}" if name else key, child)
+    else:
+        yield name
+
+
+def _children(module: nn.Module) -> list[str]:
+    """The children without auxiliary classifiers and without the head: what follows the last one with parameters."""
+    found = [
+        (name, child)
+        for name, child in module.named_children()
+        if name not in HEADS and not name.lower().startswith("aux")
+    ]
+    while found and not _size(found[-1][1]):
+        found.pop()
+    return [name for name, _ in found]
+
+
+def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> Iterator[Named]:
+    """All modules of a kind that are in no other of that kind, with their names."""
+    if isinstance(module, kind):
+        yield prefix, module
+        return
+    for name, child in module.named_children():
+        yield from _outermost(child, kind, f"{prefix}.{name}" if prefix else name)
+
+
+def _is_composite(module: nn.Module) -> bool:
+    """Whether it holds modules that hold modules."""
+    return any(next(child.children(), None) is not None for child in module.children())
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,125 @@
+"""FSDP2: parameters, gradients and optimizer state are sharded, and each block's parameters gathered while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from profiler.core.errors import Unsupported
+from profiler.core.trace_data import GATHERED
+from profiler.training.distributed import gloo
+from profiler.training.routed_forward import Detour
+from profiler.training.workload import Workload, storage_bytes
+
+
+def distribute(workload: Workload, mesh: DeviceMesh, *, reshard: bool = True) -> Workload:
+    """`fully_shard` on every block, then on the whole; each rank holds its part of every parameter.
+
+    `reshard` is PyTorch's `reshard_after_forward` of the blocks: without it, what the forward gathered stays until the
+    backward has used it. Raises Unsupported for parameters that several blocks share, and for an optimizer that is made
+    already.
+    """
+    _refuse(workload)
+    blocks = list(dict.fromkeys(workload.module.get_submodule(name) for name in workload.blocks))
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        _gather_inside(block)
+    if workload.module not in blocks:
+        fully_shard(workload.module, mesh=mesh)
+    if mesh.device_type == "cpu" and dist.get_backend(mesh.get_group()) == dist.Backend.GLOO:
+        for one in workload.module.modules():
+            if isinstance(one, FSDPModule):
+                gloo.let_go(one)
+    root: Any = workload.module
+
+    @contextmanager
+    def syncing(is_last: bool) -> Iterator[None]:
+        root.set_requires_gradient_sync(is_last)
+        yield
+
+    def held() -> dict[str, int]:
+        return {GATHERED: storage_bytes(_gathered(workload.module))}
+
+    return msgspec.structs.replace(workload, syncing=syncing, held=held, gathered=_followed(workload.module))
+
+
+def _refuse(workload: Workload) -> None:
+    if isinstance(workload.optimizer, torch.optim.Optimizer):
+        raise Unsupported("FSDP2 shards the parameters, and the model's optimizer holds them whole: return a function")
+    owner: dict[nn.Parameter, str] = {}
+    for name, parameter in workload.module.named_parameters(remove_duplicate=False):
+        block = next((block for block in workload.blocks if name.startswith(f"{block}.")), "")
+        if owner.setdefault(parameter, block) != block:
+            names = " and ".join(f"'{one}'" if one else "the rest" for one in (owner[parameter], block))
+            raise Unsupported(f"FSDP2 shards '{name}' once, and {names} share it")
+
+
+def _gather_inside(block: nn.Module) -> None:
+    """In a run of several blocks under one checkpoint, gather where a block computes, not where it is passed over.
+
+    The hooks of `fully_shard` are on the module's call, and a block of a run is called twice: once by the run, and once
+    by the module's own forward, which is given back what it gives. There they would gather what nobody uses, and
+    in the backward free what the recompute needs.
+    """
+    detour: Any = block.forward
+    if not isinstance(detour, Detour) or detour.is_alone:
+        return
+    state: Any = block._get_fsdp_state()  # type: ignore[operator]  # fully_shard made it an FSDPModule
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+    detour.inside = _Gathered(block, state, detour.inside)
+
+
+class _Gathered:
+    """A block's forward between the two hooks of `fully_shard`."""
+
+    def __init__(self, block: nn.Module, state: Any, forward: Callable[..., Any]) -> None:
+        self._block, self._state, self._forward = block, state, forward
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        arguments, keywords = self._state._pre_forward(self._block, arguments, keywords)
+        return self._state._post_forward(self._block, arguments, self._forward(*arguments, **keywords))
+
+
+def _followed(module: nn.Module) -> Callable[[], int]:
+    """Look at every gathering from now on; a function that tells the most that was live since it was last asked."""
+    most = 0
+
+    def look() -> None:
+        nonlocal most
+        most = max(most, storage_bytes(_gathered(module)))
+
+    def tell() -> int:
+        nonlocal most
+        told, most = most, 0
+        return told
+
+    for group in _groups(module):
+        group.wait_for_unshard = _then(group.wait_for_unshard, look)
+    return tell
+
+
+def _then(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both
+
+
+def _groups(module: nn.Module) -> list[Any]:
+    states: list[Any] = [one._get_fsdp_state() for one in module.modules() if isinstance(one, FSDPModule)]
+    return [group for state in states for group in state._fsdp_param_groups]
+
+
+def _gathered(module: nn.Module) -> list[torch.Tensor]:
+    """What all-gathers have written into; the storages of what is freed have no bytes."""
+    return [tensor for group in _groups(module) for one in group.fsdp_params for tensor in one.all_gather_outputs]

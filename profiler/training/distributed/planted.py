@@ -1,0 +1,23 @@
+"""Ranks that train together wrongly, on purpose: what the equality pass must catch. Knows nothing of who looks."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from torch.distributed.device_mesh import DeviceMesh
+
+from profiler.training.distributed import ddp
+from profiler.training.workload import Workload
+
+
+def distribute(workload: Workload, mesh: DeviceMesh, *, fault: Literal["no-reduce", "sum"]) -> Workload:
+    """DDP whose gradients are never averaged, or are added up."""
+    made = ddp.distribute(workload, mesh)
+    if fault == "no-reduce":
+        return msgspec.structs.replace(made, syncing=lambda is_last: made.syncing(False))
+
+    def scaled(module: Any, batch: Any) -> Any:
+        return made.loss(module, batch) * mesh.size()
+
+    return msgspec.structs.replace(made, loss=scaled)

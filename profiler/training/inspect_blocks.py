@@ -1,0 +1,63 @@
+"""Case -> an outline of its blocks, from one forward: knows nothing of meters or of strategies' work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from profiler.core.case import Case
+from profiler.core.errors import Unsupported
+from profiler.core.model_summary import Block, Outline
+from profiler.training.assemble import assemble
+from profiler.training.blocks import refuse_none
+from profiler.training.strategies.observe import observe
+from profiler.training.workload import Workload, tensors
+
+
+def describe(case: Case) -> Outline:
+    """The blocks of the case's model. Raises Unsupported where there are none, and whatever the model raises."""
+    workload = assemble(case.baseline).workload
+    refuse_none(workload.blocks)
+    outputs: dict[str, str] = {}
+    handles = [_note(outputs, name, workload.module.get_submodule(name)) for name in workload.blocks]
+    linked, remark = _linked(workload)
+    for handle in handles:
+        handle.remove()
+    return Outline(
+        model=str(case.model),
+        num_parameters=_size(workload.module),
+        batch_size=case.batch_size,
+        blocks=tuple(
+            _block(workload.module.get_submodule(name), name, outputs.get(name, ""), feeds)
+            for name, feeds in zip(workload.blocks, linked, strict=True)
+        ),
+        remark=remark,
+    )
+
+
+def _linked(workload: Workload) -> tuple[list[bool | None], str | None]:
+    """For each block whether it feeds the next alone, which the last one never does; or why that is not known."""
+    try:
+        *found, _ = observe(workload).linked
+    except Unsupported as error:
+        return [None] * len(workload.blocks), str(error)
+    return [*found, None], None
+
+
+def _note(outputs: dict[str, str], name: str, block: nn.Module) -> Any:
+    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+        shapes = [" x ".join(map(str, tensor.shape)) for tensor in tensors(output)]
+        outputs[name] = ", ".join(shapes)
+
+    return block.register_forward_hook(leave)
+
+
+def _block(block: nn.Module, name: str, output: str, feeds_next: bool | None) -> Block:
+    return Block(
+        name=name, kind=type(block).__name__, num_parameters=_size(block), output=output, feeds_next=feeds_next
+    )
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

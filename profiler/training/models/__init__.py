@@ -1,0 +1,22 @@
+"""The table of models. A model is one file with one function, and one line here: knows nothing of torch itself.
+
+The function takes `batch_size` (its default is the model's) and, where it can read a data set, `data_directory`;
+its keyword-only parameters are the options. It returns a Workload.
+"""
+
+TABLE = {
+    "mlp": "profiler.training.models.mlp:build",
+    "mnist-cnn": "profiler.training.models.mnist_cnn:build",
+    "cifar-resnet": "profiler.training.models.cifar_resnet:build",
+    "transformer": "profiler.training.models.transformer:build",
+    "dense-chain": "profiler.training.models.dense_chain:build",
+    "torchvision": "profiler.training.models.torchvision:build",
+    "timm": "profiler.training.models.timm:build",
+    "hf": "profiler.training.models.hugging_face:build",
+    "llama": "profiler.training.models.llama:build",
+    "*": "profiler.training.models.user:build",
+    "_faults": "profiler.training.models.faults:build",
+}
+
+DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data
+WITHOUT_GPU = {"mnist-cnn": {"channels": 32}}  # smaller defaults of the same architecture

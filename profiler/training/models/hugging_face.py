@@ -1,0 +1,114 @@
+"""Every family of transformers that has one of our heads, from its config alone: knows nothing of strategies."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from profiler.core.catalogue import Count
+from profiler.core.errors import Unsupported
+from profiler.training.models.hugging_face_batch import batch
+from profiler.training.workload import Workload
+
+try:
+    import transformers
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto
+except ImportError:
+    raise Unsupported("transformers is not installed: pip install 'gcprof[hf]'") from None
+
+HEADS = {  # the first that a family has is its own
+    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "masked": "MODEL_FOR_MASKED_LM_MAPPING",
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+    "classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+}
+
+
+def build(
+    name: str,
+    batch_size: int = 8,
+    *,
+    head: Literal["auto", "speech", "seq2seq", "masked", "causal", "image", "classification"] = "auto",
+    sequence: Count = 64,
+    size: str = "own",
+    **config: Any,
+) -> Workload:
+    """Any family of transformers (bert, llama, t5, vit) by its config, random weights, nothing downloaded.
+
+    Every other option sets that attribute of the config: hidden_size=64. `head` is what is trained: the first of
+    speech, seq2seq, masked, causal, image, classification that the family has; `sequence` is in tokens, `size` is the
+    side of an image in pixels. The loss is the model's own, the cache is off. Special tokens beyond a smaller
+    vocabulary move into it. Raises Unsupported for a family, a head or an attribute that there is not.
+    """
+    settings = _settings(name, config)
+    chosen = _head(name, settings, head)
+    if hasattr(settings, "image_size") and size.isdigit():
+        settings.image_size = int(size)
+    _mend(settings, chosen)
+    module: nn.Module = _class(settings, chosen)(settings)
+    inputs = batch(settings, chosen, batch_size, sequence=sequence, size=size)
+    return Workload(module=module, batch=inputs, loss=_loss)
+
+
+def _settings(name: str, config: dict[str, Any]) -> Any:
+    """The family's config with its defaults or overrides."""
+    families = list(CONFIG_MAPPING.keys())
+    if name not in families:
+        near = difflib.get_close_matches(name, families, n=1, cutoff=0.4)
+        raise Unsupported(
+            f"transformers {transformers.__version__} has no family '{name}'"
+            + (f"; the nearest is '{near[0]}'" if near else "")
+        )
+    kind = CONFIG_MAPPING[name]
+    known = kind()
+    for key in config:
+        if not hasattr(known, key):
+            near = difflib.get_close_matches(key, known.to_dict(), n=1, cutoff=0.4)
+            raise Unsupported(f"hf:{name} has no '{key}'" + (f"; the nearest is '{near[0]}'" if near else ""))
+    try:
+        return kind(**config)
+    except Exception as error:  # noqa: BLE001  each family checks its values in its own way
+        raise Unsupported(f"hf:{name} refuses its config: {type(error).__name__}: {error}") from None
+
+
+def _head(name: str, settings: Any, head: str) -> str:
+    has = [word for word in HEADS if type(settings) in getattr(modeling_auto, HEADS[word])]
+    if head == "auto" and has:
+        return has[0]
+    if head in has:
+        return head
+    words = f"it has {', '.join(has)}" if has else "nor any other that is known here"
+    if head == "auto":
+        raise Unsupported(f"hf:{name} has none of the heads {', '.join(HEADS)}")
+    raise Unsupported(f"hf:{name} has no head '{head}'; {words}")
+
+
+def _class(settings: Any, head: str) -> Any:
+    found = getattr(modeling_auto, HEADS[head])[type(settings)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _mend(settings: Any, head: str) -> None:
+    """What a training step on whole sequences needs of a config."""
+    settings.use_cache = False
+    text = settings.get_text_config()
+    if head == "seq2seq" and getattr(settings, "decoder_start_token_id", None) is None:
+        settings.decoder_start_token_id = getattr(text, "pad_token_id", None)
+    vocabulary = getattr(text, "vocab_size", None)
+    if head == "classification" and getattr(text, "pad_token_id", None) is None:
+        text.pad_token_id = 0  # else there is no telling where a sequence ends
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        token = getattr(text, key, None)
+        if vocabulary is not None and isinstance(token, int) and token >= vocabulary:
+            setattr(text, key, vocabulary - 1)
+
+
+def _loss(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    loss: torch.Tensor = module(**inputs).loss
+    return loss

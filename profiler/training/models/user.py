@@ -1,0 +1,150 @@
+"""The user's own training step, from a function that knows nothing of gcprof."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from profiler.core.errors import Invalid
+from profiler.training.workload import Workload
+
+KEYS = ("module", "batch", "loss", "optimizer")
+
+
+def build(name: str, batch_size: int | None = None, **options: Any) -> Workload:
+    """Your own model: a function in your file that returns a module and a batch, optionally a loss and an optimizer.
+
+    It returns them as a tuple or as a dict with these keys. Without a loss, the module is called with the whole batch
+    (a dict as keywords, a tuple as arguments, anything else as it is) and its output holds the loss: a scalar, an
+    attribute or key `loss`, or the first of a tuple. With a loss, a batch of two is inputs and targets, and the loss is
+    called as loss(output, targets); any other batch goes to the module whole, and the loss is called as
+    loss(output, batch), or as loss(output) where it takes one argument. An optimizer is a function of the parameters,
+    or an optimizer. Raises TypeError for anything else, and the step Invalid where there is no loss.
+    """
+    if batch_size is not None:
+        options["batch_size"] = batch_size
+    function = _function(name)
+    _refuse_unbound(function, options)
+    return as_workload(function(**options))
+
+
+def _refuse_unbound(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raises TypeError for a function that wants more than the options that were given."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C, without a signature
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        hint = "give every parameter a default, or its value as in file.py:make:depth=2"
+        raise TypeError(f"the factory is called by its options alone: {error}; {hint}") from None
+
+
+def as_workload(returned: Any) -> Workload:
+    """What a user's function returned, as a Workload."""
+    if isinstance(returned, Workload):
+        return returned
+    parts = _parts(returned)
+    if dataclasses.is_dataclass(parts["batch"]) and type(parts["batch"]) not in pytree.SUPPORTED_NODES:
+        pytree.register_dataclass(type(parts["batch"]))  # so that its tensors are moved and counted
+    loss, optimizer = parts.get("loss"), parts.get("optimizer")
+    return Workload(
+        module=parts["module"],
+        batch=parts["batch"],
+        loss=_loss_of_output if loss is None else _loss_by(loss, parts["batch"]),
+        optimizer=optimizer,
+        data="the user's own",
+    )
+
+
+def _parts(returned: Any) -> dict[str, Any]:
+    """What the factory returned, by name. Raises TypeError where it is not what was agreed."""
+    is_tuple = isinstance(returned, (tuple, list)) and len(returned) <= len(KEYS)
+    parts = dict(zip(KEYS, returned, strict=False)) if is_tuple else returned
+    if isinstance(parts, Mapping) and not parts.keys() - set(KEYS):
+        if isinstance(parts.get("module"), nn.Module) and "batch" in parts:
+            return dict(parts)
+        parts = [type(part).__name__ for part in parts.values()]
+    what = f"({', '.join(parts)})" if isinstance(parts, list) else type(returned).__name__
+    raise TypeError(f"the factory returned {what}, not (module, batch[, loss[, optimizer]]) or a dict with these keys")
+
+
+def _loss_of_output(module: nn.Module, batch: Any) -> torch.Tensor:
+    output = call(module, batch)
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if found is None and isinstance(output, (tuple, list)) and output:
+        found = output[0]
+    loss = output if found is None else found
+    return _scalar(loss, "the module's output holds no loss", "return a loss as the factory's third value")
+
+
+def _scalar(loss: Any, trouble: str, hint: str) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    raise Invalid(f"{trouble} but {what}: {hint}")
+
+
+def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
+    """The user's loss of (output, targets), (output, batch) or (output)."""
+
+    def checked(*arguments: Any) -> torch.Tensor:
+        return _scalar(loss(*arguments), "the loss is no scalar", "return its mean or sum")
+
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return lambda module, pair: checked(call(module, pair[0]), pair[1])
+    if _num_arguments(loss) == 1:
+        return lambda module, whole: checked(call(module, whole))
+    return lambda module, whole: checked(call(module, whole), whole)
+
+
+def call(module: nn.Module, batch: Any) -> Any:
+    """The module's output: a dict as keywords, a tuple as arguments, anything else as it is."""
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
+        return module(*batch)
+    return module(batch)
+
+
+def _num_arguments(function: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # written in C, without a signature
+        return 2
+    return sum(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters
+    )
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The user's function, its module imported as Python would import it: its folder, and where one is, on the path."""
+    place, _, attribute = name.rpartition(":")
+    if not place.endswith(".py"):
+        _look_in(Path.cwd())
+        return getattr(importlib.import_module(place), attribute)  # type: ignore[no-any-return]
+    path = Path(place).resolve()
+    _look_in(path.parent)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, f"{path} is no Python file"
+    assert spec.loader is not None, f"{path} has no loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses and pickling look there
+    spec.loader.exec_module(module)
+    return getattr(module, attribute)  # type: ignore[no-any-return]
+
+
+def _look_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

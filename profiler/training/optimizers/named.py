@@ -1,0 +1,29 @@
+"""Any optimizer of torch.optim, by its class's name: knows nothing of models."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.core.errors import Unsupported
+
+
+def build(parameters: Iterable[nn.Parameter], name: str, **options: Any) -> torch.optim.Optimizer:
+    """Any optimizer of torch.optim by its class's name, with its own options: `torch:RAdam:lr=0.01`.
+
+    Raises Unsupported for a name that torch.optim does not have, naming the nearest, or options that it does not take.
+    """
+    known = {one: kind for one, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    kind = known.get(name)
+    if kind is None or not issubclass(kind, torch.optim.Optimizer):
+        near = difflib.get_close_matches(name, known, n=1)
+        raise Unsupported(f"torch.optim has no '{name}'" + (f"; did you mean {near[0]}?" if near else ""))
+    try:
+        made: torch.optim.Optimizer = kind(parameters, **options)
+    except (TypeError, ValueError) as error:
+        raise Unsupported(f"torch.optim.{name}: {error}") from error
+    return made

@@ -1,0 +1,71 @@
+"""The precisions of a training step: what they do to a workload. Knows nothing of checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from profiler.training.workload import Workload
+
+CAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+AMP = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+
+
+def in_precision(workload: Workload, name: str) -> Workload:
+    """The workload in a precision: `bf16` and `fp16` cast weights and batch, `amp-*` run the forward under autocast."""
+    if name in AMP:
+        return msgspec.structs.replace(workload, loss=_under_autocast(workload.loss, AMP[name]))
+    dtype = CAST[name]
+    if dtype is None:
+        return workload
+    batch = pytree.tree_map_only(
+        torch.Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, workload.batch
+    )
+    return msgspec.structs.replace(workload, module=workload.module.to(dtype), batch=batch)
+
+
+def scaler(name: str, device: str) -> torch.amp.GradScaler | None:
+    """What keeps small gradients of amp-fp16 from vanishing; None for the others."""
+    return torch.amp.GradScaler(device.partition(":")[0]) if name == "amp-fp16" else None
+
+
+def unscaled(
+    module: nn.Module, scaler: torch.amp.GradScaler | None, step: Callable[[torch.amp.GradScaler | None], torch.Tensor]
+) -> torch.Tensor:
+    """Run a step up to the gradients and divide them by their scale, which is a power of two; its loss.
+
+    Where they overflow, the step runs again at half the scale, as the scaler does from one step to the next.
+    """
+    loss = step(scaler)
+    if scaler is None:
+        return loss
+    while scaler.get_scale() > 1 and bool(loss.isfinite()) and not _finite(module):
+        scaler.update(scaler.get_scale() / 2)
+        loss = step(scaler)
+    for gradient in _gradients(module):
+        gradient.div_(scaler.get_scale())
+    return loss
+
+
+def _finite(module: nn.Module) -> bool:
+    values = [one.coalesce().values() if one.is_sparse else one for one in _gradients(module)]
+    return all(bool(one.isfinite().all()) for one in values)
+
+
+def _gradients(module: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+def _under_autocast(loss: Any, dtype: torch.dtype) -> Any:
+    def cast(module: nn.Module, batch: Any) -> torch.Tensor:
+        device = next(module.parameters()).device.type
+        with torch.autocast(device, dtype=dtype):
+            result: torch.Tensor = loss(module, batch)
+        return result
+
+    return cast

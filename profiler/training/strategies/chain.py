@@ -1,0 +1,185 @@
+"""Runs of consecutive blocks computed under checkpoints: the mechanism, which knows nothing of where to cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from profiler.core.errors import Unsupported
+from profiler.training.blocks import refuse_none
+from profiler.training.routed_forward import Detour
+from profiler.training.strategies.observe import observe
+from profiler.training.workload import Workload
+
+Checkpoint = Callable[..., Any]
+
+
+class Under(NamedTuple):
+    """A run under a checkpoint of its own, as selective ones are."""
+
+    run: Sequence[Any]
+    checkpoint: Checkpoint
+
+
+Run = Sequence[Any] | Under  # of indices into the blocks, and of Runs: checkpoints within the checkpoint
+
+
+def checkpoint_runs(workload: Workload, runs: Iterable[Run], *, checkpoint: Checkpoint | None = None) -> None:
+    """Change the module in place so that each run of its blocks is recomputed in the backward.
+
+    A run holds the indices of consecutive blocks, and may hold runs again: `[[0, 1], 2]` recomputes 0 to 2, and in that
+    recompute 0 and 1 once more. `checkpoint` is that of all runs but those that are Under another. When the module's
+    own forward calls the first block of a run, the whole run is computed under the checkpoint; its calls of the others
+    then return what they are given. So the forward that strings the blocks together, a Sequential or a loop, stays as
+    it is. Where a run is longer than one block, one forward is observed; raises Unsupported where its blocks do not
+    feed each other, and nothing else, or where a block is checkpointed already.
+    """
+    refuse_none(workload.blocks)
+    chosen = list(runs)
+    _refuse_twice(workload, chosen)
+    together = [pair for run in chosen for pair in pairwise(flat(run))]
+    bare = _refuse_unlinked(workload, together) if together else set()
+    for run in chosen:
+        _Run(workload, run, checkpoint or checkpoint_without_reentry, bare)
+
+
+def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """PyTorch's checkpoint as it should be called.
+
+    The reentrant kind leaves gradients missing, in silence, where no input of the first segment needs one.
+    """
+    return checkpoint(function, *arguments, use_reentrant=False, **keywords)
+
+
+def flat(run: Run) -> list[int]:
+    """All indices of a run, in order."""
+    return [index for item in items(run) for index in (flat(item) if isinstance(item, Sequence) else [item])]
+
+
+def items(run: Run) -> Sequence[Any]:
+    """What the run's checkpoint holds: indices and Runs."""
+    return run.run if isinstance(run, Under) else run
+
+
+def recomputes(runs: Iterable[Run]) -> dict[int, int]:
+    """How often each block is computed again: once for every checkpoint around it.
+
+    But for a run that ends another: the outer recompute is over where the inner checkpoint has its input.
+    """
+    counts: dict[int, int] = {}
+    for run in runs:
+        *others, last = items(run)
+        counts |= dict.fromkeys(flat(run), 1)
+        inner = recomputes(item for item in others if isinstance(item, Sequence))
+        counts |= {index: count + 1 for index, count in inner.items()}
+        counts |= recomputes([last]) if isinstance(last, Sequence) else {}
+    return counts
+
+
+class _Run:
+    """One checkpointed run. Each of its blocks gets a forward of its own, which asks `inside` what to do."""
+
+    def __init__(self, workload: Workload, run: Run, checkpoint: Checkpoint, tuples: set[int]) -> None:
+        self._blocks = {index: workload.module.get_submodule(workload.blocks[index]) for index in flat(run)}
+        self._run = run
+        self._checkpoint = checkpoint
+        self._tuples = tuples
+        self.inside = False
+        _keep_inputs(self._blocks, run)
+        first, *others = self._blocks
+        self._wrap(self._blocks[first], self._enter)
+        for index in others:
+            self._wrap(self._blocks[index], _pass_on_in_a_tuple if index in tuples else _pass_on)
+
+    def _wrap(self, block: nn.Module, outside: Callable[..., Any]) -> None:
+        block.forward = Detour(block.forward, outside, is_inside=self._is_inside, is_alone=len(self._blocks) == 1)
+
+    def _is_inside(self) -> bool:
+        return self.inside
+
+    def _enter(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._under(self._run)(*arguments, **keywords)
+
+    def _under(self, run: Run) -> Callable[..., Any]:
+        """The run under its checkpoint."""
+        chosen = run.checkpoint if isinstance(run, Under) else self._checkpoint
+        return partial(chosen, self._compute(run))
+
+    def _compute(self, run: Run) -> Callable[..., Any]:
+        """The run as one function; runs within it under a checkpoint of their own."""
+
+        def compute(*arguments: Any, **keywords: Any) -> Any:
+            before, self.inside = self.inside, True
+            try:
+                for item in items(run):
+                    step = self._under(item) if isinstance(item, Sequence) else self._blocks[item]
+                    value = step(*arguments, **keywords)
+                    arguments = (_bare(value), *arguments[1:])
+            finally:
+                self.inside = before
+            return value
+
+        return compute
+
+
+def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
+    """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it."""
+    first = blocks[flat(run)[0]]
+    if getattr(first, "inplace", False):
+        first.inplace = False  # type: ignore[assignment]
+    for item in items(run):
+        if isinstance(item, Sequence):
+            _keep_inputs(blocks, item)
+
+
+def _refuse_twice(workload: Workload, runs: Iterable[Run]) -> None:
+    """Raises Unsupported: a checkpoint round a checkpoint is asked for by one strategy, not by two."""
+    for name in (workload.blocks[index] for run in runs for index in flat(run)):
+        if isinstance(workload.module.get_submodule(name).forward, Detour):
+            raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
+
+
+def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> set[int]:
+    """The blocks that return a tuple of one; raises Unsupported where a block does not feed the next one alone."""
+    if workload.batch is None and _is_chain(workload, pairs):
+        return set()
+    seen = observe(workload)
+    for one, other in pairs:
+        if other != one + 1 or not seen.linked[one]:
+            names = f"'{workload.blocks[one]}' and '{workload.blocks[other]}'"
+            reason = "the second takes more than the first's output, or it is not alone in taking that"
+            raise Unsupported(f"{names} cannot be run together: {reason}")
+    return seen.in_tuples
+
+
+def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:
+    """Whether the module is made of Sequentials alone, each of their modules there once: what can be known unseen."""
+    names = _strung(workload.module, workload.blocks)
+    modules = {workload.module.get_submodule(name) for name in names}
+    behind = set(pairwise(names))
+    return len(modules) == len(names) and all((workload.blocks[a], workload.blocks[b]) in behind for a, b in pairs)
+
+
+def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[str]:
+    """The names of what Sequentials within Sequentials run, in order, down to the blocks."""
+    if name in blocks or type(module).forward is not nn.Sequential.forward:
+        return [name]
+    children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items() if child]
+    return [each for key, child in children for each in _strung(child, blocks, key)]
+
+
+def _bare(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def _pass_on(value: Any, *arguments: Any, **keywords: Any) -> Any:
+    return value
+
+
+def _pass_on_in_a_tuple(value: Any, *arguments: Any, **keywords: Any) -> Any:
+    return (value,)

@@ -1,0 +1,26 @@
+"""Keep nothing: knows nothing of models."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from profiler.core.errors import Unsupported
+from profiler.core.record import Applied
+from profiler.training.strategies.chain import Run, checkpoint_runs, recomputes
+from profiler.training.workload import Workload
+
+DEEPEST = 48  # checkpoints within checkpoints; autograd recurses in each, and Python ends at about 1000 frames
+
+
+def apply(workload: Workload) -> Applied:
+    """Keeps nothing and recomputes from the input for every stage: the least memory, n(n+1)/2 forward computations.
+
+    Raises Unsupported above 48 blocks, which would nest too deep.
+    """
+    length = len(workload.blocks)
+    if length > DEEPEST:
+        raise Unsupported(f"{length} blocks would nest {length} checkpoints; {DEEPEST} are the most")
+    start: Run = [0]
+    runs = [reduce(lambda before, index: [before, index], range(1, length - 1), start)] if length > 1 else []
+    checkpoint_runs(workload, runs)
+    return Applied(split=f"{length - 1} deep", recomputes=recomputes(runs))

@@ -1,0 +1,27 @@
+"""A Hugging Face model's own switch: knows nothing of its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from profiler.core.errors import Unsupported
+from profiler.core.record import Applied
+from profiler.training.workload import Workload
+
+
+def apply(workload: Workload) -> Applied:
+    """Calls the model's own gradient_checkpointing_enable().
+
+    Raises Unsupported where it has none, or where it does not support it.
+    """
+    module: Any = workload.module
+    if not hasattr(module, "gradient_checkpointing_enable"):
+        raise Unsupported("the model has no gradient_checkpointing_enable(); it is not a Hugging Face model")
+    try:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except ValueError as error:  # "... does not support gradient checkpointing"
+        raise Unsupported(str(error).splitlines()[0]) from error
+    enabled = [one for one in module.modules() if getattr(one, "gradient_checkpointing", False)]
+    if not enabled:
+        raise Unsupported("gradient_checkpointing_enable() reached no layer of this model")
+    return Applied(split=f"{len(enabled)} switched on")

@@ -1,0 +1,11 @@
+"""The baseline: knows nothing of checkpointing."""
+
+from __future__ import annotations
+
+from profiler.core.record import Applied
+from profiler.training.workload import Workload
+
+
+def apply(workload: Workload) -> Applied:
+    """Keeps everything: the baseline of every comparison."""
+    return Applied()

@@ -1,0 +1,200 @@
+"""How the blocks of a model work together, seen in one forward: knows nothing of where to cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import TensorWeakRef
+
+from profiler.core.errors import Unsupported
+from profiler.training.strategies.split import ChainBytes
+from profiler.training.workload import Workload, tensors
+
+METADATA = {  # what may be asked of a tensor without using what it holds
+    "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
+    "is_contiguous", "is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride",
+    "untyped_storage",
+}  # fmt: skip
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What one forward shows of the blocks, in order. Each storage is counted where it is first saved."""
+
+    chain: ChainBytes
+    linked: tuple[bool, ...]  # whether a block's output is all new that the next one takes, and goes nowhere else
+    in_tuples: set[int]  # blocks that return a tuple of one
+
+
+def observe(workload: Workload) -> Observation:
+    """Run one forward, which keeps nothing for a backward unless the model differentiates within it.
+
+    Leaves buffers, gradients and random state as they were. Parameters, buffers and the batch do not count as saved.
+    Raises Unsupported where a block does not run exactly once, or not in the order of the names.
+    """
+    try:
+        return _observe(workload, keeps=False)
+    except _Missing:
+        return _observe(workload, keeps=True)
+
+
+def _observe(workload: Workload, *, keeps: bool) -> Observation:
+    watcher = _Watcher(workload)
+    saved = watcher.saved
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | None:  # kept by every node of the graph: see _Saved
+        saved.add(tensor)
+        return tensor.detach() if keeps else None
+
+    buffers = [buffer.clone() for buffer in workload.module.buffers()]
+    own = {parameter.device for parameter in workload.module.parameters() if parameter.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=own), saved_tensors_hooks(pack, _unpack), _Uses(watcher):
+            workload.loss(workload.module, workload.batch)
+    finally:
+        watcher.remove()
+        with torch.no_grad():
+            for buffer, before in zip(workload.module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+    return watcher.observation()
+
+
+class _Saved:
+    """What is saved, by the place that is at work.
+
+    All that the hooks on saved tensors lead to. Every node of the graph holds those hooks in C++, where Python's
+    collector does not see them: a hook that led to an output, and so to the graph, would keep both for good, with every
+    parameter and gradient below them.
+    """
+
+    def __init__(self, known: list[torch.Tensor], count: int) -> None:
+        self.at: int | None = None  # before the blocks, nothing of what is saved can be checkpointed
+        self.nbytes = [0] * (count + 1)
+        self._seen = {tensor.untyped_storage()._cdata: StorageWeakRef(tensor.untyped_storage()) for tensor in known}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        seen = self._seen.get(storage._cdata)
+        if self.at is not None and (seen is None or seen.expired()):
+            self.nbytes[self.at] += storage.nbytes()
+        self._seen[storage._cdata] = StorageWeakRef(storage)
+
+
+class _Watcher:
+    """Follows which block is at work by hooks on the blocks."""
+
+    def __init__(self, workload: Workload) -> None:
+        count = len(workload.blocks)
+        self._names = workload.blocks
+        self._inputs = [0] * count
+        self._calls: list[int] = []
+        self._linked = [False] * count
+        self._tapped: set[int] = set()  # blocks whose output goes elsewhere than into the next one
+        self._outputs: dict[int, tuple[TensorWeakRef, int]] = {}  # by id: of which block it is the output
+        self._working: int | None = None  # the block whose forward runs
+        self._in_tuples: set[int] = set()
+        self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
+        on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
+        self._random_state = torch.get_rng_state().nbytes if on_host else 0  # what every checkpoint keeps besides
+        known = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
+        self.saved = _Saved(known, count)
+        self._handles = [
+            handle
+            for index, name in enumerate(workload.blocks)
+            for handle in self._watch(index, workload.module.get_submodule(name))
+        ]
+        self._handles.append(workload.module.register_forward_hook(self._returned))
+
+    def use(self, tensor: torch.Tensor) -> None:
+        """Something is done with a tensor: only the next block may, where it is a block's output."""
+        reference, index = self._outputs.get(id(tensor), (None, 0))
+        if reference is not None and reference() is tensor and self._working != index + 1:
+            self._tapped.add(index)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def observation(self) -> Observation:
+        if self._calls != sorted(set(self._calls)) or len(self._calls) != len(self._names):
+            raise Unsupported(
+                "the blocks do not run once each in the order of their names; choose others with --blocks"
+            )
+        count, nbytes = len(self._names), self.saved.nbytes
+        return Observation(
+            chain=ChainBytes(saved=tuple(nbytes[:count]), inputs=tuple(self._inputs), tail=nbytes[count]),
+            linked=tuple(fed and index not in self._tapped for index, fed in enumerate(self._linked)),
+            in_tuples=self._in_tuples,
+        )
+
+    def _watch(self, index: int, block: nn.Module) -> list[Any]:
+        def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            self.saved.at = self._working = index
+            self._calls.append(index)
+            given = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors(arguments)}
+            self._inputs[index] = sum(given.values()) + self._random_state
+            if index and self._last and arguments:
+                output, version, further, named = self._last
+                untouched = arguments[0] is output and output._version == version
+                self._linked[index - 1] = untouched and _same(arguments[1:], further) and _same(keywords, named)
+            self._last = None
+
+        def leave(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+            self.saved.at = index + 1 if index + 1 == len(self._names) else index
+            self._working = None
+            if isinstance(output, tuple) and len(output) == 1:
+                self._in_tuples.add(index)
+                output = output[0]
+            is_one = isinstance(output, torch.Tensor)
+            self._last = (output, output._version, arguments[1:], keywords) if is_one else None
+            self._outputs |= {id(one): (TensorWeakRef(one), index) for one in tensors(output)}
+
+        return [
+            block.register_forward_pre_hook(enter, with_kwargs=True),
+            block.register_forward_hook(leave, with_kwargs=True),
+        ]
+
+    def _returned(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        for tensor in tensors(output):
+            self.use(tensor)
+
+
+class _Uses(TorchFunctionMode):
+    """Tells of every tensor that something is done with, in Python or by an operator."""
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if tensors(result) or function.__name__ not in METADATA:
+            for tensor in tensors((arguments, keywords)):
+                self._watcher.use(tensor)
+        return result
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two calls were given the same beside the activation: the same objects, or equal plain values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
+
+
+class _Missing(Exception):
+    """A backward asks for what was not kept."""
+
+
+def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
+    if kept is None:
+        raise _Missing
+    return kept

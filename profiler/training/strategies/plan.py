@@ -1,0 +1,59 @@
+"""A plan that was made before, from its file: knows nothing of how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from torch import nn
+
+from profiler.core import plan_file
+from profiler.core.errors import Unsupported
+from profiler.core.plan_file import Recipe, Segment
+from profiler.core.record import Applied
+from profiler.training.strategies.chain import Run, Under, checkpoint_runs, recomputes
+from profiler.training.strategies.selective import saving
+from profiler.training.workload import Workload
+
+
+def apply(workload: Workload, *, file: str = "plan.json") -> Applied:
+    """Recomputes what a plan of `gcprof plan` says, segments within segments and selective ones included.
+
+    Raises UserError where the file cannot be read, and Unsupported where the model is another than it was made for.
+    """
+    return carry_out(workload, plan_file.read(Path(file)))
+
+
+def carry_out(workload: Workload, plan: Recipe) -> Applied:
+    """As `apply`. The blocks are the plan's own; what is recomputed is told of those that are the workload's too."""
+    names = tuple(plan.fingerprint)
+    changes = plan_file.changes(plan, fingerprint(workload.module, names))
+    if changes:
+        more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise Unsupported(f"the plan is stale: {'; '.join(changes[:3])}{more}; plan again")
+    places = {name: index for index, name in enumerate(names)}
+    runs = [_run(segment, places) for segment in plan.segments]
+    checkpoint_runs(msgspec.structs.replace(workload, blocks=names), runs)
+    own = {name: index for index, name in enumerate(workload.blocks)}
+    counts = {own[names[index]]: count for index, count in recomputes(runs).items() if names[index] in own}
+    kept = {name: None for one in plan_file.every(plan.segments) if one.save for name in plan_file.operators(one.save)}
+    return Applied(split=plan.plan, recomputes=counts, kept=tuple(kept))
+
+
+def fingerprint(module: nn.Module, blocks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The parameters of each block that the module has, with kind and shape."""
+    known = dict(module.named_modules(remove_duplicate=False))
+    return {
+        block: tuple(
+            f"{name} {str(one.dtype).removeprefix('torch.')} {' x '.join(map(str, one.shape))}"
+            for name, one in known[block].named_parameters()
+        )
+        for block in blocks
+        if block in known
+    }
+
+
+def _run(segment: Segment, places: Mapping[str, int]) -> Run:
+    run = [_run(item, places) if isinstance(item, Segment) else places[item] for item in segment.blocks]
+    return Under(run, saving(segment.save)) if segment.save else run

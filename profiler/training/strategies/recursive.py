@@ -1,0 +1,30 @@
+"""Halves within halves: knows nothing of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from profiler.core.record import Applied
+from profiler.training.strategies.chain import checkpoint_runs, recomputes
+from profiler.training.workload import Workload
+
+
+def apply(workload: Workload) -> Applied:
+    """Checkpoints the first half, and within each half again: memory grows with log(n), recompute with n log(n).
+
+    Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 4.3.
+    """
+    length = len(workload.blocks)
+    runs = [item for item in halves(0, length) if not isinstance(item, int)]
+    checkpoint_runs(workload, runs)
+    counts = recomputes(runs)
+    return Applied(split=f"{max(counts.values(), default=0)} deep", recomputes=counts)
+
+
+def halves(start: int, end: int) -> Sequence[Any]:
+    """The plan for blocks start to end: the first half checkpointed, with its own halves; then the second's plan."""
+    if end - start < 2:
+        return list(range(start, end))
+    middle = start + (end - start) // 2
+    return [halves(start, middle), *halves(middle, end)]

@@ -1,0 +1,40 @@
+"""Segments of a chain, as torch.utils.checkpoint.checkpoint_sequential cuts it or balanced: knows nothing of models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from profiler.core.catalogue import Count
+from profiler.core.errors import Unsupported
+from profiler.core.record import Applied, Note
+from profiler.training.strategies.chain import checkpoint_runs, recomputes
+from profiler.training.strategies.observe import observe
+from profiler.training.strategies.split import Split, split_as_torch, split_balanced
+from profiler.training.workload import Workload
+
+
+def apply(workload: Workload, *, k: Count, split: Literal["torch", "balanced"] = "torch") -> Applied:
+    """Cuts the chain into k segments and recomputes all but the last, as checkpoint_sequential does.
+
+    `split=balanced` cuts by saved bytes instead of by number, and checkpoints the last segment too where that lowers
+    the peak. Raises Unsupported where the chain has fewer than k blocks.
+    """
+    length = len(workload.blocks)
+    if k > length:
+        raise Unsupported(f"only {length} modules for {k} segments")
+    made = split_as_torch(length, k) if split == "torch" else split_balanced(observe(workload).chain, k)
+    checkpoint_runs(workload, made.runs)
+    return Applied(split=str(made), recomputes=recomputes(made.runs), notes=_notes(made, k, split))
+
+
+def _notes(made: Split, k: int, split: str) -> tuple[Note, ...]:
+    *others, last = made.sizes
+    if not made.runs:
+        text = (
+            "checkpoints nothing: the last segment is always plain, and there is no other; it is `none` by another name"
+        )
+        return (Note(code="GCP001", text=text),)
+    if split == "torch" and last > 1.5 * others[0]:
+        text = f"the last, plain segment takes the remainder ({made}); segments:k={k},split=balanced evens it"
+        return (Note(code="GCP002", text=text),)
+    return ()

@@ -1,0 +1,129 @@
+"""A model ready to train, and its training step: knows nothing of strategies, meters or devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from profiler.core.errors import Invalid
+
+GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's file builds.
+
+    `blocks` are names of submodules in the order in which the forward runs them; without any, they are looked for.
+    `loss` runs the forward of the module on the batch and returns a scalar. `optimizer` stands in for the case's: one
+    that is made already, or a function of the parameters.
+
+    The last four are of a model that several ranks train together, and are set by what distributes it. `syncing` is
+    the context of a micro-batch, told whether its gradients are averaged over the ranks. `held` tells by category the
+    bytes that are there between steps for the other ranks' sake, `gathered` the most bytes of parameters gathered from
+    all ranks that were live since it was last asked. After `settling` steps what stays is there.
+    """
+
+    module: nn.Module
+    blocks: tuple[str, ...] = ()
+    batch: Any  # any nesting of tensors
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    optimizer: torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    data: str = "synthetic"
+    syncing: Callable[[bool], AbstractContextManager[Any]] = nullcontext
+    held: Callable[[], dict[str, int]] = dict
+    gathered: Callable[[], int] | None = None
+    settling: int = 1
+
+
+def train_step(
+    workload: Workload,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    mark: Callable[[str], None] = lambda phase: None,
+    accumulate: int = 1,
+    keep_gradients: bool = False,
+    scaler: torch.amp.GradScaler | None = None,
+) -> torch.Tensor:
+    """Zero the gradients, then forward, loss and backward for each micro-batch, then the optimizer's step.
+
+    `mark` is told the phase that begins: zero, forward, backward, optimizer, and end. Without an optimizer the step
+    ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid for what is no loss.
+    """
+    mark("zero")
+    for parameter in workload.module.parameters():
+        if keep_gradients and parameter.grad is not None:
+            parameter.grad.zero_()
+        else:
+            parameter.grad = None
+    for number in range(1, accumulate + 1):
+        with workload.syncing(number == accumulate):
+            mark("forward")
+            loss = loss_of(workload)
+            mark("backward")
+            part = loss / accumulate if accumulate > 1 else loss
+            (scaler.scale(part) if scaler else part).backward()
+    mark("optimizer")
+    if optimizer is not None and scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    elif optimizer is not None:
+        optimizer.step()
+    mark("end")
+    return loss.detach()
+
+
+def loss_of(workload: Workload) -> torch.Tensor:
+    """Run the forward. Raises Invalid for what is no loss."""
+    loss = workload.loss(workload.module, workload.batch)
+    if not isinstance(loss, torch.Tensor):
+        raise Invalid(f"the loss is no tensor but {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise Invalid(f"the loss is no scalar but a tensor of shape {tuple(loss.shape)}: return its mean or sum")
+    if not loss.is_floating_point():
+        raise Invalid(f"the loss is of {loss.dtype}, which has no gradient: leave it in floating point")
+    return loss
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """All tensors in any nesting of tuples, lists and dicts."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def storage_bytes(found: list[torch.Tensor]) -> int:
+    """What all storages behind these tensors take, each counted once; of a sharded one, this rank's part."""
+    return sum(bytes_by_storage(found).values())
+
+
+def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
+    """What each storage behind these tensors takes, by its address."""
+    storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
+    return {storage._cdata: allocated_bytes(storage) for storage in storages}
+
+
+def allocated_bytes(storage: torch.UntypedStorage) -> int:
+    """What a storage takes of its device's allocator."""
+    return rounded(storage.nbytes(), storage.device.type)
+
+
+def rounded(nbytes: int, kind: str) -> int:
+    """The bytes that the allocator of a kind of device counts for a request; measured and predicted alike."""
+    granule = GRANULE.get(kind, 1)
+    return -(-nbytes // granule) * granule
+
+
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What has storages: a tensor itself, indices and values of a sparse one; of a sharded one, this rank's part."""
+    own = local(tensor)
+    return (own._indices(), own._values()) if own.is_sparse else (own,)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part

@@ -1,1 +1,0 @@
-"""Whole run folders: merged, checked, brought to the present schema. Knows nothing of measuring or of screens."""

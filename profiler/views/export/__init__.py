@@ -1,0 +1,1 @@
+"""Files for other programs: CSV, JSON, Parquet, Markdown, LaTeX."""

@@ -1,0 +1,55 @@
+"""One line a case in base units, for spreadsheets and scripts: knows nothing of files or of commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from profiler.analysis.flat_row import COLUMNS, Line, Samples, line
+from profiler.analysis.rows import Row, rows
+from profiler.runs.store import Run
+from profiler.views.export.spreadsheet import safe
+
+
+def render(run: Run) -> bytes:
+    """A run as a CSV file in UTF-8."""
+    return table(rows(run.records)).encode()
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Bytes as whole numbers, seconds as medians with the raw samples beside them; empty where not measured."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(_cells(line(row)) for row in rows)
+    return text.getvalue()
+
+
+def _cells(found: Line) -> list[Any]:
+    cells = list(msgspec.structs.astuple(found))
+    for place, written in WRITTEN:
+        if cells[place] is not None:
+            cells[place] = written(cells[place])
+    return cells
+
+
+def _joined(samples: Samples) -> str:
+    return ";".join(map(repr, samples))
+
+
+def _lower(flag: bool) -> str:
+    return str(flag).lower()
+
+
+@lru_cache(maxsize=4096)  # most columns repeat their words
+def _safe(text: str) -> str:
+    return str(safe(text))
+
+
+KINDS: dict[type, Callable[[Any], str]] = {str: _safe, tuple: _joined, bool: _lower}  # numbers are as they are
+WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(COLUMNS.values()) if kind in KINDS]

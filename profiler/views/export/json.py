@@ -1,0 +1,33 @@
+"""The one JSON document of a run: knows nothing of files or of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from profiler.analysis import progress
+from profiler.core.case import encode
+from profiler.core.record import SCHEMA, Record
+from profiler.runs.store import Run
+
+
+def render(run: Run) -> bytes:
+    """A run as one JSON document, with the exit code that it earns."""
+    return document(
+        run.folder.name,
+        run.records,
+        status=progress.status(run.manifest.plan, run.records),
+        exit_code=progress.exit_code(run.records),
+    )
+
+
+def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
+    """`status` is complete, partial or failed; `run_name` is None where no run folder was made."""
+    whole: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run": run_name,
+        "status": status,
+        "exit_code": exit_code,
+        "records": list(records),
+    }
+    return encode(whole) + b"\n"

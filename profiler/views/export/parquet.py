@@ -1,0 +1,36 @@
+"""The columns of the CSV with numbers as numbers and samples as lists: knows nothing of files or of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyarrow import parquet
+
+from profiler.analysis.flat_row import COLUMNS, line
+from profiler.analysis.rows import Row, rows
+from profiler.runs.store import Run
+from profiler.views.sanitize import plain
+
+KINDS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_(), tuple: pa.list_(pa.float64())}
+
+
+def render(run: Run) -> bytes:
+    """A run as a Parquet file."""
+    file = pa.BufferOutputStream()
+    parquet.write_table(table(rows(run.records)), file)
+    text: bytes = file.getvalue().to_pybytes()
+    return text
+
+
+def table(rows: Iterable[Row]) -> pa.Table:
+    """One line a case; null where it was not measured, in a column of the same type as ever."""
+    lines = [msgspec.structs.asdict(line(row)) for row in rows]
+    columns = {name: [_cell(one[name]) for one in lines] for name in COLUMNS}
+    return pa.table(columns, schema=pa.schema([(name, KINDS[kind]) for name, kind in COLUMNS.items()]))
+
+
+def _cell(value: Any) -> Any:
+    return plain(value) if isinstance(value, str) else value

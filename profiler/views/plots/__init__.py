@@ -1,0 +1,1 @@
+"""Pictures drawn by matplotlib, a file for each kind."""

@@ -1,0 +1,177 @@
+"""Peak memory against step time: what each strategy saves, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+
+from profiler.analysis.rows import Row
+from profiler.core.case import Case
+from profiler.core.units import byte_unit, second_unit
+from profiler.views.labels import Label, place
+from profiler.views.plots.panels import alike
+from profiler.views.plots.style import sized
+from profiler.views.tables.theme import (
+    BLUE,
+    FONT,
+    GREY,
+    INK,
+    SKY,
+    VERMILLION,
+    area,
+    is_shown,
+    name,
+    number_axis,
+    plain_axes,
+)
+
+WIDTH, BESIDE = 8.5, True
+NEEDS = "both a peak and a step time"
+Line = list[tuple[float, float]]
+ALL_NAMED = 14  # up to so many points each has its name; of more, those on the frontier and the extremes
+panels = alike
+
+
+def has(row: Row) -> bool:
+    return is_shown(row) and row.readings.peak_bytes is not None and row.step_seconds is not None
+
+
+def height(rows: Sequence[Row], width: float) -> float:
+    return 1.35 + 0.5 * width
+
+
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
+    """Draw all but the names; these are written by what is returned, once the layout is final."""
+    shown = [row for row in rows if has(row)]
+    size, unit = byte_unit(row.readings.peak_bytes for row in shown)
+    second, second_name = second_unit(row.step_seconds for row in shown)
+    at = {row.case: ((row.step_seconds or 0) / second, (row.readings.peak_bytes or 0) / size) for row in shown}
+    plain_axes(axes)
+    _limits(axes, list(at.values()))
+    crosses, limit = _crosses(axes, rows, size)
+    stairs = _frontier(axes, sorted(at[row.case] for row in shown if row.on_frontier))
+    spreads = _points(axes, shown, at)
+    floor = _floor(axes, shown, size)
+    axes.set_xlabel(f"step time ({second_name})", fontsize=sized(FONT))
+    axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))
+    number_axis(axes, "x")
+    number_axis(axes, "y")
+    labels = [*_labels(shown, at), *crosses]
+    return lambda: place(axes, labels, others=list(at.values()), lines=[stairs, *spreads, *limit, *floor])
+
+
+def _limits(axes: Axes, points: Line) -> None:
+    """Memory from zero, unless all peaks are close to each other; room for names on all sides."""
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    wide = (right - left) or right or 1
+    tall = (high - low) or high or 1
+    axes.set_xlim(left - 0.14 * wide, right + 0.22 * wide)
+    axes.set_ylim(low - 0.3 * tall if low > 0.7 * high and high > low else 0, high + 0.18 * tall)
+
+
+def _frontier(axes: Axes, points: Line) -> Line:
+    """The stairs below which no strategy came; they go on to the edges: slower or larger is always to be had."""
+    ends = [(points[0][0], axes.get_ylim()[1]), *points, (axes.get_xlim()[1], points[-1][1])]
+    corners = [ends[0]]
+    for (x0, y0), (x1, y1) in pairwise(ends):
+        corners += [(x1, y0), (x1, y1)] if x1 != x0 else [(x1, y1)]
+    axes.plot(*zip(*corners, strict=True), color=BLUE, linewidth=sized(1.4), alpha=0.55, zorder=2, label="frontier")
+    return corners
+
+
+def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, tuple[float, float]]) -> list[Line]:
+    """Squares and circles with the spread of their times; these lines are returned."""
+    kinds = (
+        ("no checkpointing", INK, "s", [row for row in rows if row.case.strategy == "none"]),
+        ("on the frontier", BLUE, "o", [row for row in rows if row.on_frontier and row.case.strategy != "none"]),
+        (
+            "beaten in memory and time",
+            SKY,
+            "o",
+            [row for row in rows if not row.on_frontier and row.case.strategy != "none"],
+        ),
+    )
+    spreads = []
+    for label, colour, marker, found in kinds:
+        if found:
+            points = [at[row.case] for row in found]
+            x, y = zip(*points, strict=True)
+            spread = [(row.step_spread or 0) * at[row.case][0] for row in found]
+            axes.errorbar(x, y, xerr=spread, fmt="none", ecolor=colour, elinewidth=sized(1.2), alpha=0.5, zorder=3)
+            spreads += [[(x - half, y), (x + half, y)] for (x, y), half in zip(points, spread, strict=True)]
+            axes.scatter(
+                x,
+                y,
+                s=area(46),
+                color=colour,
+                marker=marker,
+                zorder=5 if marker == "s" else 4,
+                label=label,
+                edgecolors="white",
+                linewidths=sized(0.8),
+            )
+    return spreads
+
+
+def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[Line]:
+    """The static memory, where it is in the picture: no checkpointing passes it."""
+    floors = [row.static_bytes / size for row in rows if row.static_bytes is not None]
+    if not floors or min(floors) < axes.get_ylim()[0]:
+        return []
+    return [_level(axes, min(floors), GREY, "static memory")]
+
+
+def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], list[Line]]:
+    """What ran out of memory has no time: crosses in a line at the limit, or at the top where the limit is far off."""
+    out = [row for row in rows if row.outcome == "out_of_memory"]
+    if not out:
+        return [], []
+    bottom, top = axes.get_ylim()
+    limits = [row.environment.device_bytes / size for row in out if row.environment and row.environment.device_bytes]
+    near = bool(limits) and top * 0.8 < limits[0] < top * 3
+    y = limits[0] if near else top + 0.08 * (top - bottom)
+    axes.set_ylim(bottom, y + 0.14 * (y - bottom))
+    left, right = axes.get_xlim()
+    xs = [left + (right - left) * (index + 0.5) / len(out) for index in range(len(out))]
+    axes.scatter(
+        xs,
+        [y] * len(out),
+        s=area(52),
+        color=VERMILLION,
+        marker="x",
+        linewidths=sized(2),
+        zorder=4,
+        label="out of memory, no time",
+    )
+    labels = [Label(x=x, y=y, text=name(row), must=len(rows) <= ALL_NAMED) for x, row in zip(xs, out, strict=True)]
+    return labels, [_level(axes, y, VERMILLION, "memory of the device")] if near else []
+
+
+def _level(axes: Axes, y: float, colour: str, label: str) -> Line:
+    axes.axhline(y, color=colour, linewidth=sized(1.1), linestyle=(0, (4, 3)), zorder=1, label=label)
+    left, right = axes.get_xlim()
+    return [(left, y), (right, y)]
+
+
+def _labels(rows: Sequence[Row], at: dict[Case, tuple[float, float]]) -> list[Label]:
+    """Names, the most wanted first; in a crowd only those that have room, and always the ends of the frontier."""
+    few = len(rows) <= ALL_NAMED
+    ends = [choose(rows, key=lambda row: at[row.case][axis]).case for axis in (0, 1) for choose in (min, max)]
+
+    def wanted(row: Row) -> int:
+        return 0 if row.case.strategy == "none" else 1 if row.case in ends else 2 if row.on_frontier else 3
+
+    return [
+        Label(
+            x=at[row.case][0],
+            y=at[row.case][1],
+            text=name(row),
+            must=few or wanted(row) < 2,
+            weight="bold" if row.case.strategy == "none" else "normal",
+        )
+        for row in sorted(rows, key=wanted)
+        if few or wanted(row) < 3
+    ]

@@ -1,0 +1,114 @@
+"""How the peak of each strategy grows with the batch, or with an option of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from matplotlib.axes import Axes
+
+from profiler.analysis.axes import rising
+from profiler.analysis.growth import exponent, power
+from profiler.analysis.rows import Row
+from profiler.core.case import Case
+from profiler.core.units import byte_unit
+from profiler.views.labels import Label
+from profiler.views.plots import line_end_labels
+from profiler.views.plots.panels import curves, space_of
+from profiler.views.plots.style import sized
+from profiler.views.tables import lines
+from profiler.views.tables.lines import Line, Pair
+from profiler.views.tables.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+
+WIDTH, BESIDE = 8.5, True
+NEEDS = "a peak"
+RANKS = "ranks"  # an axis over which static bytes change
+NAME = 0.42  # inches of height for a name with its exponents
+
+panels = curves
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """One line with its points, which rise from left to right, and the name at its end."""
+
+    line: Line
+    points: list[Pair]
+    text: str
+
+
+def has(row: Row) -> bool:
+    return is_shown(row) and row.readings.peak_bytes is not None
+
+
+def height(rows: Sequence[Row], width: float) -> float:
+    return max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.strategy for row in rows}))
+
+
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
+    """A line a strategy on logarithmic axes, where powers are straight; dotted, the power that is nearest."""
+    axis = rising(space_of(rows))
+    settings = space_of(rows).settings
+    size_of = {row.case: float(settings[row.case][axis.name] or 0) for row in rows}
+    size, unit = byte_unit(row.readings.peak_bytes for row in rows if has(row))
+    found = [_curve(line, size_of, size) for line in lines.of_strategies([row for row in rows if has(row)])]
+    plain_axes(axes)
+    for curve in found:
+        lines.draw(axes, curve.line, curve.points)
+        _fit(axes, curve)
+    static = _static(rows, size_of, size) if axis.name == RANKS else []
+    if static:
+        axes.plot(*zip(*static, strict=True), color=INK, linestyle="-.", linewidth=sized(1.4), label="static bytes")
+    _limits(axes, found, [height for _, height in static])
+    axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
+    _crosses(axes, [size_of[row.case] for row in rows if row.outcome == "out_of_memory"])
+    lines.limit(axes, rows, size, upright=False)
+    axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest power: its exponent at the name")
+    axes.set_xlabel(f"{axis.label} (n)", fontsize=sized(FONT))
+    axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))
+    labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in found]
+    return lambda: line_end_labels.write(axes, labels)
+
+
+def _curve(line: Line, size_of: dict[Case, float], size: int) -> Curve:
+    """The strategy with its exponents: of the peak, and of what the forward saves."""
+    sizes = [size_of[row.case] for row in line.rows]
+    peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
+    peak, saved = exponent(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
+    words = "" if peak is None else f"\nn^{peak:.2f}" if saved is None else f"\nn^{peak:.2f} (saved n^{saved:.2f})"
+    return Curve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(line.strategy) + words)
+
+
+def _fit(axes: Axes, curve: Curve) -> None:
+    """A straight line as wide as the curve; none through fewer than three points."""
+    xs, ys = zip(*curve.points, strict=True)
+    found = power(xs, ys)
+    if found is None:
+        return
+    heights = [found.at(x) for x in (xs[0], xs[-1])]
+    axes.plot(
+        [xs[0], xs[-1]], heights, color=curve.line.colour, linestyle=":", linewidth=sized(1.2), alpha=0.7, zorder=3
+    )
+
+
+def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:
+    """What is there between the steps, whatever one checkpoints: what ranks share."""
+    found = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has(row)}
+    return sorted((x, y) for x, y in found.items() if y)
+
+
+def _limits(axes: Axes, curves: Sequence[Curve], others: Sequence[float]) -> None:
+    """Room on the right for the names."""
+    xs, ys = zip(*(point for curve in curves for point in curve.points), strict=True)
+    ys = (*ys, *others)
+    wide = (max(xs) / min(xs)) ** (1 / (0.94 - line_end_labels.share(axes, [curve.text for curve in curves])))
+    axes.set(xscale="log", yscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
+    axes.set_ylim(min(ys) / 1.4, max(ys) * 1.6)
+    log_axis(axes.yaxis)
+    axes.minorticks_off()
+
+
+def _crosses(axes: Axes, xs: Sequence[float]) -> None:
+    """What ran out of memory has no peak: crosses along the top."""
+    top = axes.get_ylim()[1] / 1.12
+    for x in sorted(set(xs)):
+        axes.scatter(x, top, s=area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))

@@ -1,0 +1,125 @@
+"""The peak over two axes, and where the device's memory ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm
+
+from profiler.analysis.axes import Axis, Value, grid, two
+from profiler.analysis.rows import Row
+from profiler.analysis.throughput import device_memory, holds
+from profiler.core.units import byte_unit, bytes_text, scaled
+from profiler.views.plots.panels import planes, space_of
+from profiler.views.plots.style import luminance, sized
+from profiler.views.tables.columns import COUNTED, is_predicted
+from profiler.views.tables.theme import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
+
+WIDTH, BESIDE = 8.5, True
+NEEDS = "a peak"
+CELL = 0.5  # inches of height
+DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)
+LIMIT = "#111111"
+Plane = Mapping[tuple[Value, Value], Row]
+
+panels = planes
+
+
+def has(row: Row) -> bool:
+    return is_shown(row) and row.readings.peak_bytes is not None
+
+
+def height(rows: Sequence[Row], width: float) -> float:
+    return 2.1 + CELL * len(two(space_of(rows))[1].values)
+
+
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
+    """A cell for each pair of values, with its peak; a line between what the device holds and what it does not.
+
+    The colours are the same in all panels.
+    """
+    space = space_of(rows)
+    across, up = two(space)
+    plane = grid(rows, space, across, up)
+    peaks = [row.readings.peak_bytes or 0 for row in among if has(row)]
+    size, unit = byte_unit(peaks)
+    norm, colours = LogNorm(min(peaks), max(peaks) + 1), _colours()
+    for (x, one), (y, other) in product(enumerate(across.values), enumerate(up.values)):
+        row = plane.get((one, other))
+        shade = float(norm(row.readings.peak_bytes or 0)) if row and has(row) else None
+        _cell(axes, row, (x, y), size=size, shade=shade, colours=colours)
+    _limit(axes, plane, across, up)
+    _name(axes, across, up)
+    axes.set_xlabel(f"{across.label}\nin the cells: peak memory ({unit})", fontsize=sized(FONT))
+    return lambda: None
+
+
+def _colours() -> Colormap:
+    """Blues of falling lightness, so that they are told apart in grey; neither white nor black."""
+    return LinearSegmentedColormap.from_list("peak", colormaps["Blues"]([0.06, 0.3, 0.55, 0.8, 0.95]))
+
+
+def _cell(
+    axes: Axes, row: Row | None, at: tuple[int, int], *, size: int, shade: float | None, colours: Colormap
+) -> None:
+    """One square; crossed where it ran out of memory, a word where there is no number, empty where nothing ran."""
+    x, y = at
+    colour = "white" if row is None else FAINT if shade is None else colours(shade)
+    axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colour, edgecolor="white", linewidth=sized(1.2))
+    if row is not None and row.outcome == "out_of_memory":
+        for ends in ([y - 0.3, y + 0.3], [y + 0.3, y - 0.3]):
+            axes.plot([x - 0.3, x + 0.3], ends, color=VERMILLION, linewidth=sized(1.6), label="out of memory")
+        return
+    is_number = row is not None and shade is not None
+    text = scaled(row.readings.peak_bytes, size) if row and is_number else row.outcome.replace("_", " ") if row else "·"
+    axes.text(
+        x,
+        y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=sized(FONT - (1 if is_number else 2.5)),
+        color=GREY if not is_number else "white" if luminance(colour) < DARK else INK,
+        parse_math=False,
+    )
+
+
+def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
+    """A line along every edge between a cell that fits and one that does not."""
+    lies = {
+        (x, y): holds(plane[one, other])
+        for (x, one), (y, other) in product(enumerate(across.values), enumerate(up.values))
+        if (one, other) in plane
+    }
+    edges = [
+        ((x + 0.5, x + 0.5), (y - 0.5, y + 0.5)) if right else ((x - 0.5, x + 0.5), (y + 0.5, y + 0.5))
+        for (x, y), fits in lies.items()
+        for right in (True, False)
+        if {fits, lies.get((x + 1, y) if right else (x, y + 1))} == {True, False}
+    ]
+    label = _limit_text(list(plane.values()))
+    for xs, ys in edges:
+        axes.plot(xs, ys, color=LIMIT, linewidth=sized(2.6), solid_capstyle="round", label=label, zorder=5)
+
+
+def _limit_text(rows: Sequence[Row]) -> str:
+    """A prediction fits by what the allocator reserves, which is more than the peak."""
+    known = device_memory(rows)
+    size = "" if known is None else f": {bytes_text(known)}"
+    more = f", {COUNTED}" if any(is_predicted(row) for row in rows) else ""
+    return f"memory of the device{size}{more}"
+
+
+def _name(axes: Axes, across: Axis, up: Axis) -> None:
+    """Every value once; numbers rise upwards, the first of words is on top."""
+    axes.set_xticks(range(len(across.values)), [shortened(value) for value in across.values], parse_math=False)
+    axes.set_yticks(range(len(up.values)), [shortened(value) for value in up.values], parse_math=False)
+    ends = -0.5, len(up.values) - 0.5
+    axes.set(xlim=(-0.5, len(across.values) - 0.5), ylim=ends if up.is_number else ends[::-1])
+    axes.tick_params(colors=INK, labelsize=sized(FONT - 1), length=0)
+    axes.spines[:].set_visible(False)
+    if up.is_number:
+        axes.set_ylabel(up.label, fontsize=sized(FONT))

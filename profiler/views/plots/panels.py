@@ -1,0 +1,83 @@
+"""Which rows share a panel of a plot: knows nothing of what a panel shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from profiler.analysis import axes
+from profiler.analysis.axes import STRATEGY, Space
+from profiler.analysis.rows import Row
+from profiler.core import catalogue
+from profiler.core.case import Case
+from profiler.core.errors import UserError
+from profiler.training import models
+from profiler.views.tables.columns import groups
+
+Panels = list[list[Row]]
+
+
+def alike(rows: Sequence[Row], over: Sequence[str]) -> Panels:
+    """Rows that may be compared: they differ in the strategy alone."""
+    if over:
+        raise UserError("--over has no effect on this kind of plot", hint="heat and growth are over axes")
+    return groups(rows)
+
+
+def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
+    """Rows that differ in two settings, one plane for each value of the others; those that were named, else chosen.
+
+    Raises UserError where no two settings vary together.
+    """
+    space = space_of(rows)
+    chosen = axes.two(space, over)
+    found = [one for one in axes.apart(rows, space, [axis.name for axis in chosen]) if len(space_of(one).axes) > 1]
+    if not found:
+        names = " and ".join(axis.label for axis in chosen)
+        raise UserError(f"nothing to lay out over two axes: {names} do not vary together", hint=axes.HINT)
+    return found
+
+
+def has_plane(rows: Sequence[Row]) -> bool:
+    """Whether more than the strategies varies, so that a plane shows it."""
+    if len(groups(rows)) < 2:
+        return False
+    try:
+        return bool(planes(rows, ()))
+    except UserError:
+        return False
+
+
+def curves(rows: Sequence[Row], over: Sequence[str]) -> Panels:
+    """Rows that differ in the strategy and in one setting that is a number."""
+    space = space_of(rows)
+    chosen = axes.rising(space, over)
+    found = axes.apart(rows, space, [STRATEGY, chosen.name])
+    return [one for one in found if len({space.at(row.case, chosen) for row in one}) > 1]
+
+
+def batches(rows: Sequence[Row], over: Sequence[str]) -> Panels:
+    """Rows that differ in the strategy and in the size of the batch."""
+    if over:
+        raise UserError("--over has no effect on throughput", hint="it is over the batch sizes and the strategies")
+    return axes.apart(rows, space_of(rows), [STRATEGY, "batch_size"])
+
+
+def space_of(rows: Sequence[Row]) -> Space:
+    """The axes of these rows; what a model's text leaves out is as its code says."""
+    return axes.space((row.case for row in rows), defaults([row.case for row in rows]))
+
+
+def defaults(cases: Sequence[Case]) -> Mapping[str, Mapping[str, str]]:
+    """The options' defaults of every model, by its name; none of those whose code is not at hand."""
+    return {name: _defaults(name) for name in {case.model.name for case in cases}}
+
+
+def _defaults(name: str) -> Mapping[str, str]:
+    """Of a user's module nothing is looked up: finding it would import what is around it."""
+    if name.partition(":")[0] not in models.TABLE and ".py:" not in name:
+        return {}
+    try:
+        options = catalogue.read(name, models.TABLE).options
+    except UserError:
+        return {}
+    return {option.name: option.default for option in options if option.default is not None}

@@ -1,0 +1,93 @@
+"""Time against memory of every plan that no other beats, beside what a user would pick: knows nothing of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from profiler.core.units import byte_unit
+from profiler.planning import heuristics
+from profiler.planning.candidates import KINDS, largest_stage, none
+from profiler.planning.chain import Chain
+from profiler.planning.simulator import Cost
+from profiler.planning.solver import Point
+from profiler.views.plots.plot import DPI, refuse, save
+from profiler.views.plots.style import STYLES, at_work
+from profiler.views.sanitize import plain
+from profiler.views.tables.grid import broken
+from profiler.views.tables.theme import (
+    BLUE,
+    FONT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    VERMILLION,
+    legend_below,
+    number_axis,
+    plain_axes,
+)
+
+SIZE = (8.5, 5.4)  # inches
+CROWD = 60  # plans: of more, the staircase alone is drawn
+LONGEST_LINE = 68  # characters of the title
+MARKS = {"uniform": ("o", ORANGE, 9), "first": ("^", GREEN, 5), "every": ("s", VERMILLION, 6)}  # often on one spot
+assert tuple(MARKS) == KINDS, "every kind of rival has its mark"
+
+
+@at_work(STYLES["default"])
+def plot(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force: bool = False) -> Path:
+    """Draw the frontier as a staircase, with every uniform split, first N and every j-th as points.
+
+    Raises UserError for another suffix than of a picture, and for a file that is there.
+    """
+    refuse(path, force=force)
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    _draw(axes, points, chain)
+    heading = "\n".join(broken(plain(title), LONGEST_LINE))
+    axes.set_title(heading, fontsize=FONT + 2, loc="left", color=INK, weight="bold", parse_math=False, pad=12)
+    legend_below(figure, [axes])
+    return save(figure, path=path, force=force)
+
+
+def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
+    plain_axes(axes)
+    size, unit = byte_unit(one.peak_bytes for one in points)
+    whole = none(chain).cost
+    extra = [_extra(one, whole) for one in points]
+    peaks = [one.peak_bytes / size for one in points]
+    axes.step([*peaks, whole.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
+    if len(points) <= CROWD:
+        axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
+    for kind, (mark, colour, points_wide) in MARKS.items():
+        costs = [cost for _, _, cost in heuristics.costed(chain, kind)]
+        axes.plot(
+            [cost.peak_bytes / size for cost in costs],
+            [_extra(cost, whole) for cost in costs],
+            mark,
+            color=colour,
+            markersize=points_wide,
+            markerfacecolor="none",
+            linestyle="none",
+            label=WORDS[kind],
+        )
+    floor = largest_stage(chain)[1] / size
+    axes.axvline(floor, color=GREY, linewidth=1, linestyle="--", label="floor: static bytes and the largest stage")
+    axes.set_xlabel(f"peak memory ({unit}), by the costs of the stages", fontsize=FONT, color=INK)
+    axes.set_ylabel("extra time of a step (%)", fontsize=FONT, color=INK)
+    number_axis(axes, "x")
+    number_axis(axes, "y")
+
+
+def _extra(one: Point | Cost, whole: Cost) -> float:
+    """Percent of the step without checkpointing; nothing where that takes no time."""
+    return (one.step_seconds / whole.step_seconds - 1) * 100 if whole.step_seconds else 0.0
+
+
+WORDS = {"uniform": "uniform splits", "first": "the first N", "every": "every j-th"}

@@ -1,0 +1,122 @@
+"""A picture of a run, panel by panel, in a style: knows nothing of what a panel shows."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from io import BytesIO
+from math import ceil
+from pathlib import Path
+from types import ModuleType
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from profiler.analysis.rows import Row
+from profiler.core.errors import UserError
+from profiler.views import PLOTS
+from profiler.views.export.files import write_whole
+from profiler.views.plots.style import STYLES, Style, at_work, sized
+from profiler.views.tables.theme import legend_below, names_width, title
+
+SUFFIXES = ("png", "svg", "pdf")
+DPI = 100  # of the layout
+AROUND = 1.9  # inches of a panel's height that are above and below its axes, where titles are short
+USUAL = STYLES["default"]
+MOST = 24  # panels: of more, nothing could be read
+
+
+def plot(
+    rows: Sequence[Row], *, kind: str, path: Path, force: bool = False, style: Style = USUAL, over: Sequence[str] = ()
+) -> Path:
+    """Draw one of PLOTS into a png, svg or pdf; `over` names its axes where it has a choice.
+
+    Raises UserError for another suffix, for a file that is there, and where no row has the numbers.
+    """
+    refuse(path, force=force)  # before the work of drawing it
+    return save(draw(rows, kind=kind, style=style, over=over), path=path, force=force, style=style)
+
+
+def draw(rows: Sequence[Row], *, kind: str, style: Style = USUAL, over: Sequence[str] = ()) -> Figure:
+    """The figure, laid out. Raises UserError where no row has the numbers."""
+    view = importlib.import_module(PLOTS[kind])
+    panels = [panel for panel in view.panels(rows, over) if any(view.has(row) for row in panel)]
+    if not panels:
+        raise UserError(f"nothing to plot: no row has {view.NEEDS}", hint="`gcprof show` says which numbers there are")
+    if len(panels) > MOST:
+        hint = f"one holds {MOST}; --kind heat, growth and throughput show many cases in one panel"
+        raise UserError(f"{len(panels)} panels are too many for one picture", hint=hint)
+    with at_work(style):
+        return _lay_out(view, panels, style)
+
+
+def refuse(path: Path, *, force: bool) -> None:
+    """Raises UserError where a picture cannot be written there: by its suffix, or since it is there already."""
+    if path.suffix.lower().removeprefix(".") not in SUFFIXES:
+        raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
+    if os.path.lexists(path) and not force:
+        raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
+
+
+def save(figure: Figure, *, path: Path, force: bool, style: Style = USUAL) -> Path:
+    """Write a figure as what its name ends in; the same bytes every time."""
+    suffix = path.suffix.lower().removeprefix(".")
+    text = BytesIO()
+    metadata = {} if suffix == "png" else {"CreationDate" if suffix == "pdf" else "Date": None}
+    with at_work(style):
+        dpi = style.dpi if style.pixels is None else (style.pixels + 0.01) / figure.get_figwidth()
+        figure.savefig(text, format=suffix, dpi=dpi, metadata=metadata)
+    return write_whole(path, text.getvalue(), force=force)
+
+
+def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]], style: Style) -> Figure:
+    num_columns = ceil(len(panels) / ceil(len(panels) / (style.max_columns if view.BESIDE else 1)))
+    usual = (view.WIDTH if num_columns == 1 else 0.85 * view.WIDTH) * sized(1)
+    width = style.width / num_columns if style.width else usual
+    heights = _heights(view, panels, num_columns, width)
+    figure = Figure(figsize=_size(width * num_columns, sum(heights), style), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    pads = {"w_pad": sized(0.15), "h_pad": sized(0.1), "hspace": 0.04, "wspace": 0.03}
+    figure.get_layout_engine().set(**pads)  # type: ignore[union-attr]
+    axes = list(figure.subplots(len(heights), num_columns, squeeze=False, height_ratios=heights).flat)
+    for one in axes[len(panels) :]:
+        one.remove()
+    among = [row for panel in panels for row in panel]
+    finishers = []
+    for one, panel in zip(axes, panels, strict=False):
+        beside = sized(1.2) if view.BESIDE else max(sized(1.2), names_width(panel))
+        title(one, panel, inches=width - beside)
+        finishers.append(view.draw(one, panel, among))
+    legend_below(figure, axes[: len(panels)])
+    figure.canvas.draw()  # the layout is made here
+    if style.ratio is None:
+        _make_room(figure, axes[: len(panels) : num_columns], heights)
+    figure.set_layout_engine("none")  # and kept
+    for finish in finishers:
+        finish()
+    return figure
+
+
+def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -> None:
+    """Give back what long titles and legends took of the panels' heights."""
+    found = [one.get_window_extent().height / DPI for one in axes]
+    missing = sum(max(0.0, high - sized(AROUND) - now) for high, now in zip(heights, found, strict=True))
+    if missing > sized(0.2):
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + missing)
+        figure.canvas.draw()
+
+
+def _heights(view: ModuleType, panels: Sequence[Sequence[Row]], num_columns: int, width: float) -> list[float]:
+    """Inches of each line of panels, as high as its highest likes to be where panels are so wide."""
+    lines = [panels[line * num_columns : (line + 1) * num_columns] for line in range(ceil(len(panels) / num_columns))]
+    return [sized(max(view.height(panel, width / sized(1)) for panel in line)) for line in lines]
+
+
+def _size(width: float, height: float, style: Style) -> tuple[float, float]:
+    """Of a slide, which is as large as it takes: its sides are to each other as those of a screen."""
+    if style.ratio is None:
+        return width, height
+    return max(width, height * style.ratio), max(width / style.ratio, height)

@@ -1,0 +1,106 @@
+"""Samples a second against peak memory: at a memory, which strategy gives the most, and with which batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+
+from profiler.analysis.rows import Row
+from profiler.analysis.throughput import holds, samples_per_second, stairs
+from profiler.core.units import byte_unit
+from profiler.views.labels import Label, place
+from profiler.views.plots import line_end_labels
+from profiler.views.plots.panels import batches
+from profiler.views.plots.style import sized
+from profiler.views.tables import lines
+from profiler.views.tables.columns import COUNTED
+from profiler.views.tables.lines import Line, Pair
+from profiler.views.tables.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
+
+WIDTH, BESIDE = 8.5, True
+NEEDS = "a peak, a step time and a size of the batch"
+FAR = 8  # times the smallest peak: from here on the axis is logarithmic
+
+panels = batches
+
+
+def has(row: Row) -> bool:
+    return is_shown(row) and row.readings.peak_bytes is not None and samples_per_second(row) is not None
+
+
+def height(rows: Sequence[Row], width: float) -> float:
+    return 1.5 + 0.5 * width
+
+
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
+    """A line a strategy through its batches, and the stairs of the most that each memory allows."""
+    shown = [row for row in rows if has(row)]
+    size, unit = byte_unit(row.readings.peak_bytes for row in shown)
+
+    def at(row: Row) -> Pair:
+        return (row.readings.peak_bytes or 0) / size, samples_per_second(row) or 0.0
+
+    found = [line._replace(rows=sorted(line.rows, key=at)) for line in lines.of_strategies(shown)]
+    plain_axes(axes)
+    for line in found:
+        too_large = [at(row) for row in line.rows if holds(row) is False]
+        lines.draw(axes, line, [at(row) for row in line.rows], hollow=too_large)
+    if any(holds(row) is False for row in shown):
+        axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
+    _limits(axes, [at(row) for row in shown], [_name(line.rows[-1]) for line in found])
+    steps = stairs(shown)
+    drawn = [[at(row) for row in line.rows] for line in found]
+    drawn += [_stairs(axes, [at(row) for row in steps]), lines.limit(axes, rows, size, upright=True)]
+    axes.set_xlabel(f"peak memory ({unit}); at the marks: batch size", fontsize=sized(FONT))
+    axes.set_ylabel("samples a second", fontsize=sized(FONT))
+    labels = _labels(found, steps, at)
+    return lambda: place(axes, labels, others=[at(row) for row in shown], lines=drawn)
+
+
+def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
+    """Room on the right for names; memories of many sizes on a logarithmic axis."""
+    xs, ys = zip(*points, strict=True)
+    room = 1 / (0.94 - 0.6 * line_end_labels.share(axes, names))
+    tall = (max(ys) - min(ys)) or max(ys)
+    axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
+    number_axis(axes, "y")
+    if max(xs) > FAR * min(xs):
+        wide = (max(xs) / min(xs)) ** room
+        axes.set(xscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
+        log_axis(axes.xaxis)
+        return
+    wide = ((max(xs) - min(xs)) or max(xs)) * room
+    axes.set_xlim(max(0.0, min(xs) - 0.06 * wide), min(xs) + 0.94 * wide)
+    number_axis(axes, "x")
+
+
+def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
+    """The most samples a second in every memory; beyond the last it stays, as more memory is no harm."""
+    if not points:
+        return []
+    corners = [*points, (axes.get_xlim()[1], points[-1][1])]
+    axes.plot(
+        *zip(*corners, strict=True),
+        color=GREY,
+        linewidth=sized(5),
+        alpha=0.3,
+        drawstyle="steps-post",
+        zorder=2,
+        label="most samples a second up to this peak",
+    )
+    return [corner for (x, y), (right, _) in pairwise(corners) for corner in ((x, y), (right, y))]
+
+
+def _name(row: Row) -> str:
+    return f"{shortened(row.case.strategy)}: {row.case.batch_size}"
+
+
+def _labels(found: Sequence[Line], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
+    """The name at the end of each line, then the batches: those on the stairs have the first choice."""
+    last = {line.rows[-1].case: line for line in found}
+    rest = [row for line in found for row in line.rows if row.case not in last]
+    names = [(line.rows[-1], _name(line.rows[-1]), True) for line in found]
+    sizes = [(row, str(row.case.batch_size), False) for row in sorted(rest, key=lambda row: row not in steps)]
+    return [Label(x=at(row)[0], y=at(row)[1], text=text, must=must) for row, text, must in [*names, *sizes]]

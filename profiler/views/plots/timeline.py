@@ -1,0 +1,201 @@
+"""What is live while a step runs, by category: one panel for each strategy. Knows nothing of where traces come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.transforms import ScaledTranslation
+
+from profiler.analysis import live_bytes
+from profiler.analysis.curve import curve, recomputes
+from profiler.analysis.live_bytes import Peak
+from profiler.core.errors import UserError
+from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, Trace
+from profiler.core.units import byte_unit, bytes_text
+from profiler.views.plots.plot import DPI, refuse, save
+from profiler.views.plots.style import STYLES, at_work
+from profiler.views.sanitize import plain
+from profiler.views.tables.explanation import CATEGORIES as WORDS
+from profiler.views.tables.explanation import shortened, where
+from profiler.views.tables.grid import broken
+from profiler.views.tables.theme import (
+    BLUE,
+    FONT,
+    GREEN,
+    GREY,
+    INK,
+    LONGEST_NAME,
+    ORANGE,
+    SKY,
+    VERMILLION,
+    legend_below,
+    legend_square,
+    number_axis,
+    plain_axes,
+)
+
+PURPLE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
+PLUM, TEAL = "#8A2C66", "#2F6F8F"  # what there is of several ranks only: darker than what it stands beside
+COLOURS = {
+    "parameters": GREY,
+    "buffers": SILVER,
+    "gradients": VERMILLION,
+    "optimizer": GREEN,
+    "inputs": PURPLE,
+    "workspaces": INK,
+    BUCKETS: PLUM,
+    GATHERED: TEAL,
+    "saved": BLUE,
+    "recomputed": SKY,
+    "temporaries": ORANGE,
+}
+assert tuple(COLOURS) == CATEGORIES, "every category has its colour, in the order of the stack"
+NUM_POINTS = 2000  # across a panel, about one a pixel
+WIDTH, CROWD = 10.0, 5  # inches; from so many strategies on, lower panels
+PANELS = ((2.0, 1.22), (1.35, 1.4))  # inches of each, and the room over the highest peak for the names of the phases
+SHADE = "#DCE9F2"  # a light SKY
+LEAST = 0.002  # of the axis: who never holds so much cannot be seen, and is not in the legend
+GAP = 8.0  # pixels between texts
+
+
+def plot(traces: Mapping[str, Trace], *, title: str, path: Path, force: bool = False) -> Path:
+    """Draw the traces, by the strategies' names, into a png, svg or pdf.
+
+    Raises UserError for another suffix, for a file that is there, and where there is nothing to draw.
+    """
+    refuse(path, force=force)
+    return save(draw(traces, title=title), path=path, force=force)
+
+
+@at_work(STYLES["default"])
+def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
+    """The panels below each other, in the order of the mapping, all with the same axes."""
+    if not traces:
+        raise UserError("nothing to draw: no strategy was traced", hint="name one with --strategies none")
+    peaks = [live_bytes.peak(trace) for trace in traces.values()]
+    size, unit = byte_unit(peak.nbytes for peak in peaks)
+    inches, headroom = PANELS[len(traces) >= CROWD]
+    figure = Figure(figsize=(WIDTH, 1.5 + inches * len(traces)), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.05)  # type: ignore[union-attr, call-arg]
+    axes = list(figure.subplots(len(traces), 1, sharex=True, sharey=True, squeeze=False).flat)
+    axes[0].set_xlim(0, max(1, *(len(trace.operators) for trace in traces.values())))
+    axes[0].set_ylim(0, headroom * max(1, *(peak.nbytes for peak in peaks)) / size)
+    finishers = [
+        _panel(one, name, traces[name], peak, size) for one, name, peak in zip(axes, traces, peaks, strict=True)
+    ]
+    _around(figure, axes, title, unit)
+    figure.canvas.draw()  # the layout is made here, and kept
+    figure.set_layout_engine("none")
+    for finish in finishers:
+        finish()
+    return figure
+
+
+def _panel(axes: Axes, name: str, trace: Trace, peak: Peak, size: int) -> Callable[[], None]:
+    """One strategy: what is live, the phases, the peak. What must be measured is left to the function it returns."""
+    plain_axes(axes, grid="y")
+    _stack(axes, trace, size)
+    labels = _phases(axes, trace)
+    mark = axes.plot([peak.number], [peak.nbytes / size], "v", markersize=6, color=INK, clip_on=False, label="peak")[0]
+    mark.set_transform(mark.get_transform() + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans))
+    title = _above(axes, shortened(plain(name), LONGEST_NAME), at=0, weight="bold", color=INK)
+    words = f"peak {bytes_text(peak.nbytes)}"
+    beside = _above(axes, f"{words}: {plain(where(peak))}", at=1, weight="normal", color=INK)
+
+    def finish() -> None:
+        for label, first, last in labels:
+            _fit(label, axes, first=first, last=last, is_last=label is labels[-1][0])
+        if title.get_window_extent().x1 + GAP > beside.get_window_extent().x0:
+            beside.set_text(words)
+
+    return finish
+
+
+def _stack(axes: Axes, trace: Trace, size: int) -> None:
+    """The categories above each other, those that checkpointing does not touch at the bottom."""
+    found = curve(trace, num_points=NUM_POINTS)
+    there = [category for category in COLOURS if any(found.nbytes[category])]
+    axes.stackplot(
+        found.operators,
+        [[nbytes / size for nbytes in found.nbytes[category]] for category in there],
+        colors=[COLOURS[category] for category in there],
+        step="mid",
+        linewidth=0,
+    )
+    visible = LEAST * axes.get_ylim()[1] * size
+    for category in (one for one in there if max(found.nbytes[one]) >= visible):
+        legend_square(axes, WORDS.get(category, category), COLOURS[category])
+
+
+def _phases(axes: Axes, trace: Trace) -> list[tuple[Annotation, int, int]]:
+    """Lines where phases begin and recomputes shaded; the names of phases in which something ran, with their ends."""
+    ranges = [(first - 0.5, last - first + 1) for first, last in recomputes(trace)]
+    if ranges:
+        axes.broken_barh(ranges, (0, axes.get_ylim()[1]), color=SHADE, linewidth=0, zorder=0.4)
+        legend_square(axes, "recompute", SHADE)
+    labels = []
+    for phase, first, last in trace.spans():
+        if last < first:
+            continue
+        axes.axvline(first - 0.5, color=INK, linewidth=0.7, linestyle=(0, (2, 2)))
+        label = axes.annotate(
+            phase,
+            ((first + last) / 2, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, -2),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=FONT - 2.5,
+            color=INK,
+        )
+        labels.append((label, first, last + 1))
+    return labels
+
+
+def _above(axes: Axes, text: str, *, at: int, weight: str, color: str) -> Annotation:
+    """A line over the panel, at its left or its right end."""
+    keywords: dict[str, Any] = {"parse_math": False, "fontsize": FONT - at, "weight": weight, "color": color}
+    return axes.annotate(
+        text,
+        (at, 1),
+        xycoords="axes fraction",
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="right" if at else "left",
+        **keywords,
+    )
+
+
+def _fit(label: Annotation, axes: Axes, *, first: int, last: int, is_last: bool) -> None:
+    """A name that is wider than its phase is left out; the last one may go on behind it."""
+    left, right = axes.transData.transform([(first - 0.5, 0), (last - 0.5, 0)])[:, 0]
+    width, end = label.get_window_extent().width, axes.get_window_extent().x1
+    if width <= right - left:
+        return
+    if is_last and left + GAP + width <= end:
+        label.xy = (first - 0.5, 1)
+        label.set(position=(GAP * 72 / axes.figure.dpi, -2), horizontalalignment="left")
+    else:
+        label.remove()
+
+
+def _around(figure: Figure, axes: Sequence[Axes], title: str, unit: str) -> None:
+    """The title, the names of the axes and one legend for all panels."""
+    characters = int(WIDTH * 72 / ((FONT + 2) * 0.66))
+    lines = "\n".join(broken(plain(title), characters))
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=FONT + 2, weight="bold", color=INK, parse_math=False)
+    figure.supylabel(f"live memory ({unit})", fontsize=FONT)
+    axes[-1].set_xlabel("operators of the step, in their order", fontsize=FONT)
+    number_axis(axes[0], "x")
+    axes[0].yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    legend_below(figure, axes)

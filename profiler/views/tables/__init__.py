@@ -1,0 +1,1 @@
+"""Tables and paragraphs of text for a terminal."""

@@ -1,0 +1,245 @@
+"""Rows -> the columns, the heading and the remarks that every table shows, as text. Knows nothing of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from profiler.analysis.oom_summary import is_all_out_of_memory, smallest_request
+from profiler.analysis.rows import Row, group
+from profiler.core.case import Case, Choice
+from profiler.core.units import (
+    MISSING,
+    byte_unit,
+    bytes_text,
+    change_range_text,
+    change_text,
+    count_text,
+    error_text,
+    scaled,
+    second_unit,
+    spread_text,
+)
+
+SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # of what no device ran
+COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
+MAX_NAMED = 4  # strategies that one note names before it only counts them
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One column: its head in up to two lines, and a cell for every row."""
+
+    head: tuple[str, str]
+    cells: tuple[str, ...]
+    is_number: bool = False  # right-aligned, and never shortened or broken
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in self.head if part)
+
+
+class Columns(msgspec.Struct, frozen=True, kw_only=True):
+    """The one table of a group of rows, in the parts into which a narrow screen may cut it."""
+
+    name: Column
+    memory: tuple[Column, ...]
+    time: tuple[Column, ...]
+    verdict: tuple[Column, ...]
+
+    @property
+    def all(self) -> tuple[Column, ...]:
+        return (self.name, *self.memory, *self.time, *self.verdict)
+
+
+def columns(rows: Sequence[Row]) -> Columns:
+    """The columns of rows that are of one group; bytes share one unit, seconds another."""
+    return Columns(
+        name=_text("strategy", "", [row.case.strategy for row in rows]),
+        memory=_memory(rows),
+        time=_time(rows),
+        verdict=(*_gradients(rows), _text("outcome", "", [outcome(row) for row in rows])),
+    )
+
+
+def groups(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows that may be compared with each other, together."""
+    found: dict[Case, list[Row]] = {}
+    for row in rows:
+        found.setdefault(group(row), []).append(row)
+    return list(found.values())
+
+
+def heading(rows: Sequence[Row]) -> str:
+    """What the rows of one group share: the model, its size, and what it was trained with and on."""
+    case = rows[0].case
+    built = next((row.built for row in rows if row.built), None)
+    environment = next((row.environment for row in rows if row.environment), None)
+    one = built if len({row.case.model for row in rows}) == 1 else None
+    size = [count_text(one.num_parameters, "parameter"), count_text(one.num_blocks, "module")] if one else []
+    software = [f"torch {environment.torch}"] if environment and environment.torch else []
+    data = f"{built.data if built else case.data} data"
+    return ", ".join([model(rows), *size, *one_strategy(rows), *setting(rows), data, device(rows), *software])
+
+
+def model(rows: Sequence[Row]) -> str:
+    """The model of these rows; of several of one name, what they share."""
+    first, *others = dict.fromkeys(row.case.model for row in rows)
+    if not others or any(other.name != first.name for other in others):
+        return ", ".join([first, *others])
+    of_others = [other.options for other in others]
+    shared = {key: value for key, value in first.options.items() if all(one.get(key) == value for one in of_others)}
+    return Choice.of(first.name, shared)
+
+
+def one_strategy(rows: Sequence[Row]) -> list[str]:
+    """The strategy of several rows that have the same."""
+    found = {row.case.strategy for row in rows}
+    return [str(one) for one in found] if len(found) == 1 < len(rows) else []
+
+
+def device(rows: Sequence[Row]) -> str:
+    """The device of these rows by the name that its maker gave it; of several, whether they were there."""
+    if len({row.case.device for row in rows}) > 1:
+        kinds = sorted({row.evidence for row in rows})
+        words = ", ".join(f"some {kind}" for kind in kinds) if len(kinds) > 1 else SAID.get(kinds[0], kinds[0])
+        return f"several devices: {words}"
+    name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
+    asked = rows[0].case.device
+    text = f"{asked} ({name})" if name and name != asked else asked
+    said = SAID.get(rows[0].evidence)
+    return f"{text}: {said}" if said else text
+
+
+def outcome(row: Row) -> str:
+    """The outcome in words; a prediction or a rehearsal always says that it is one."""
+    words, kind = row.outcome.replace("_", " "), row.evidence
+    return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
+
+
+def is_predicted(row: Row) -> bool:
+    return row.case.is_predicted
+
+
+def reasons(rows: Sequence[Row]) -> list[str]:
+    """One line for each row that is not ok: which, what, and why; where nothing fits, what would."""
+    told = [
+        f"{row.case.strategy}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
+        for row in rows
+        if row.outcome != "ok"
+    ]
+    return [*told, *_nothing_fits(rows)]
+
+
+def _nothing_fits(rows: Sequence[Row]) -> list[str]:
+    if not is_all_out_of_memory(rows):
+        return []
+    smallest = smallest_request(rows)
+    free = f" with {bytes_text(smallest.free_bytes)} free" if smallest and smallest.free_bytes is not None else ""
+    asked = f": the smallest request that failed was {bytes_text(smallest.asked_bytes)}{free}" if smallest else ""
+    advice = "a smaller --batch-size, --strategies all,offload or a smaller model; gcprof max-batch finds the largest"
+    return [f"nothing fits into memory{asked}; try {advice} batch that fits"]
+
+
+def remarks(rows: Iterable[Row]) -> list[str]:
+    """One line for each code of note, by which docs/notes explains it, with the strategies that it concerns."""
+    strategies: dict[str, list[str]] = {}
+    texts: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for note in row.notes:
+            strategies.setdefault(note.code, []).append(row.case.strategy)
+            texts.setdefault(note.code, {})[note.text] = None
+    return [f"{code} {_named(strategies[code])}: {_one(list(texts[code]))}" for code in texts]
+
+
+def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
+    saved = [row.readings.saved_bytes for row in rows]
+    peak = [row.readings.peak_bytes for row in rows]
+    static = [row.static_bytes for row in rows]
+    size, unit = byte_unit([*saved, *peak, *static])
+    return (
+        _number("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
+        _number("saved", unit, [scaled(count, size) for count in saved]),
+        _number("peak", unit, [scaled(count, size) for count in peak]),
+        _number("of which", f"static {unit}", [scaled(count, size) for count in static]),
+        _text("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
+        _number(
+            "peak",
+            "against none",
+            [_against_none(row, row.readings.peak_bytes, change_text(row.peak_ratio)) for row in rows],
+        ),
+        *_prediction(rows),
+    )
+
+
+def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """How far the predicted peak is from the measured one, where a run has both."""
+    if all(row.prediction_error is None for row in rows):
+        return ()
+    return (_number("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
+
+
+def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
+    if all(row.evidence != "measured" and row.step_seconds is None for row in rows):
+        return ()  # a rehearsal has none; a prediction has an estimate where its device's rates are known
+    size, unit = second_unit([row.step_seconds for row in rows])
+    return (
+        _number("step", unit, [scaled(row.step_seconds, size) for row in rows]),
+        _number("spread", "", [spread_text(row.step_spread) for row in rows]),
+        _number("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
+    )
+
+
+def _gradients(rows: Sequence[Row]) -> tuple[Column, ...]:
+    if all(row.evidence == "rehearsed" for row in rows):
+        return ()  # a device that computes nothing has none
+    return (_text("gradients", "", [row.gradients for row in rows]),)
+
+
+def _against_none(row: Row, found: float | None, change: str) -> str:
+    is_baseline = row.case.strategy == "none" and row.outcome == "ok" and found is not None
+    return "baseline" if is_baseline else change
+
+
+def _time_change(row: Row) -> str:
+    text = change_text(row.time_ratio)
+    if row.time_ratio_range is None or row.time_ratio_range[0] == row.time_ratio_range[1]:
+        return text
+    return f"{text} ({change_range_text(row.time_ratio_range)})"
+
+
+def batch(case: Case) -> str:
+    return "a batch of its own" if case.batch_size is None else f"batch {case.batch_size}"
+
+
+def setting(rows: Sequence[Row]) -> list[str]:
+    """What all these steps are made with; what varies is left out, and what everyone expects."""
+    case = rows[0].case
+    words = {
+        "batch_size": batch(case),
+        "optimizer": str(case.optimizer),
+        "precision": case.precision if case.precision != "fp32" else "",
+        "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",
+        "keep_gradients": "gradients kept" if case.keep_gradients else "",
+        "ranks": count_text(case.num_ranks, "rank") if case.ranks else "",
+        "parallel": str(case.parallel or ""),
+    }
+    return [word for field, word in words.items() if word and len({getattr(row.case, field) for row in rows}) == 1]
+
+
+def _named(strategies: list[str]) -> str:
+    more = len(strategies) - MAX_NAMED
+    return ", ".join(strategies[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _one(texts: list[str]) -> str:
+    """A text that differs from row to row is quoted once, and said to be an example."""
+    return texts[0] if len(texts) == 1 else f"for example: {texts[0]}"
+
+
+def _text(first: str, second: str, cells: list[str]) -> Column:
+    return Column(head=(first, second), cells=tuple(str(cell) for cell in cells))
+
+
+def _number(first: str, second: str, cells: list[str]) -> Column:
+    return Column(head=(first, second), cells=tuple(cells), is_number=True)

@@ -1,0 +1,66 @@
+"""Several runs side by side, for a screen or as Markdown: knows nothing of how they are compared."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from profiler.analysis.comparison import Comparison
+from profiler.views.export.markdown import SPECIAL
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import Column
+from profiler.views.tables.comparison_parts import Part, parts
+from profiler.views.tables.grid import grid
+from profiler.views.tables.terminal import clean, fitted, paragraph, styled
+
+
+def table(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """What differs, then every row's peak and time, then orders, advice and remarks."""
+    return Text("\n\n").join([_drawn(part, width=width, encoding=encoding) for part in parts(found)])
+
+
+def markdown(found: Comparison) -> str:
+    """The same as Markdown."""
+    return "\n\n".join(_written(part) for part in parts(found)) + "\n"
+
+
+def _drawn(part: Part, *, width: int | None, encoding: str) -> Text:
+    lines = [paragraph(part.heading, width=width, encoding=encoding, style="bold")] if part.heading else []
+    lines += [paragraph(line, width=width, encoding=encoding) for line in part.above]
+    if part.columns:
+        lines += [Text()] if lines else []
+        lines.append(_laid_out(part, width=width, encoding=encoding))
+    lines += [Text()] if part.columns and part.lines else []
+    lines += [paragraph(line, width=width, encoding=encoding) for line in part.lines]
+    return Text("\n").join(lines)
+
+
+def _laid_out(part: Part, *, width: int | None, encoding: str) -> Text:
+    """One table; or the values and the changes; or the changes of each side alone; or a block for each row."""
+    name, values, *changes = ([clean(one, encoding=encoding) for one in piece] for piece in part.pieces)
+    together = [one for piece in changes for one in piece]
+    for cut in ([values + together], [values, together], [values, *changes]):
+        grids = [grid(name + piece, width=width) for piece in cut if piece]
+        if all(grids):
+            return Text("\n\n").join([styled(lines or []) for lines in grids])
+    return fitted(name + values + together, width=width, encoding=encoding)
+
+
+def _written(part: Part) -> str:
+    heading = [f"### {_escaped(part.heading)}"] if part.heading else []
+    above, below = ("\n".join(f"- {_escaped(line)}" for line in lines) for lines in (part.above, part.lines))
+    shown = _grid(part.columns) if part.columns else ""
+    return "\n\n".join([*heading, *(text for text in (above, shown, below) if text)])
+
+
+def _grid(columns: tuple[Column, ...]) -> str:
+    rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in columns) + "|"
+    rows = [_line([column.cells[row] for column in columns]) for row in range(len(columns[0].cells))]
+    return "\n".join([_line([column.label for column in columns]), rule, *rows])
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    return plain(text).translate(SPECIAL)

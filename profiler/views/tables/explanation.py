@@ -1,0 +1,104 @@
+"""Why a step's peak is what it is, for a screen or as JSON: knows nothing of how it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from rich.text import Text
+
+from profiler.analysis.explanation import Explanation
+from profiler.analysis.live_bytes import Peak
+from profiler.core.case import encode
+from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
+from profiler.views.tables.columns import Column
+from profiler.views.tables.grid import grid
+from profiler.views.tables.terminal import fitted, paragraph
+
+OUTSIDE = "(outside of all modules)"
+LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
+CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
+REMEDIES = {
+    "checkpointing": "finer checkpointing",
+    "batch": "half the batch",
+    "optimizer": "no optimizer state",
+    "gradients": "optimizer in the backward",
+    "kept-gradients": "gradients set to None",
+    "offload": "activations on the host",
+}
+
+
+def explanation(found: Explanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """At most 25 lines of 80 columns: the peak, its floor, the reason, what is live, and what would lower it."""
+    lines = [_peak(found), _floor(found), *([f"reason: {found.reason.text}"] if found.reason else [])]
+    said = [paragraph(line, width=width, encoding=encoding) for line in lines]
+    head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
+    parts = [head, *said, Text(), _live(found, width=width, encoding=encoding)]
+    if found.remedies:
+        parts.append(paragraph(_remedies(found), width=width, encoding=encoding))
+    return Text("\n").join(parts)
+
+
+def document(found: Explanation) -> bytes:
+    """The explanation as one JSON document, in bytes."""
+    return encode(found) + b"\n"
+
+
+def where(peak: Peak) -> str:
+    """The phase of a peak and the module at work."""
+    return f"before the step, {OUTSIDE}" if peak.number == 0 else f"{peak.phase}, {module_name(peak.module)}"
+
+
+def module_name(name: str) -> str:
+    """A module's name, shortened in its middle; what is outside of all has one too."""
+    return shortened(name, LONGEST_NAME) if name else OUTSIDE
+
+
+def shortened(text: str, length: int) -> str:
+    """The text without its middle where it is longer: both ends of a module's name tell."""
+    before = (length - 1) // 2
+    return text if len(text) <= length else f"{text[:before]}…{text[before + 1 - length :]}"
+
+
+def _peak(found: Explanation) -> str:
+    peak, before = found.peak, found.baseline_bytes
+    against = [f"{change_text(peak.nbytes / before)} against {bytes_text(before)} of none"] if before else []
+    split = [f"split {shortened(found.split, LONGEST_SPLIT)}"] if found.split else []
+    known = f" ({', '.join([*against, *split])})" if against or split else ""
+    at = f" at {shortened(peak.operator, LONGEST_NAME)}" if peak.operator else ""
+    return f"peak {bytes_text(peak.nbytes)}{known}: {where(peak)}{at}"
+
+
+def _floor(found: Explanation) -> str:
+    floor = found.floor
+    stage = module_name(floor.stage or floor.module)
+    work = f"{bytes_text(floor.work_bytes)} at work in the {floor.phase} of {stage}"
+    return f"floor {bytes_text(floor.nbytes)} of any checkpointing: {bytes_text(floor.static_bytes)} static, {work}"
+
+
+def _live(found: Explanation, *, width: int | None, encoding: str) -> Text:
+    """Categories and modules in one unit: beside each other, or below each other where the screen is narrow."""
+    size, unit = byte_unit(share.nbytes for share in (*found.categories, *found.modules))
+    kinds = [(CATEGORIES.get(share.name, share.name), scaled(share.nbytes, size)) for share in found.categories]
+    modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in found.modules]
+    if found.num_others:
+        modules.append((count_text(found.num_others, "other"), scaled(found.others_bytes, size)))
+    pairs = list(zip_longest(kinds, modules, fillvalue=("", "")))
+    beside = [
+        *_columns("live at the peak", unit, [kind for kind, _ in pairs]),
+        *_columns("block or module", unit, [module for _, module in pairs]),
+    ]
+    if grid(beside, width=width):
+        return fitted(beside, width=width, encoding=encoding)
+    below = (_columns("live at the peak", unit, kinds), _columns("block or module", unit, modules))
+    return Text("\n\n").join([fitted(columns, width=width, encoding=encoding) for columns in below])
+
+
+def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[Column, Column]:
+    names, sizes = zip(*shares, strict=True)
+    return Column(head=(head, ""), cells=names), Column(head=(unit, ""), cells=sizes, is_number=True)
+
+
+def _remedies(found: Explanation) -> str:
+    named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in found.remedies]
+    return f"could lower it by: {', '.join(named)}"

@@ -1,0 +1,114 @@
+"""Columns -> lines of text that fit a width, or none. Knows nothing of rows, of colour or of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import msgspec
+from rich.cells import cell_len
+
+from profiler.views.tables.columns import Column
+
+GAP = "  "
+NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)"  # the comma of 1,021 and the colon of cuda:0 hold together
+PIECE = re.compile(rf"(?:[^,: ]|{NUMBER})*[,: ]?")  # text may break behind a comma, a colon or a space
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a laid-out table, and the row that it shows: -1 in the head, -2 in the rule."""
+
+    row: int
+    text: str
+
+
+def grid(columns: Sequence[Column], *, width: int | None) -> list[Line] | None:
+    """The table in lines no wider than `width`; None where that would take cutting a number.
+
+    Text columns break over several lines, number columns never do. A width of None is as wide as it takes.
+    """
+    widths = _widths(columns, width)
+    if widths is None:
+        return None
+    lines = [Line(row=-1, text=text) for text in _head(columns, widths)]
+    lines.append(Line(row=-2, text=GAP.join("-" * one for one in widths)))
+    for row in range(len(columns[0].cells)):
+        lines += [Line(row=row, text=text) for text in _row([column.cells[row] for column in columns], columns, widths)]
+    return lines
+
+
+def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[Line]:
+    """One row as lines of `label  value`: what is left where no table fits. Text breaks behind its own start."""
+    labels = max(_length(column.label) for column in columns)
+    values = max((_length(column.cells[row]) for column in columns if column.is_number), default=0)
+    room = 10**9 if width is None else max(1, width - labels - len(GAP))
+    found = []
+    for column in columns:
+        cell = column.cells[row]
+        lines = [_pad(cell, values, right=True)] if column.is_number else broken(cell, room)
+        words = [column.label, *[""] * (len(lines) - 1)]
+        pairs = zip(words, lines, strict=True)
+        found += [Line(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
+    return found
+
+
+def broken(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width` where its pieces allow it; no piece is ever cut."""
+    if _length(text) <= width:
+        return [text.rstrip()]
+    lines = [""]
+    for piece in PIECE.findall(text):
+        if lines[-1] and _length(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
+    natural = [max(map(_length, (*column.head, *column.cells))) for column in columns]
+    if width is None:
+        return natural
+    least = [one if column.is_number else _longest_piece(column) for one, column in zip(natural, columns, strict=True)]
+    excess = sum(natural) + len(GAP) * (len(columns) - 1) - width
+    while excess > 0:  # the widest text column gives way first
+        room = [one - floor for one, floor in zip(natural, least, strict=True)]
+        widest = max((index for index in range(len(columns)) if room[index] > 0), key=natural.__getitem__, default=None)
+        if widest is None:
+            return None
+        natural[widest] -= 1
+        excess -= 1
+    return natural
+
+
+def _longest_piece(column: Column) -> int:
+    pieces = (piece.rstrip() for text in column.cells for piece in PIECE.findall(text))
+    return max(_length(text) for text in (*column.head, *pieces))  # heads are in two lines as they are
+
+
+def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    lines = [[column.head[0] for column in columns], [column.head[1] for column in columns]]
+    return [_joined(line, columns, widths) for line in lines if any(line)]
+
+
+def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    parts = [
+        [cell] if column.is_number else broken(cell, one)
+        for cell, one, column in zip(cells, widths, columns, strict=True)
+    ]
+    return [_joined(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
+
+
+def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    padded = [_pad(text, one, right=column.is_number) for text, one, column in zip(texts, widths, columns, strict=True)]
+    return GAP.join(padded).rstrip()
+
+
+def _length(text: str) -> int:
+    """Columns of a screen that the text takes; those that most texts are of take one each."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _pad(text: str, width: int, *, right: bool = False) -> str:
+    width += len(text) - _length(text)
+    return text.rjust(width) if right else text.ljust(width)

@@ -1,0 +1,82 @@
+"""How lines of strategies are told apart, and what limits them: knows nothing of any one plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+
+from profiler.analysis.rows import Row
+from profiler.analysis.throughput import device_memory
+from profiler.core.case import Choice
+from profiler.core.units import bytes_text
+from profiler.views.plots.style import sized
+from profiler.views.tables.theme import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
+
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+MARKERS = "o^vDPX<>ph"
+Pair = tuple[float, float]
+
+
+class Line(NamedTuple):
+    """The rows of one strategy, and how they are drawn. In grey, and of many lines, the marks tell them apart."""
+
+    strategy: Choice
+    rows: list[Row]
+    colour: str
+    marker: str
+
+
+def of_strategies(rows: Sequence[Row]) -> list[Line]:
+    """A line for each strategy, `none` first."""
+    found: dict[Choice, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.case.strategy, []).append(row)
+    none = found.pop(Choice("none"), None)
+    others = [
+        Line(strategy, of_it, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+        for number, (strategy, of_it) in enumerate(found.items())
+    ]
+    return [Line(Choice("none"), none, INK, "s"), *others] if none else others
+
+
+def draw(axes: Axes, line: Line, points: Sequence[Pair], *, hollow: Sequence[Pair] = ()) -> None:
+    """The points of a line and what is between them; some of its points are hollow."""
+    shape: dict[str, Any] = {"marker": line.marker, "markersize": sized(6), "color": line.colour}
+    axes.plot(
+        *zip(*points, strict=True),
+        **shape,
+        markeredgecolor="white",
+        markeredgewidth=sized(0.7),
+        linewidth=sized(1.5),
+        zorder=4,
+    )
+    if hollow:
+        axes.plot(
+            *zip(*hollow, strict=True),
+            **shape,
+            markerfacecolor="white",
+            markeredgewidth=sized(1.3),
+            linestyle="none",
+            zorder=5,
+        )
+
+
+def limit(axes: Axes, rows: Sequence[Row], size: int, *, upright: bool) -> list[Pair]:
+    """The device's memory, where it is within the picture: the ends of its line."""
+    known = device_memory(rows)
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    low, high = (left, right) if upright else (bottom, top)
+    if known is None or not low < known / size < high:
+        return []
+    (axes.axvline if upright else axes.axhline)(
+        known / size,
+        color=INK,
+        linewidth=sized(1),
+        linestyle=(0, (4, 3)),
+        zorder=1,
+        label=f"memory of the device: {bytes_text(known)}",
+    )
+    at = known / size
+    return [(at, bottom), (at, top)] if upright else [(left, at), (right, at)]

@@ -1,0 +1,128 @@
+"""The largest batches that a memory holds, as a table and a document: knows nothing of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.text import Text
+
+from profiler.core.record import Record, evidence
+from profiler.core.units import MISSING, bytes_text, change_text
+from profiler.views.tables.columns import Column
+from profiler.views.tables.terminal import fitted, paragraph
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy. Bytes are of the device's memory."""
+
+    strategy: str
+    batch_size: int  # 0: none fits
+    predicted_bytes: int | None
+    measured_bytes: int | None  # None where it was not measured, or did not fit
+    outcome: str | None
+    beyond_bytes: int | None  # with one sample more
+    beyond_outcome: str | None
+    samples_per_second: float | None
+    evidence: str | None = None  # what the bytes are that are called measured here
+    sample_bytes: int | None = None  # where none fits: what one sample needs,
+    static_bytes: int | None = None  # and what of it is there whatever the batch and the strategy
+
+
+def line(
+    strategy: str, batch_size: int, predicted: int | None, measured: Record | None, beyond: Record | None,
+    samples_per_second: float | None, *, needed: Callable[[Record], int | None], sample_bytes: int | None = None,
+    static_bytes: int | None = None,
+) -> Line:  # fmt: skip
+    """A strategy with its first record and that of one sample more."""
+    return Line(
+        strategy=strategy,
+        batch_size=batch_size,
+        predicted_bytes=predicted,
+        measured_bytes=needed(measured) if measured else None,
+        evidence=evidence(measured.case, measured.environment) if measured else None,
+        outcome=measured.outcome if measured else None,
+        beyond_bytes=needed(beyond) if beyond else None,
+        beyond_outcome=beyond.outcome if beyond else None,
+        samples_per_second=samples_per_second,
+        sample_bytes=sample_bytes,
+        static_bytes=static_bytes,
+    )
+
+
+def context_text(context_bytes: int, source: str) -> str:
+    """A phrase on what CUDA takes of the memory besides tensors; `source` is assumed, measured or as asked."""
+    hint = "; --context SIZE says otherwise" if source == "assumed" else ""
+    return f"of that CUDA itself takes {bytes_text(context_bytes)}, {source}{hint}"
+
+
+def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes: int) -> str:
+    """A sentence on why not even one sample fits: what it needs, and the parts of that."""
+    work = max(0, sample_bytes - static_bytes - context_bytes)
+    parts = [f"{bytes_text(static_bytes)} static", f"{bytes_text(work)} at work"]
+    parts += [f"{bytes_text(context_bytes)} for CUDA itself"] if context_bytes else []
+    return f"{strategy}: not even one sample fits; it needs {bytes_text(sample_bytes)}: {', '.join(parts)}"
+
+
+def table(
+    lines: Sequence[Line], *, title: str, limit: int, context_bytes: int = 0, width: int | None = None,
+    encoding: str = "utf-8",
+) -> Text:  # fmt: skip
+    """A line for each strategy, and why none fits; samples a second are compared with those of `none`."""
+    columns = [
+        Column(head=("strategy", ""), cells=tuple(one.strategy for one in lines)),
+        _number("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
+        _number("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
+    ]
+    if any(one.outcome for one in lines):
+        none = next((one.samples_per_second for one in lines if one.strategy == "none"), None)
+        kinds = sorted({one.evidence or "measured" for one in lines if one.outcome})
+        columns += [
+            _number("memory", ", ".join(kinds), [_memory(one.measured_bytes, one.outcome) for one in lines]),
+            Column(head=("one sample", "more"), cells=tuple(_beyond(one, limit) for one in lines)),
+            _number("samples", "a second", [_rate(one.samples_per_second) for one in lines]),
+            _number("against", "none", [_against(one.samples_per_second, none) for one in lines]),
+        ]
+    heading = paragraph(title, width=width, encoding=encoding, style="bold")
+    reasons = [
+        paragraph(
+            why_none(one.strategy, one.sample_bytes, one.static_bytes or 0, context_bytes),
+            width=width, encoding=encoding,
+        )
+        for one in lines
+        if one.sample_bytes is not None
+    ]  # fmt: skip
+    below = [Text(), *reasons] if reasons else []
+    return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding), *below])
+
+
+def document(lines: Sequence[Line], *, model: str, limit: int, context_bytes: int) -> bytes:
+    """One JSON document, one field a line."""
+    found = {
+        "schema": 1, "model": model, "memory_bytes": limit, "context_bytes": context_bytes, "strategies": lines,
+    }  # fmt: skip
+    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+
+
+def _number(first: str, second: str, cells: Sequence[str]) -> Column:
+    return Column(head=(first, second), cells=tuple(cells), is_number=True)
+
+
+def _memory(nbytes: int | None, outcome: str | None) -> str:
+    return bytes_text(nbytes) if outcome in (None, "ok") else outcome.replace("_", " ")
+
+
+def _beyond(one: Line, limit: int) -> str:
+    if one.beyond_outcome is None:
+        return MISSING
+    if one.beyond_bytes is None:
+        return one.beyond_outcome.replace("_", " ")
+    return f"{bytes_text(one.beyond_bytes)}: {'fits too' if one.beyond_bytes <= limit else 'does not fit'}"
+
+
+def _rate(samples: float | None) -> str:
+    return MISSING if samples is None else f"{samples:,.1f}"
+
+
+def _against(samples: float | None, none: float | None) -> str:
+    return change_text(samples / none if samples and none else None)

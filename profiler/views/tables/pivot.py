@@ -1,0 +1,137 @@
+"""The numbers of a run over two of its axes, for a screen of any width: knows nothing of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.text import Text
+
+from profiler.analysis.axes import Axis, Value, grid, two
+from profiler.analysis.growth import exponent
+from profiler.analysis.rows import Row
+from profiler.analysis.throughput import device_memory, holds, samples_per_second, stairs
+from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
+from profiler.views.plots.panels import planes, space_of
+from profiler.views.tables.columns import COUNTED, Column, heading
+from profiler.views.tables.terminal import fitted, paragraph, strips
+
+OUT, BEYOND = "OOM", "*"
+BATCHES = {"batch_size", "strategy"}  # over these, samples a second at equal memory
+
+
+class Quantity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a table tells of every row that is ok: a number, and its text."""
+
+    title: str
+    read: Callable[[Row], float | None]
+    text: Callable[[float], str]
+    is_peak: bool = False
+    grows: bool = True  # with a power that is worth telling
+
+
+def table(rows: Sequence[Row], *, over: Sequence[str] = (), width: int | None = None, encoding: str = "utf-8") -> Text:
+    """For every plane of the two axes: peak, step time and samples a second, and the most of them in each memory.
+
+    Raises UserError where no two settings vary, or where what is named does not.
+    """
+    return Text("\n\n").join([_plane(plane, width=width, encoding=encoding) for plane in planes(rows, over)])
+
+
+def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
+    space = space_of(rows)
+    across, up = two(space)
+    cells = grid(rows, space, across, up)
+    parts = [paragraph(heading(rows), width=width, encoding=encoding, style="bold")]
+    for quantity in _quantities(rows):
+        title = f"{quantity.title} by {across.label}"
+        parts += [Text(), paragraph(title, width=width, encoding=encoding, style="bold")]
+        parts += [strips(columns(cells, across, up, quantity), width=width, encoding=encoding)]
+    if {across.name, up.name} == BATCHES and (best := stairs(rows)):
+        parts += [Text(), paragraph("the most samples a second up to a peak", width=width, style="bold")]
+        parts += [fitted(_stairs(best), width=width, encoding=encoding)]
+    below = _legend(rows, across)
+    parts += [Text()] if below else []
+    return Text("\n").join([*parts, *(paragraph(line, width=width, encoding=encoding) for line in below)])
+
+
+def columns(cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: Quantity) -> tuple[Column, ...]:
+    """A line for each value up, a number for each across, and the exponent of the nearest power."""
+    names = Column(head=(up.label, ""), cells=tuple(str(value) for value in up.values))
+    numbers = [
+        _numbers((str(one), ""), [_cell(cells.get((one, other)), quantity) for other in up.values])
+        for one in across.values
+    ]
+    powers = [_power([(one, cells.get((one, other))) for one in across.values], quantity) for other in up.values]
+    if across.is_number and quantity.grows and any(power != MISSING for power in powers):
+        numbers.append(_numbers(("grows", "as n^"), powers))
+    return (names, *numbers)
+
+
+def _quantities(rows: Sequence[Row]) -> list[Quantity]:
+    """Those of which there is a number."""
+    size, unit = byte_unit(row.readings.peak_bytes for row in rows)
+    second, name = second_unit(row.step_seconds for row in rows)
+
+    def in_unit(value: float) -> str:
+        return scaled(value, size)
+
+    found = (
+        Quantity(title=f"peak memory ({unit})", read=lambda row: row.readings.peak_bytes, text=in_unit, is_peak=True),
+        Quantity(title=f"saved memory ({unit})", read=lambda row: row.readings.saved_bytes, text=in_unit),
+        Quantity(
+            title=f"step time ({name})", read=lambda row: row.step_seconds, text=lambda value: scaled(value, second)
+        ),
+        Quantity(title="samples a second", read=samples_per_second, text=_rate_text, grows=False),
+    )
+    return [one for one in found if any(_value(row, one) is not None for row in rows)]
+
+
+def _value(row: Row, quantity: Quantity) -> float | None:
+    return quantity.read(row) if row.outcome == "ok" else None
+
+
+def _rate_text(rate: float) -> str:
+    return in_unit_text(rate, "")
+
+
+def _cell(row: Row | None, quantity: Quantity) -> str:
+    if row is None:
+        return MISSING
+    if row.outcome != "ok":
+        return OUT if row.outcome == "out_of_memory" else row.outcome.replace("_", " ")
+    value = _value(row, quantity)
+    mark = BEYOND if quantity.is_peak and holds(row) is False else ""
+    return MISSING if value is None else f"{mark}{quantity.text(value)}"
+
+
+def _power(along: Sequence[tuple[Value, Row | None]], quantity: Quantity) -> str:
+    points = [(float(one), _value(row, quantity)) for one, row in along if row and isinstance(one, int | float)]
+    known = [(one, value) for one, value in points if value is not None]
+    found = exponent([one for one, _ in known], [value for _, value in known])
+    return MISSING if found is None else f"{found:.2f}"
+
+
+def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
+    return (
+        _numbers(("from", ""), [bytes_text(row.readings.peak_bytes) for row in best]),
+        Column(head=("strategy", ""), cells=tuple(str(row.case.strategy) for row in best)),
+        _numbers(("batch", "size"), [str(row.case.batch_size) for row in best]),
+        _numbers(("samples", "a second"), [_rate_text(samples_per_second(row) or 0.0) for row in best]),
+    )
+
+
+def _numbers(head: tuple[str, str], cells: Sequence[str]) -> Column:
+    return Column(head=head, cells=tuple(cells), is_number=True)
+
+
+def _legend(rows: Sequence[Row], across: Axis) -> list[str]:
+    """What the signs in the cells mean, as far as there are any."""
+    known = device_memory(rows)
+    memory = "the device's memory" if known is None else f"the device's {bytes_text(known)}"
+    beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)
+    return [
+        *([f"{BEYOND} does not fit {memory}, {COUNTED}"] if beyond else []),
+        *([f"{OUT}: ran out of memory"] if any(row.outcome == "out_of_memory" for row in rows) else []),
+        *([f"n: {across.label}"] if across.is_number and len(across.values) > 2 else []),
+    ]

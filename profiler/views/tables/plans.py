@@ -1,0 +1,202 @@
+"""A plan beside what a user would pick, and whole frontiers, as tables and documents: knows nothing of commands."""
+
+from __future__ import annotations
+
+import csv as csv_file
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from rich.text import Text
+
+from profiler.analysis.rows import Row
+from profiler.core.units import MISSING, bytes_text, change_text, error_text, seconds_text
+from profiler.planning.candidates import Way
+from profiler.planning.chain import Chain
+from profiler.planning.plan import render
+from profiler.planning.solver import Point
+from profiler.views.tables.columns import Column
+from profiler.views.tables.terminal import fitted, paragraph
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the table: a way, and what is known of it."""
+
+    way: Way
+    predicted: Row | None = None  # by a traced step
+    measured: Row | None = None
+
+
+def table(
+    lines: Sequence[Shown],
+    *,
+    title: str,
+    none: Way,
+    below: Sequence[str] = (),
+    width: int | None = None,
+    encoding: str = "utf-8",
+) -> Text:
+    """A line for each way; overheads are against the step without checkpointing, `none`."""
+    parts = [paragraph(title, width=width, encoding=encoding, style="bold"), Text()]
+    parts += [_fitted(_columns(lines, none), width=width, encoding=encoding), Text()]
+    parts += [paragraph(line, width=width, encoding=encoding) for line in below]
+    return Text("\n").join(parts)
+
+
+def frontier(
+    points: Sequence[Point], none: Way, *, title: str, width: int | None = None, encoding: str = "utf-8"
+) -> Text:
+    """Every plan that no other beats, the smallest first."""
+    columns = (
+        Column(head=("peak", "by costs"), cells=tuple(bytes_text(one.peak_bytes) for one in points), is_number=True),
+        Column(
+            head=("peak", "of none"),
+            cells=tuple(_change(one.peak_bytes, none.cost.peak_bytes) for one in points),
+            is_number=True,
+        ),
+        Column(
+            head=("time", "of none"),
+            cells=tuple(_change(one.step_seconds, none.cost.step_seconds) for one in points),
+            is_number=True,
+        ),
+        Column(head=("plan", ""), cells=tuple(render(one.plan) for one in points)),
+    )
+    heading = paragraph(title, width=width, encoding=encoding, style="bold")
+    return Text("\n").join([heading, Text(), _fitted(columns, width=width, encoding=encoding)])
+
+
+def csv(points: Sequence[Point]) -> bytes:
+    """The frontier: bytes, seconds, plan."""
+    text = StringIO()
+    writer = csv_file.writer(text, lineterminator="\n")
+    writer.writerow(("peak_bytes", "step_seconds", "plan"))
+    writer.writerows((one.peak_bytes, repr(one.step_seconds), render(one.plan)) for one in points)
+    return text.getvalue().encode()
+
+
+def legend(chain: Chain) -> str:
+    """Which stage is what: `stages: 1 before blocks.0, 2-7 blocks.0 to blocks.5, 8 after blocks.5`."""
+    words = []
+    for is_pinned, group in groupby(enumerate(chain.stages, start=1), key=lambda one: one[1].pinned):
+        run = list(group)
+        (first, one), (last, other) = run[0], run[-1]
+        if is_pinned or first == last:
+            words += [f"{number} {stage.name}" for number, stage in run]
+        else:
+            words.append(f"{first}-{last} {one.name} to {other.name}")
+    return f"stages: {', '.join(words)}"
+
+
+def document(
+    *,
+    model: str | None,
+    budget_bytes: int | None,
+    none: Way,
+    points: Sequence[Point],
+    lines: Sequence[Shown],
+    facts: Mapping[str, Any],
+) -> bytes:
+    """One JSON document, one field a line."""
+    found = {
+        "schema": 1,
+        "model": model,
+        "budget_bytes": budget_bytes,
+        "uncheckpointed": {"peak_bytes": none.cost.peak_bytes, "step_seconds": none.cost.step_seconds},
+        **facts,
+        "ways": [_line(one) for one in lines],
+        "frontier": [
+            {"peak_bytes": one.peak_bytes, "step_seconds": one.step_seconds, "plan": render(one.plan)} for one in points
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+
+
+def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
+    found = [
+        Column(head=("way", ""), cells=tuple(one.way.label for one in lines)),
+        _number("peak", "by costs", [bytes_text(one.way.cost.peak_bytes) for one in lines]),
+        _number("time", "by costs", [_change(one.way.cost.step_seconds, none.cost.step_seconds) for one in lines]),
+    ]
+    if any(one.predicted for one in lines):
+        found.append(_number("peak", "predicted", [_peak(one.predicted) for one in lines]))
+    kinds = {one.measured.evidence for one in lines if one.measured}
+    if kinds:
+        kind = ", ".join(sorted(kinds))
+        found += [
+            _number("peak", kind, [_peak(one.measured) for one in lines]),
+            _number("predicted", "off by", [_error(one.measured) for one in lines]),
+            _number("time", kind, [_time(one.measured) for one in lines]),
+            Column(
+                head=("gradients", ""),
+                cells=tuple(one.measured.gradients if one.measured else MISSING for one in lines),
+            ),
+        ]
+    return (*found, Column(head=("plan", ""), cells=tuple(render(one.way.plan) for one in lines)))
+
+
+def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
+    """The numbers, and where they are too many to have the words beside them, those below."""
+    cut = next((at for at, column in enumerate(columns) if at and not column.is_number), None)
+    return fitted(columns, width=width, encoding=encoding, cut=cut)
+
+
+def _number(first: str, second: str, cells: Sequence[str]) -> Column:
+    return Column(head=(first, second), cells=tuple(cells), is_number=True)
+
+
+def _change(value: float, whole: float) -> str:
+    return change_text(value / whole if whole else None)
+
+
+def _peak(row: Row | None) -> str:
+    if row is None or row.outcome != "ok":
+        return MISSING if row is None else row.outcome.replace("_", " ")
+    return bytes_text(row.readings.peak_bytes)
+
+
+def _error(row: Row | None) -> str:
+    return error_text(row.prediction_error if row else None)
+
+
+def _time(row: Row | None) -> str:
+    return change_text(row.time_ratio if row else None)
+
+
+def _line(one: Shown) -> dict[str, Any]:
+    measured, predicted = one.measured, one.predicted
+    return {
+        "way": one.way.label,
+        "plan": render(one.way.plan),
+        "peak_bytes": one.way.cost.peak_bytes,
+        "step_seconds": one.way.cost.step_seconds,
+        "predicted_peak_bytes": predicted.readings.peak_bytes if predicted else None,
+        "measured_peak_bytes": measured.readings.peak_bytes if measured else None,
+        "measured_time_ratio": measured.time_ratio if measured else None,
+        "gradients": measured.gradients if measured else None,
+        "outcome": measured.outcome if measured else None,
+    }
+
+
+def stages(chain: Chain, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """A line a stage: what it holds and takes."""
+    found = chain.stages
+    columns = (
+        Column(head=("stage", ""), cells=tuple(f"{number} {one.name}" for number, one in enumerate(found, start=1))),
+        _number("output", "", [bytes_text(one.output_bytes) for one in found]),
+        _number("saved", "", [bytes_text(one.saved_bytes) for one in found]),
+        _number("backward", "besides", [bytes_text(one.backward_extra_bytes) for one in found]),
+        _number("gradients", "", [bytes_text(one.gradient_bytes) for one in found]),
+        _number("forward", "", [seconds_text(one.forward_seconds) for one in found]),
+        _number("backward", "", [seconds_text(one.backward_seconds) for one in found]),
+        Column(head=("can also be", ""), cells=tuple(_options(one) for one in found)),
+    )
+    heading = paragraph(title, width=width, encoding=encoding, style="bold")
+    return Text("\n").join([heading, Text(), _fitted(columns, width=width, encoding=encoding)])
+
+
+def _options(stage: Any) -> str:
+    if stage.pinned:
+        return "always kept"
+    return ", ".join(f"{one.name} {bytes_text(one.saved_bytes)}" for one in stage.options) or "checkpointed"

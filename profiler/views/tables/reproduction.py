@@ -1,0 +1,132 @@
+"""A published system beside ours, for a screen, as Markdown or as JSON: knows nothing of how figures are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text
+
+from profiler.analysis.reproduction import Line, Reproduction
+from profiler.core.case import FAKE, encode
+from profiler.core.gpu_kinds import is_hollow
+from profiler.core.units import MISSING, in_unit_text, spread_text
+from profiler.views.export.markdown import SPECIAL
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import Column
+from profiler.views.tables.terminal import fitted, paragraph
+
+OTHER_SIZE = "other size"
+SAME = "none"
+HEADS = ("what", "published", "ours", "difference")
+
+
+def table(found: Reproduction, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """Every published figure beside ours, then what the source leaves unsaid and what was reduced."""
+    cells = [_cells(line) for line in found.lines]
+    columns = [
+        Column(head=(head, ""), cells=tuple(row[index] for row in cells), is_number=index > 0 and head != "published")
+        for index, head in enumerate(HEADS)
+    ]
+    parts = [paragraph(_heading(found), width=width, encoding=encoding, style="bold")]
+    parts += [Text(), fitted(columns, width=width, encoding=encoding)]
+    below = _below(found)
+    parts += [Text()] if below else []
+    parts += [paragraph(line, width=width, encoding=encoding) for line in below]
+    return Text("\n").join(parts)
+
+
+def markdown(found: Reproduction) -> str:
+    """The same as Markdown."""
+
+    def line(cells: tuple[str, ...]) -> str:
+        return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+
+    rows = [line(HEADS), "| --- | ---: | ---: | ---: |", *(line(_cells(one)) for one in found.lines)]
+    below = [f"- {_escaped(text)}" for text in _below(found)]
+    return "\n".join([f"### {_escaped(_heading(found))}", "", *rows, "", *below, ""])
+
+
+def document(found: Reproduction, *, run: str | None, exit_code: int) -> bytes:
+    """The same as one JSON document, numbers as they are."""
+    whole: dict[str, Any] = {"run": run, "exit_code": exit_code, "reproduction": found}
+    return encode(whole) + b"\n"
+
+
+def _heading(found: Reproduction) -> str:
+    environment = found.environment
+    name = environment.device_name if environment and environment.device_name else found.device
+    torch = [f"torch {environment.torch}"] if environment and environment.torch else []
+    size = "reduced size" if found.reduced else "the published size"
+    kind = "predicted" if found.device.startswith(FAKE) else "rehearsed" if is_hollow(name) else None
+    said = [f"{kind}, not measured"] if kind else []
+    return ", ".join([f"{found.name}: {found.title}", size, name, *said, *torch])
+
+
+def _cells(line: Line) -> tuple[str, str, str, str]:
+    return line.what, _published(line), _ours(line), _difference(line)
+
+
+def _published(line: Line) -> str:
+    if line.published is None:
+        return "not given"
+    text = _number(line, line.published) if isinstance(line.published, (int, float)) else line.published
+    return f"{text} (by hand)" if line.arithmetic else text
+
+
+def _ours(line: Line) -> str:
+    if line.ours is None:
+        return "no fit" if line.kind == "number" and line.reason is None and "power" in line.what else MISSING
+    if isinstance(line.ours, str):
+        return line.ours
+    unit = "MiB" if line.unit == "M" else line.unit
+    text = in_unit_text(line.ours, unit, signed=line.kind == "change")
+    return text if line.spread is None else f"{text} {spread_text(line.spread)}"
+
+
+def _number(line: Line, value: float) -> str:
+    """A published number as it was published."""
+    sign = "+" if line.kind == "change" and value > 0 else ""
+    return f"{sign}{value:,} {line.unit}".rstrip()
+
+
+def _difference(line: Line) -> str:
+    if line.ours is None or line.published is None:
+        return MISSING
+    if line.other_size:
+        return OTHER_SIZE
+    if line.difference is None:
+        both = isinstance(line.ours, str) and isinstance(line.published, str)
+        return (SAME if line.ours == line.published else "differs") if both else MISSING
+    if line.difference == 0:
+        return SAME
+    if line.kind in ("change", "share"):
+        return in_unit_text(line.difference, "points", signed=True)
+    if line.kind == "number" or line.unit == "B" or line.relative is None:
+        return in_unit_text(line.difference, line.unit, signed=True)
+    return in_unit_text(100 * line.relative, "%", signed=True)
+
+
+def _below(found: Reproduction) -> list[str]:
+    """What must be known besides: reasons, notes, sizes, the source and its silence."""
+    reasons: dict[str, dict[str, None]] = {}
+    for line in found.lines:
+        if line.reason:
+            reasons.setdefault(line.reason, {})[line.what.partition(": ")[0]] = None
+    said = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    notes = {line.note: line.what for line in reversed(found.lines) if line.note}
+    said += [f"note: {what}: {note}" for note, what in reversed(notes.items())]
+    if any(line.spread is not None for line in found.lines):
+        said.append(
+            "±: half the interquartile range of the steps, its own or the baseline's, or half the range of the rounds"
+        )
+    if any(line.unit == "M" for line in found.lines):
+        said.append("M: the source does not say of what; differences take it for MiB")
+    said.append(f"source: {found.source}")
+    said += [f"the source does not say: {'; '.join(found.unsaid)}"] if found.unsaid else []
+    if found.reduced:
+        said.append(f"reduced for a CPU: {found.reduced}; --full runs the published size")
+    return said
+
+
+def _escaped(text: str) -> str:
+    return plain(text).translate(SPECIAL)

@@ -1,0 +1,137 @@
+"""The table that answers the question, for a screen of any width. Knows nothing of files or of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from profiler.analysis.rows import Row
+from profiler.core.units import MISSING
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import Column, Columns, columns, groups, heading, reasons, remarks
+from profiler.views.tables.grid import GAP, Line, block, broken, grid
+
+INDENT = "  "
+Printed = Text  # what views for the screen give, and `write` prints
+
+
+def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """All rows, one table for each group that may be compared, with the reasons and the notes below it.
+
+    Numbers are whole at any width: a table that does not fit is cut into memory and time, then into one block a row.
+    A width of None (a pipe) is as wide as it takes.
+    """
+    return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
+
+
+def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: str = "", indent: str = INDENT) -> Text:
+    """One line of prose from any source, broken to the width behind a hanging indent."""
+    lines = broken(plain(text, encoding=encoding), max(20, (width or 10**9) - len(indent)))
+    return Text(("\n" + indent).join(lines), style=style)
+
+
+def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: int | None = None) -> Text:
+    """Any table: in lines where it fits, else in a block for each row.
+
+    One that may be cut before a column is two tables before that, each with the first column.
+    """
+    cleaned = [clean(column, encoding=encoding) for column in columns]
+    halves = [[cleaned[:cut], [cleaned[0], *cleaned[cut:]]]] if cut else []
+    for parts in ([cleaned], *halves):
+        grids = [lines for part in parts if (lines := grid(part, width=width)) is not None]
+        if len(grids) == len(parts):
+            return Text("\n\n").join([styled(lines) for lines in grids])
+    rows = range(len(cleaned[0].cells))
+    return Text("\n\n").join([styled(block(cleaned, row=row, width=width)) for row in rows])
+
+
+def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
+    """A table of many columns alike: below each other as many of them as fit, each time behind the first column."""
+    first, *rest = [clean(column, encoding=encoding) for column in columns]
+    parts = []
+    while rest:
+        count = 1
+        while count < len(rest) and (width is None or grid([first, *rest[: count + 1]], width=width) is not None):
+            count += 1
+        parts.append(fitted([first, *rest[:count]], width=width, encoding=encoding))
+        rest = rest[count:]
+    return Text("\n\n").join(parts)
+
+
+def styled(lines: Sequence[Line], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
+    """Laid-out lines with the head in bold."""
+    text = Text("\n".join(line.text for line in lines))  # one text: rich takes a second to join 30,000
+    end = -1
+    for line in lines:
+        start, end = end + 1, end + 1 + len(line.text)
+        style = "bold" if line.row == -1 else "" if line.row < 0 else style_of(line.row)
+        if style:
+            text.stylize(style, start, end)
+    return text
+
+
+def clean(column: Column, *, encoding: str) -> Column:
+    """A column whose every text is harmless and can be printed."""
+    return msgspec.structs.replace(
+        column,
+        head=tuple(plain(text, encoding=encoding) for text in column.head),
+        cells=tuple(plain(text, encoding=encoding) for text in column.cells),
+    )
+
+
+def write(text: Text, *, file: TextIO) -> None:
+    """Print it whole: colours only on a terminal and without NO_COLOR, nothing cropped, wrapped or read as markup."""
+    console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False)
+    if console.color_system is None:
+        file.write(f"{text.plain}\n")
+        return
+    with console.capture() as captured:  # rich itself would end the process where the reader went away
+        console.print(text, soft_wrap=True)
+    file.write(captured.get())
+
+
+def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
+    parts = [paragraph(heading(rows), width=width, encoding=encoding, style="bold"), Text()]
+    parts += _laid_out(_cleaned(columns(rows), encoding), rows, width=width)
+    below = [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
+    parts += [Text()] if below else []
+    parts += [paragraph(line, width=width, encoding=encoding) for line in below]
+    return Text("\n").join(parts)
+
+
+def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> list[Text]:
+    """One table, or two below each other, or a block for each row: the first that fits."""
+
+    def style(row: int) -> str:
+        return "dim" if rows[row].outcome == "invalid" else ""
+
+    halves = ((table.name, *table.memory), (table.name, *table.time, *table.verdict))
+    for cut in ((table.all,), halves):
+        grids = [grid(part, width=width) for part in cut]
+        if all(grids):
+            texts = [styled(lines or [], style_of=style) for lines in grids]
+            return [Text("\n\n").join(texts)]
+    blocks = [_block(table, row) for row in range(len(rows))]
+    return [Text("\n\n").join([Text("\n").join([name, styled(lines, style_of=style)]) for name, lines in blocks])]
+
+
+def _block(table: Columns, row: int) -> tuple[Text, list[Line]]:
+    lines = block(table.all[1:], row=row)
+    measured = [line for line in lines if not line.text.endswith(f"{GAP}{MISSING}")]
+    return Text(table.name.cells[row], style="bold"), measured if len(measured) < len(lines) / 2 else lines
+
+
+def _cleaned(table: Columns, encoding: str) -> Columns:
+    def all_clean(part: tuple[Column, ...]) -> tuple[Column, ...]:
+        return tuple(clean(column, encoding=encoding) for column in part)
+
+    return Columns(
+        name=clean(table.name, encoding=encoding),
+        memory=all_clean(table.memory),
+        time=all_clean(table.time),
+        verdict=all_clean(table.verdict),
+    )

@@ -1,0 +1,199 @@
+"""How every plot looks: colours, names, titles, axes. Knows nothing of any one plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+from profiler.analysis.rows import Row
+from profiler.views.plots.style import USUAL, sized
+from profiler.views.sanitize import plain
+from profiler.views.tables.columns import batch, device, is_predicted, model, one_strategy, outcome, setting
+from profiler.views.tables.grid import broken
+
+BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work has them
+INK, GREY, FAINT = "#222222", "#767676", "#E4E4E4"
+FONT = USUAL
+BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar and its gap; from so many bars on, a smaller one
+LONGEST_NAME = 44
+BOLD = 1.1  # times as wide
+EM = 0.62  # of a letter's height: wider than nearly every text in DejaVu Sans
+MOST_LINES = 6  # of a title
+
+
+def name(row: Row) -> str:
+    """The strategy as one short line; it is never read as mathematics (`parse_math` is off wherever it is drawn)."""
+    return shortened(row.case.strategy)
+
+
+def shortened(value: object) -> str:
+    """Anything as one short line."""
+    text = plain(str(value))
+    if len(text) <= LONGEST_NAME:
+        return text
+    end = LONGEST_NAME // 2  # where names of one strategy differ
+    return f"{text[: LONGEST_NAME - 1 - end]}…{text[-end:]}"
+
+
+def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
+    """Two spines, a faint grid, few ticks."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=INK, labelsize=sized(FONT - 1), length=sized(3), color=GREY)
+    axes.grid(axis=grid, color=FAINT, linewidth=sized(0.8))
+    axes.set_axisbelow(True)
+
+
+def number_axis(axes: Axes, which: str) -> None:
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+
+
+def log_axis(axis: Axis) -> None:
+    """Plain numbers at 1, 2 and 5 of every decade."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def name_axis(axes: Axes, rows: Sequence[Row]) -> None:
+    """One row of the picture for each strategy, the first on top."""
+    axes.set_yticks(range(len(rows)), [name(row) for row in rows], parse_math=False)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def names_width(rows: Sequence[Row]) -> float:
+    """Inches that the names beside the axes take."""
+    return sized(0.5 + max(len(name(row)) for row in rows) * (FONT - 1) * EM / 72)
+
+
+def area(usual: float) -> float:
+    """Of a marker, in square points."""
+    return sized(sized(usual))
+
+
+def legend_square(axes: Axes, label: str, colour: str) -> None:
+    """A line of the legend for bars of this colour."""
+    axes.scatter([], [], s=area(110), marker="s", color=colour, label=label)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for all panels, outside them."""
+    handles: dict[str, Artist] = {}
+    for one in axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    longest = int(figure.bbox.width * 72 / figure.dpi / sized((FONT - 1) * 0.62)) - 6  # letters beside a line's mark
+    labels = ["\n".join(broken(label, longest)) for label in handles]
+    for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many beside each other as there is room for
+        legend = figure.legend(
+            list(handles.values()),
+            labels,
+            loc="outside lower left",
+            ncols=num_columns,
+            frameon=False,
+            fontsize=sized(FONT - 1),
+            handletextpad=0.5,
+            columnspacing=1.6,
+        )
+        if num_columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            return
+        legend.remove()
+
+
+def bars_height(rows: Sequence[Row]) -> float:
+    """Inches for a panel with one bar a row."""
+    return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
+
+
+def absent(axes: Axes, row: Row, at: int) -> None:
+    """Say in words why there is no bar."""
+    text = outcome(row) if row.outcome != "ok" else "not measured"
+    axes.annotate(
+        text,
+        (0, at),
+        xycoords=("axes fraction", "data"),
+        xytext=(sized(5), 0),
+        textcoords="offset points",
+        va="center",
+        color=GREY,
+        style="italic",
+        fontsize=sized(FONT - 1),
+    )
+
+
+def is_shown(row: Row) -> bool:
+    """Only what went well is drawn: wrong gradients are never a saving."""
+    return row.outcome == "ok"
+
+
+def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
+    """Model and batch; below it, what they ran on. What is not the same in all rows is an axis, and is left out."""
+    environment = next((row.environment for row in rows if row.environment), None)
+    batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
+    torch = [f"torch {environment.torch}"] if environment and environment.torch else []
+    with_what = [word for word in setting(rows) if word not in batches]
+    above, below = (
+        ", ".join([model(rows), *batches, *one_strategy(rows)]),
+        ", ".join([*with_what, _where(rows), *torch]),
+    )
+    lines = [_wrapped(above, inches, (FONT + 2) * BOLD), _wrapped(below, inches, FONT - 1)]
+    axes.set_title(
+        lines[0],
+        loc="left",
+        fontsize=sized(FONT + 2),
+        color=INK,
+        weight="bold",
+        parse_math=False,
+        pad=sized(12 + _height(lines[1])),
+    )
+    axes.annotate(
+        lines[1],
+        (0, 1),
+        xytext=(0, sized(8)),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        parse_math=False,
+        fontsize=sized(FONT - 1),
+        color=GREY,
+    )
+
+
+def _where(rows: Sequence[Row]) -> str:
+    """What they ran on, or were predicted for."""
+    environment = next((row.environment for row in rows if row.environment), None)
+    if len({row.case.device for row in rows}) > 1:
+        return device(rows)
+    name = environment.device_name if environment else None
+    asked = rows[0].case.device
+    if is_predicted(rows[0]):
+        return f"predicted for {asked}, not measured"
+    return f"{name}: rehearsed, not measured" if rows[0].evidence == "rehearsed" else name or asked
+
+
+def _wrapped(text: str, inches: float, size: float) -> str:
+    characters = int(inches * 72 / (sized(size) * EM))
+    return "\n".join(_few(_cut(broken(plain(text), max(16, characters)), max(16, characters))))
+
+
+def _cut(lines: Sequence[str], width: int) -> list[str]:
+    """No line is wider, also where a word is: a picture has an edge."""
+    return [line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)]
+
+
+def _few(lines: Sequence[str]) -> list[str]:
+    """All lines, or the first and the last of too many."""
+    return [*lines] if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 2], "…", lines[-1]]
+
+
+def _height(text: str) -> float:
+    return (text.count("\n") + 1) * (FONT - 1) * 1.25

@@ -1,0 +1,1 @@
+"""What a command does, without a terminal."""

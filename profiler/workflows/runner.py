@@ -1,0 +1,70 @@
+"""A plan through an engine into a run folder: what comes when, and what is still owed. Knows nothing of screens."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import msgspec
+
+from profiler.analysis import progress
+from profiler.analysis.device_conditions import others
+from profiler.core.case import Case
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.engines import Engine
+from profiler.runs import store
+
+UNTOLD = "GCP031"  # the note of a device that tells nothing of itself
+
+
+def carry_out(
+    engine: Engine,
+    folder: Path,
+    *,
+    data_directory: str | None = None,
+    exclusive: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
+) -> Generator[tuple[Record, int], None, None]:
+    """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
+
+    What crashed or took too long is owed again. `warn` is told what harms nothing yet. Raises UserError where the
+    folder cannot be read or written, or belongs to another process; and (exit code 3) where the device must be
+    exclusive, and others used it, or nobody can tell.
+    """
+    writer = store.Writer(folder)  # first, so that nobody else adds to what is read here
+    try:
+        if not writer.is_locked:
+            warn(f"locks do not work in '{folder}': see to it that no other gcprof writes there")
+        run = store.load(folder)
+        plan = run.manifest.plan
+        done = progress.settled(run.records)
+        owed = progress.owed(plan, done)
+        left = len(owed)
+        later = Counter(trial.case for trial in owed if trial.round > 1)
+        engine.logs = folder / "logs"
+        placed = (msgspec.structs.replace(trial, data_directory=data_directory) for trial in plan)
+        for record in engine.run(placed, done):
+            writer.append(record)
+            left -= 1 + _no_longer_owed(record, later)
+            yield record, left
+            if exclusive:
+                _refuse_shared(record)
+    finally:
+        writer.close()
+
+
+def _refuse_shared(record: Record) -> None:
+    conditions = record.readings.conditions
+    found = others([conditions]) if conditions else None
+    unknown = next((note.text for note in record.notes if note.code == UNTOLD), None)
+    if found or unknown:
+        hint = "go on with --resume, once the device is free" if found else "go on with --resume, without --exclusive"
+        raise UserError(f"--exclusive error: {found or unknown}", hint=hint, exit_code=3)
+
+
+def _no_longer_owed(record: Record, later: Counter[Case]) -> int:
+    """How many later rounds a case loses whose first is not ok."""
+    return later[record.case] if record.round == 1 and record.outcome != "ok" else 0

@@ -1,0 +1,61 @@
+"""One part of a run on the machine at hand, as a job of a cluster does it: knows nothing of what queues the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from profiler.analysis.rows import latest
+from profiler.core import code_digests
+from profiler.core.case import decode, encode
+from profiler.core.errors import UserError
+from profiler.core.files import atomic_write
+from profiler.core.record import Environment
+from profiler.engines.local import Local
+from profiler.runs import run_diff, store
+from profiler.runs.store import Manifest
+from profiler.workflows import runner
+
+
+def carry_out(folder: Path, *, agreed: Path, stage_seconds: float = 600.0, data_directory: str | None = None) -> int:
+    """Run what a folder still owes on this machine's devices; how many trials have a record then.
+
+    In the folder `agreed` the first job of a run says which device all of them have. Raises UserError where this
+    machine has another one, or other files or versions.
+    """
+    manifest = store.read_manifest(folder)
+    with Local(stage_seconds=stage_seconds) as engine:
+        _refuse_other(manifest, engine.survey(), agreed)
+        for _ in runner.carry_out(engine, folder, data_directory=data_directory):
+            pass
+    return len(latest(store.load(folder).records))
+
+
+def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], agreed: Path) -> None:
+    cases = [trial.case for trial in manifest.plan]
+    for device in dict.fromkeys(case.device for case in cases if not case.is_predicted):
+        if device not in devices:
+            raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
+        first = msgspec.structs.replace(manifest, environment=_agreed(agreed, device, devices[device]))
+        found = run_diff.changes(first, environment=devices[device], sources=code_digests.digests(cases))
+        if found:
+            hint = "ask for one kind of node, as constraint=NAME does"
+            raise UserError(f"this node is not as the first of the run: {'; '.join(found)}", hint=hint)
+
+
+def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
+    """What the first job found of the device, which may be this one."""
+    path = folder / f"{device.replace(':', '-')}.json"
+    new = atomic_write.beside(path)
+    try:
+        new.write_bytes(encode(mine))
+        os.link(new, path)  # whole, and by one job alone
+    except FileExistsError:
+        found: Environment = decode(path.read_bytes(), Environment)
+        return found
+    finally:
+        new.unlink(missing_ok=True)
+    return mine

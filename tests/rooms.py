@@ -1,0 +1,61 @@
+"""The rooms of `profiler/`, lowest first: what each may import, and which heavy libraries it may know.
+
+The one table of them: `tests/test_layers.py` holds the code to it, and `tests/pages.py` writes ARCHITECTURE.md's table
+from it. What a room is for is the first line of its own docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).parent.parent / "profiler"
+
+
+class Room(NamedTuple):
+    """A folder of `profiler/`, or one of the files beside the folders."""
+
+    imports: frozenset[str]  # other rooms, all of them above this one in the table
+    libraries: frozenset[str]  # heavy ones
+
+
+def _room(imports: str = "", libraries: str = "") -> Room:
+    return Room(frozenset(imports.split()), frozenset(libraries.split()))
+
+
+ROOMS = {
+    "core": _room(),
+    "planning": _room("core"),
+    "analysis": _room("core", "pandas"),
+    "training": _room("core", "torch torchvision timm transformers"),
+    "request": _room("core training"),
+    "rehearsal": _room("core"),
+    "measuring": _room("core training", "torch psutil pynvml"),
+    "predicting": _room("core planning analysis training measuring", "torch"),
+    "runs": _room("core analysis"),
+    "engines": _room("core analysis training request rehearsal measuring predicting runs", "torch ray submitit"),
+    "views": _room("core planning analysis training runs", "pandas matplotlib jinja2 pyarrow rich"),
+    "integrations": _room(
+        "core analysis training measuring runs engines", "torch transformers tensorboard wandb mlflow"
+    ),
+    "workflows": _room("core planning analysis training request runs engines views", "pandas"),
+    "api": _room("core training request measuring", "torch"),
+    "cli": _room("core planning analysis training request runs engines views integrations workflows", "typer"),
+}
+
+
+def about(room: str) -> str:
+    """The first line of a room's docstring, without its full stop."""
+    path = PACKAGE / room / "__init__.py"
+    text = (path if path.is_file() else PACKAGE / f"{room}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].removesuffix(".")
+
+
+def table() -> str:
+    """The rooms as a Markdown table."""
+    lines = ["| room | what lives there | imports | heavy libraries |", "|---|---|---|---|"]
+    for name, room in ROOMS.items():
+        imports = " ".join(other for other in ROOMS if other in room.imports)
+        lines.append(f"| `{name}` | {about(name)} | {imports or '-'} | {' '.join(sorted(room.libraries)) or '-'} |")
+    return "\n".join(lines) + "\n"
