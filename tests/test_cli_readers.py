@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from profiler.cli import answer
-from profiler.cli.output import run_folder
 from profiler.core import catalogue
 from profiler.core.case import Trial
+from profiler.runs.find import run_folder
 from profiler.training import models, strategies
 from tests import examples, machines, make
 

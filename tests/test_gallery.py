@@ -9,7 +9,7 @@ import typer.main
 
 from benchmarks import gallery
 from profiler.cli import ClickError, application
-from profiler.cli.output import run_folder
+from profiler.runs.find import run_folder
 from profiler.views import PLOTS
 from profiler.views.plots.style import STYLES
 

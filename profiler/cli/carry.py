@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler.cli.consent import resume_words
-from profiler.cli.output import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, say_first, width
+from profiler.cli.output import aside, command_line, encoding, next_command, say, say_bytes, say_first, width
 from profiler.cli.placement import Where
 from profiler.cli.signals import Interrupted, end_at_once
 from profiler.core.errors import UserError
+from profiler.runs import RESULTS
 
 LOCAL = Where()
 

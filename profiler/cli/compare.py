@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
+from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.analysis.comparison import Comparison
@@ -78,6 +78,7 @@ def _ordered(runs: list[str], baseline: str | None) -> list[str]:
 
 def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
     """Every run by the name that it is shown by; no path of this machine, but what tells runs of one name apart."""
+    from profiler.runs.find import run_folder
     from profiler.runs.references import PREFIX
     from profiler.runs.store import load
 

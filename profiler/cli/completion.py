@@ -9,10 +9,9 @@ VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script where it asks for pro
 
 def runs(incomplete: str) -> list[str]:
     """`last`, and the names below results/, the newest first; a path is left to the shell."""
-    from profiler.cli.output import RESULTS
-    from profiler.runs import store
+    from profiler.runs import RESULTS, find
 
-    names = [path.name for path in reversed(store.runs(RESULTS))]
+    names = [path.name for path in reversed(find.runs(RESULTS))]
     return [name for name in ["last", *names] if name.startswith(incomplete)]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, next_command, one_of, run_folder, say_bytes
+from profiler.cli.output import RUN_HELP, aside, next_command, one_of, say_bytes
 
 if TYPE_CHECKING:
     from profiler.runs.store import Run
@@ -39,6 +39,7 @@ def export(
     from profiler import views
     from profiler.core.errors import UserError
     from profiler.integrations import trackers
+    from profiler.runs.find import run_folder
     from profiler.runs.references import PREFIX
     from profiler.runs.store import load
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiler.cli.consent import refuse_code
-from profiler.cli.output import RESULTS, run_folder
 from profiler.core.errors import UserError
+from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
     from profiler.core.case import Case, Choice, Trial
@@ -78,6 +78,7 @@ def _records(target: str, words: Request) -> list[Record] | None:
     """Those of the run that is called so; None where none is."""
     from profiler.request.spec import Request
     from profiler.runs import store
+    from profiler.runs.find import run_folder
 
     places = (Path(target), RESULTS / target)
     if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):

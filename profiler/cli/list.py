@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.output import RESULTS, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import encoding, next_command, say, say_bytes, width
+from profiler.runs import RESULTS
 
 
 def list_runs(

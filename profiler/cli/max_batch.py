@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RESULTS, aside, command_line, encoding, next_command, say, say_bytes, say_failure, width
+from profiler.cli.output import aside, command_line, encoding, next_command, say, say_bytes, say_failure, width
 from profiler.cli.signals import Interrupted, heeded
 from profiler.core.errors import UserError
+from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
     from profiler.cli.planning import Model

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RESULTS, RUN_HELP, aside, next_command, run_folder
+from profiler.cli.output import RUN_HELP, aside, next_command
+from profiler.runs import RESULTS
 
 
 def merge(
@@ -24,6 +25,7 @@ def merge(
     """
     from profiler.core.units import count_text
     from profiler.runs import store
+    from profiler.runs.find import run_folder
     from profiler.runs.merge import merge as merged
     from profiler.runs.merge import write
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, next_command, run_folder
+from profiler.cli.output import RUN_HELP, aside, next_command
 
 
 def migrate(
@@ -23,6 +23,7 @@ def migrate(
     from profiler.core.errors import UserError
     from profiler.core.units import count_text
     from profiler.runs import migrate as migrating
+    from profiler.runs.find import run_folder
 
     if in_place and output is not None:
         raise UserError("--in-place has no effect with -o", hint="leave one of them out")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,39 +10,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from profiler.core.case import Trial
     from profiler.core.record import Environment
     from profiler.views.tables.terminal import Printed
 
-RESULTS = Path("results")
 COMMAND: ContextVar[Sequence[str]] = ContextVar("COMMAND", default=())  # the words of the command at work
-LISTED = "`gcprof list` shows the runs"
 RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
-
-
-def run_folder(word: str, *, below: Path = RESULTS) -> Path:
-    """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError."""
-    from profiler.runs import references
-    from profiler.runs.store import runs
-
-    if word.startswith(references.PREFIX):
-        return references.find(word)
-    if os.path.isfile(Path(word) / "manifest.json"):  # a name may be too long to ask for otherwise
-        return Path(word)
-    if word != "last" and os.path.exists(word):
-        raise UserError(f"'{word}' has no manifest.json: it is no run folder", hint=LISTED, exit_code=4)
-    known = runs(below)
-    if not known and word == "last":
-        raise UserError(f"there are no runs below '{below}'", hint="measure something first: gcprof run")
-    if word == "last":
-        return max(known, key=lambda path: ((path / "manifest.json").stat().st_mtime_ns, path.name))
-    names = [path.name for path in known]
-    if word in names:
-        return below / word
-    raise UserError(f"'{word}' is no run", hint=nearest(word, names) or LISTED, exit_code=4)
 
 
 def one_of(word: str, known: Iterable[str], *, flag: str) -> str:
@@ -54,11 +28,6 @@ def one_of(word: str, known: Iterable[str], *, flag: str) -> str:
         hint = nearest(word, names) or f"choose from {', '.join(names)}"
         raise UserError(f"{flag} cannot be '{word}'", hint=hint)
     return word
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else None
 
 
 def usage(error: Any) -> tuple[str, str | None]:

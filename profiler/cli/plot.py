@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, next_command, one_of, run_folder
+from profiler.cli.output import RUN_HELP, aside, next_command, one_of
 
 
 def plot(
@@ -41,6 +41,7 @@ def plot(
     from profiler import views
     from profiler.analysis.rows import rows
     from profiler.core import optional_deps
+    from profiler.runs.find import run_folder
     from profiler.runs.store import load
 
     one_of(kind, views.PLOTS, flag="--kind")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from profiler.cli.output import RESULTS, aside, command_line
+from profiler.cli.output import aside, command_line
+from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
     from profiler.cli.plan_options import Wish

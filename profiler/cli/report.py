@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.output import RUN_HELP, aside, next_command, one_of, run_folder
+from profiler.cli.output import RUN_HELP, aside, next_command, one_of
 
 
 def report(
@@ -25,6 +25,7 @@ def report(
     Example: gcprof report last -o report.html --open
     """
     from profiler.core import optional_deps
+    from profiler.runs.find import run_folder
     from profiler.runs.store import load
     from profiler.views.export.files import refuse_existing_file, write_whole
 

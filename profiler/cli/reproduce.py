@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli.carry import follow
-from profiler.cli.output import (
-    RESULTS,
-    aside,
-    command_line,
-    encoding,
-    next_command,
-    run_folder,
-    say,
-    say_bytes,
-    say_first,
-    width,
-)
+from profiler.cli.output import aside, command_line, encoding, next_command, say, say_bytes, say_first, width
 from profiler.cli.signals import Interrupted, heeded
 from profiler.core.errors import UserError
+from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
     from profiler.analysis.reproduction import Reproduction
@@ -142,6 +132,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
 def _show_before(system: System, word: str, *, json: bool) -> None:
     from profiler.analysis import progress
     from profiler.runs import store
+    from profiler.runs.find import run_folder
     from profiler.workflows import published
 
     run = store.load(run_folder(word))

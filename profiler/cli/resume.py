@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from profiler.cli.carry import LOCAL, begin, finish, go_on, planned, refuse_idle
 from profiler.cli.consent import refuse_unnamed
-from profiler.cli.output import COMMAND, RESULTS, aside, command_line, run_folder
+from profiler.cli.output import COMMAND, aside, command_line
 from profiler.cli.placement import Where
 from profiler.core.errors import UserError
+from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
     from profiler.core.case import Choice, Trial
@@ -39,6 +40,7 @@ def resume(
     from profiler import engines
     from profiler.request import device_choice
     from profiler.runs import store
+    from profiler.runs.find import run_folder
 
     before = store.load(run_folder(name))
     request = _request(before, words, config)

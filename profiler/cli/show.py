@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, run_folder, say, say_bytes, width
+from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.analysis.rows import Row
@@ -35,6 +35,7 @@ def show(
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
     from profiler.cli.carry import part_words
+    from profiler.runs.find import run_folder
     from profiler.runs.store import load
 
     one_of(form, ("table", "md"), flag="--format")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, encoding, next_command, run_folder, say, say_bytes, width
+from profiler.cli.output import RUN_HELP, encoding, next_command, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.runs.validate import Report
@@ -27,6 +27,7 @@ def validate(
     Example: gcprof validate last
     """
     from profiler.core.case import encode
+    from profiler.runs.find import run_folder
     from profiler.runs.validate import validate as look
     from profiler.views.tables.terminal import paragraph
 

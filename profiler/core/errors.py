@@ -1,5 +1,10 @@
 """What goes wrong by the user's doing or the machine's: knows nothing of how it is shown."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """A request that cannot be carried out: what is wrong with which value, and what to try.
@@ -21,3 +26,8 @@ class Unsupported(Exception):
 
 class Invalid(Exception):
     """A step that trains nothing: the row is there, invalid, with this reason and without numbers."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else None

@@ -21,7 +21,7 @@ from profiler.core.secret_filter import hide
 from profiler.core.shards import Shard
 from profiler.engines.order import informed
 from profiler.engines.slurm_results import Gathered, Part
-from profiler.runs import store
+from profiler.runs import find, store
 from profiler.runs.store import Manifest
 
 LATE_SECONDS = 60.0  # until a shared file system shows what another node wrote before its job ended
@@ -105,7 +105,7 @@ class Array:
             time.sleep(0.05)
 
     def _folders(self) -> list[Path]:
-        found = [path for path in store.runs(self._run / "shards") if path.name.isdecimal()]
+        found = [path for path in find.runs(self._run / "shards") if path.name.isdecimal()]
         for path in found:
             store.refuse_link(path)
         return sorted(found, key=lambda path: int(path.name))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from profiler.analysis import progress
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
-from profiler.cli.output import run_folder
 from profiler.core.units import count_text
 from profiler.runs import store
+from profiler.runs.find import run_folder
 from profiler.views.export.frame import frame
 from profiler.views.tables.notebook import page
 

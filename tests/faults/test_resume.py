@@ -20,7 +20,7 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.core.files import locking
 from profiler.engines import local
 from profiler.engines.local import Local
-from profiler.runs import run_diff, store
+from profiler.runs import find, run_diff, store
 from profiler.runs.store import Writer
 from profiler.workflows import runner
 from tests import make
@@ -177,7 +177,7 @@ def test_fault_61_a_new_run_has_the_same_plan_in_a_folder_of_its_own(half: Path,
 
     code = answer(["run", "--resume", "run", "--new-run"])
 
-    (folder,) = store.runs(half.parent / "results")
+    (folder,) = find.runs(half.parent / "results")
     old, new = store.load(half), store.load(folder)
     assert code == 0
     assert texts(half) == before

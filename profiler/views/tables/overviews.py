@@ -12,8 +12,9 @@ from profiler.analysis import progress
 from profiler.analysis.rows import rows
 from profiler.core.errors import UserError
 from profiler.core.units import MISSING
+from profiler.runs.find import runs
 from profiler.runs.references import PREFIX, find, names
-from profiler.runs.store import Run, load, runs
+from profiler.runs.store import Run, load
 from profiler.views.tables.columns import Column
 from profiler.views.tables.terminal import fitted
 

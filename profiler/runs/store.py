@@ -220,12 +220,6 @@ def torn(folder: Path) -> str | None:
     return next((where for where, line in reading.numbered(folder / "trials.jsonl") if reading.is_torn(line)), None)
 
 
-def runs(folder: Path) -> list[Path]:
-    """The run folders below a folder, oldest first."""
-    found = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
-    return sorted(found, key=lambda path: path.name)
-
-
 def _locked(folder: Path) -> tuple[int, bool]:
     """The open trials.jsonl, and whether nobody else can have it. Raises UserError."""
     path = folder / "trials.jsonl"
