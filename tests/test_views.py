@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import Row
-from profiler.core.record import Readings
+from profiler.core.record import Note, Readings
 from profiler.core.stats.stopping import Sampling
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
@@ -98,6 +98,17 @@ def test_a_long_name_breaks_behind_its_commas_and_the_numbers_stay():
     first = next(at for at, line in enumerate(lines) if line.startswith("segments:k=8"))
     assert "100.0" in lines[first]
     assert not any(line.startswith("segments:k=8,split=balanced,other=false") for line in lines)
+
+
+def test_the_heading_names_no_optimizer_that_was_not_at_work():
+    brings = make.record("none", notes=(Note(code="GCP009", text="the model brings its own optimizer"),))
+
+    assert ", sgd," in printed(examples.table([make.record("none")])).splitlines()[0]
+    own = printed(examples.table([brings])).splitlines()[0]
+    mixed = printed(examples.table([brings, make.record("all")])).splitlines()[0]
+    assert ", its own optimizer," in own
+    assert "sgd" not in own + mixed
+    assert "optimizer" not in mixed
 
 
 def test_a_row_out_of_memory_is_there_with_its_reason():
