@@ -169,6 +169,15 @@ def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_
     assert all(record.readings.reserved_bytes < GIB / 10 for record in clean)
 
 
+def test_a_plan_there_says_that_its_stages_are_traced_since_nothing_measures_their_time(hollow, tmp_path):
+    words = ("plan", "mlp:depth=4", "--budget", "99%", "--device", "cuda", "--no-measure")
+
+    done = hollow.gcprof(*words, cwd=tmp_path, device="t4")
+
+    assert "tracing each stage" in done.stderr
+    assert "measuring each stage" not in done.stderr
+
+
 def test_a_measured_and_a_rehearsed_run_are_not_taken_for_one_kind(here, capsys):
     measured = examples.run(here / "measured", [make.record(environment=examples.ENVIRONMENT)])
     named = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Hollow Tesla T4")

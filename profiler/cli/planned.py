@@ -45,7 +45,10 @@ def carry_out(words: Request, wish: Wish) -> int:
 
 def _chain(model: Model | None) -> Chain:
     assert model
-    aside("measuring each stage" if not model.case.is_predicted else "tracing each stage")
+    from profiler import device_choice
+
+    is_traced = model.case.is_predicted or model.case.device in device_choice.hollow(model.devices)
+    aside("tracing each stage" if is_traced else "measuring each stage")
     return model.chain()
 
 
