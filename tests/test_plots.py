@@ -3,6 +3,7 @@
 from itertools import combinations
 from pathlib import Path
 
+import msgspec
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -202,6 +203,17 @@ def test_an_invalid_row_is_named_and_has_no_bar():
 def test_without_times_there_is_nothing_to_plot(kind: str):
     with pytest.raises(UserError, match="nothing to plot"):
         draw(examples.table(untimed()), kind=kind)
+
+
+def test_of_a_rehearsal_the_hint_names_what_has_bytes_and_what_has_times():
+    environment = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Hollow Tesla T4")
+    rehearsed = [msgspec.structs.replace(untimed()[0], environment=environment, equality=None)]
+
+    with pytest.raises(UserError) as refused:
+        draw(examples.table(rehearsed), kind="time")
+
+    assert "--kind memory" in str(refused.value.hint)
+    assert "`gcprof predict` estimates times" in str(refused.value.hint)
 
 
 def test_without_times_there_is_still_the_memory_to_plot():

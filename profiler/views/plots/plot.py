@@ -44,7 +44,10 @@ def draw(rows: Sequence[Row], *, kind: str, style: Style = USUAL, over: Sequence
     view = importlib.import_module(PLOTS[kind])
     panels = [panel for panel in view.panels(rows, over) if any(view.has(row) for row in panel)]
     if not panels:
-        raise UserError(f"nothing to plot: no row has {view.NEEDS}", hint="`gcprof show` says which numbers there are")
+        hint = "`gcprof show` says which numbers there are"
+        if any(row.evidence == "rehearsed" for row in rows):
+            hint = "a rehearsal gives bytes alone: --kind memory draws them, `gcprof predict` estimates times"
+        raise UserError(f"nothing to plot: no row has {view.NEEDS}", hint=hint)
     if len(panels) > MOST:
         hint = f"one holds {MOST}; --kind heat, growth and throughput show many cases in one panel"
         raise UserError(f"{len(panels)} panels are too many for one picture", hint=hint)
