@@ -41,6 +41,13 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_no_example_has_what_a_shell_would_take_for_a_pipe(name):
+    lines = re.findall(r"^\$ (gcprof .*)$", (DOCS / name).read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert [line for line in lines if "|" in list(shlex.shlex(line, posix=True, punctuation_chars="|"))] == []
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
 @pytest.mark.usefixtures("shared")
 def test_every_example_of_a_page_runs_in_order(name, tmp_path, monkeypatch, capfd):
     shutil.copy(DOCS / "examples" / "mine.py", tmp_path)
