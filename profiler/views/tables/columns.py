@@ -215,10 +215,11 @@ def batch(case: Case) -> str:
 def setting(rows: Sequence[Row]) -> list[str]:
     """What all these steps are made with; what varies is left out, and what everyone expects."""
     case = rows[0].case
-    brings_optimizer = {any(note.code == "GCP009" for note in row.notes) for row in rows}
+    brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows}
+    optimizer = "" if len(brings_own) > 1 else "its own optimizer" if True in brings_own else str(case.optimizer)
     words = {
         "batch_size": batch(case),
-        "optimizer": {(False,): str(case.optimizer), (True,): "its own optimizer"}.get(tuple(brings_optimizer), ""),
+        "optimizer": optimizer,
         "precision": case.precision if case.precision != "fp32" else "",
         "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",
         "keep_gradients": "gradients kept" if case.keep_gradients else "",
