@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -52,6 +53,17 @@ def test_what_is_predicted_says_so_in_every_name(run):
     assert {name.startswith("predicted_") for name in (*predicted.metrics, *predicted.samples)} == {True}
     assert predicted.tags["kind"] == "predicted"
     assert not any(name.startswith("predicted_") for entry in measured for name in entry.metrics)
+
+
+def test_what_is_rehearsed_says_so_in_every_name_and_its_tag(here):
+    hollow = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Hollow Tesla T4")
+    without = msgspec.structs.replace(make.record().readings, step_seconds=None)
+    record = make.record(environment=hollow, readings=without, equality=None)
+
+    (rehearsed,) = entries(examples.run(here / "run", [record]))
+
+    assert {name.startswith("rehearsed_") for name in rehearsed.metrics} == {True}
+    assert rehearsed.tags["kind"] == "rehearsed"
 
 
 def test_wrong_gradients_are_no_ratio(here):

@@ -73,7 +73,7 @@ def _tags(row: Row, run: Run) -> dict[str, str]:
         "outcome": row.outcome,
         "detail": row.detail,
         "gradients": row.gradients,
-        "kind": "predicted" if row.case.is_predicted else "measured",
+        "kind": row.evidence,
         "device_name": environment.device_name if environment else None,
         "torch": environment.torch if environment else None,
         "gcprof": environment.gcprof if environment else None,
