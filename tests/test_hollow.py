@@ -208,6 +208,7 @@ def test_a_device_that_is_none_is_refused_before_a_process_is_started_for_it(ask
         prepare_if_asked()
 
     assert why in refused.value.message
+    assert refused.value.message.startswith("GCPROF_HOLLOW: ")
 
 
 def test_a_gpu_of_which_the_chip_is_not_known_is_refused(tmp_path, monkeypatch):

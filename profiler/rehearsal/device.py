@@ -61,7 +61,11 @@ def prepare_if_asked() -> None:
     Raises UserError for everything that would stop it there: a malformed request, an unknown GPU, a failed build.
     """
     if text := os.environ.get(ASKED):
-        _kind(gpu_specs.find(parse(text).gpu))
+        try:
+            _kind(gpu_specs.find(parse(text).gpu))
+        except UserError as error:
+            said = error.message if error.message.startswith(ASKED) else f"{ASKED}: {error.message}"
+            raise UserError(said, hint=error.hint, exit_code=error.exit_code) from None
         libraries()
 
 
