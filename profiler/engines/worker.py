@@ -28,6 +28,7 @@ from profiler.measuring.process_group import Ranks
 from profiler.measuring.ranks import Lost, launch
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.staging.stages import stages
+from profiler.rehearsal.device import is_open
 from profiler.training.inspect_blocks import describe
 
 LONGEST_DETAIL = 1000  # characters of a rank's last word
@@ -163,7 +164,8 @@ def _without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
     known = Environment(
         gcprof=__version__, python=platform.python_version(), system=platform.system(), torch=torch.__version__
     )
-    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=known)
+    seen = _with_device(trial, known) if is_open() else known  # whose name says that nothing was measured
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=seen)
 
 
 def _out_of_memory(trial: Trial, error: Exception, found: Shortage) -> Record:
