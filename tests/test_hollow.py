@@ -13,7 +13,6 @@ import pytest
 
 from profiler.analysis.sanity import impossible
 from profiler.cli import answer
-from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.units import GIB, MIB
 from profiler.rehearsal.device import parse, prepare_if_asked
@@ -73,7 +72,7 @@ def seen(hollow):
 
 
 def test_torch_sees_the_gpu_by_its_hollow_name_with_the_numbers_of_its_file(seen):
-    t4 = gpu_specs.find("t4")
+    t4 = rates.find("t4")
 
     assert seen["name"] == f"Hollow {t4.name}"
     assert seen["count"] == len(set(seen["uuids"])) == 2
@@ -178,6 +177,51 @@ def test_a_plan_there_says_that_its_stages_are_traced_since_nothing_measures_the
     assert "measuring each stage" not in done.stderr
 
 
+OWN = """
+import torch
+from torch import nn
+
+KEPT = []
+
+class Keeps(nn.Linear):
+    def forward(self, x):
+        KEPT.append(super().forward(x).detach().clone())
+        return super().forward(x)
+
+class Fails(nn.Linear):
+    def forward(self, x):
+        raise ValueError("it does not work")
+
+def keeps():
+    return Keeps(64, 64), torch.ones(64, 64), lambda output: output.mean()
+
+def fails():
+    return Fails(64, 64), torch.ones(64, 64), lambda output: output.mean()
+"""
+
+
+@pytest.fixture(scope="module")
+def own(hollow, tmp_path_factory):
+    """By their function, the records of models in a user's file: one keeps its output, the other raises."""
+    here = tmp_path_factory.mktemp("own")
+    (here / "own.py").write_text(OWN, encoding="utf-8")
+    hollow.gcprof("run", "--model", "own.py:keeps,own.py:fails", "--strategies", "none", "-o", "run", cwd=here)
+    return {record.case.model.rpartition(":")[2]: record for record in store.load(here / "run").records}
+
+
+def test_what_the_users_file_keeps_is_not_laid_on_the_strategy(own):
+    (told,) = [note.text for note in own["keeps"].notes if note.code == "GCP038"]
+
+    assert "the model's own code keeps them, without checkpointing too" in told
+
+
+def test_a_trial_that_fails_there_is_called_rehearsed(own):
+    record = own["fails"]
+
+    assert (record.outcome, record.detail) == ("failed", "ValueError: it does not work (own.py:14)")
+    assert evidence(record.case, record.environment) == "rehearsed"
+
+
 def test_a_measured_and_a_rehearsed_run_are_not_taken_for_one_kind(here, capsys):
     measured = examples.run(here / "measured", [make.record(environment=examples.ENVIRONMENT)])
     named = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Hollow Tesla T4")
@@ -212,7 +256,7 @@ def test_a_device_that_is_none_is_refused_before_a_process_is_started_for_it(ask
 
 
 def test_a_gpu_of_which_the_chip_is_not_known_is_refused(tmp_path, monkeypatch):
-    text = (gpu_specs.folder() / "t4.toml").read_text(encoding="utf-8").partition("[chip]")[0]
+    text = (rates.folder() / "t4.toml").read_text(encoding="utf-8").partition("[chip]")[0]
     own = tmp_path / "gcprof" / "devices"
     own.mkdir(parents=True)
     (own / "mine.toml").write_text(text, encoding="utf-8")

@@ -121,13 +121,15 @@ class Bench:
         """Who keeps what is left, as one more step without checkpointing shows."""
         if self.group.mesh is not None:
             return "by the model's code, or by what distributes or checkpoints it"
-        self.device.release()
-        alone = Leftovers(self.device)
         built = self.build_unwatched(self.trial.case.baseline)
+        self.device.release()  # also what the user's file kept, which the build has run anew
+        alone = Leftovers(self.device)
         alone.built(built.workload)
+        own, before = alone.held_model_bytes(), self.device.held_bytes()
         self.gradients(built)
         del built
         self.device.release()
-        if alone.held_bytes() or alone.held_model_bytes():
+        after = self.device.held_bytes()
+        if alone.held_model_bytes() or (before is not None and after is not None and after > before - own):
             return "the model's own code keeps them, without checkpointing too, by a module-level name or by a cycle"
         return f"{self.trial.case.strategy} keeps them; the model alone leaves nothing behind"
