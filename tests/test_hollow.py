@@ -10,6 +10,7 @@ import json
 
 import msgspec
 import pytest
+import torch
 
 from profiler.analysis.sanity import impossible
 from profiler.cli import answer
@@ -18,6 +19,7 @@ from profiler.core.units import GIB, MIB
 from profiler.rehearsal.device import parse, prepare_if_asked
 from profiler.runs import store
 from tests import examples, make
+from tests.program import gcprof
 
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 
@@ -220,6 +222,19 @@ def test_a_trial_that_fails_there_is_called_rehearsed(own):
 
     assert (record.outcome, record.detail) == ("failed", "ValueError: it does not work (own.py:14)")
     assert evidence(record.case, record.environment) == "rehearsed"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_rehearsed_run_goes_on_nowhere_else(hollow, here):
+    words = ("run", "--model", "mlp", "--strategies", "none", "-o", "run")
+    hollow.gcprof(*words, cwd=here)
+    trials = here / "run" / "trials.jsonl"
+    trials.write_text("", encoding="utf-8")
+
+    done = gcprof("run", "--resume", "run", cwd=here)
+
+    assert (done.returncode, trials.read_text(encoding="utf-8")) == (3, "")
+    assert "torch sees no CUDA device here" in done.stderr
 
 
 def test_a_measured_and_a_rehearsed_run_are_not_taken_for_one_kind(here, capsys):

@@ -66,12 +66,22 @@ def resume(
                 data=data, devices=devices, json=json, remarks=(*before.warnings, *plan.remarks), exclusive=exclusive,
                 shard=plan.shard,
             )  # fmt: skip
+        _refuse_absent(before, where, devices)
         _refuse_changes(before, asked, devices)
         if not _owed(before):
             return _nothing_left(before, json)
         device_choice.refuse_crowded([trial.case for trial in before.manifest.plan], devices)
         remarks = (*before.warnings, *_again(before))
         return go_on(engine, before.folder, data, devices, json, remarks, exclusive=exclusive)
+
+
+def _refuse_absent(before: Run, where: Where, devices: dict[str, Environment]) -> None:
+    """Refuse to go on here without the run's devices: every trial would fail, and the run be complete."""
+    from profiler import device_choice, engines
+
+    if engines.Words(where.engine).name == "local":
+        for device in dict.fromkeys(trial.case.device for trial in before.manifest.plan):
+            device_choice.choose_device(device, list(devices))
 
 
 def _refuse_jobs(before: Run, where: Where) -> None:
