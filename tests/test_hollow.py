@@ -14,7 +14,9 @@ import torch
 
 from profiler.analysis.sanity import impossible
 from profiler.cli import answer
+from profiler.core import gpu_specs
 from profiler.core.errors import UserError
+from profiler.core.record import evidence
 from profiler.core.units import GIB, MIB
 from profiler.rehearsal.device import parse, prepare_if_asked
 from profiler.runs import store
@@ -74,7 +76,7 @@ def seen(hollow):
 
 
 def test_torch_sees_the_gpu_by_its_hollow_name_with_the_numbers_of_its_file(seen):
-    t4 = rates.find("t4")
+    t4 = gpu_specs.find("t4")
 
     assert seen["name"] == f"Hollow {t4.name}"
     assert seen["count"] == len(set(seen["uuids"])) == 2
@@ -271,7 +273,7 @@ def test_a_device_that_is_none_is_refused_before_a_process_is_started_for_it(ask
 
 
 def test_a_gpu_of_which_the_chip_is_not_known_is_refused(tmp_path, monkeypatch):
-    text = (rates.folder() / "t4.toml").read_text(encoding="utf-8").partition("[chip]")[0]
+    text = (gpu_specs.folder() / "t4.toml").read_text(encoding="utf-8").partition("[chip]")[0]
     own = tmp_path / "gcprof" / "devices"
     own.mkdir(parents=True)
     (own / "mine.toml").write_text(text, encoding="utf-8")
