@@ -141,7 +141,7 @@ def test_emitted_code_imports_nothing_of_gcprof(kind, save, tmp_path):
     code = emit(planned(built, [[1] if save is None or kind == "hf" else Saving([1], save)]), kind)
 
     (tmp_path / "pasted.py").write_text(code)
-    (tmp_path / "other.py").write_text(code + "from profiler import recipe\n")
+    (tmp_path / "other.py").write_text(code + "from profiler.core import plan_file\n")
 
     assert imported(tmp_path / "pasted.py") <= {"functools", "torch", "transformers"}
     assert "profiler" in imported(tmp_path / "other.py")

@@ -138,7 +138,7 @@ def test_the_other_heads_train_too(head, model):
 def test_extras_that_are_missing_are_named():
     code = (
         "import sys\nsys.modules['timm'] = sys.modules['transformers'] = None\n"
-        "from profiler import catalogue, models\n"
+        "from profiler.core import catalogue\nfrom profiler.training import models\n"
         "from profiler.core.case import Choice\n"
         "from profiler.core.errors import Unsupported\n"
         "for name in ('timm:resnet18', 'hf:bert'):\n"

@@ -84,8 +84,8 @@ def test_a_torch_without_cuda_is_refused(tmp_path):
 
 
 CAUGHT = """
-from profiler.errors import UserError
-from profiler.rehearse.build import libraries
+from profiler.core.errors import UserError
+from profiler.rehearsal.build import libraries
 try:
     libraries()
 except UserError as error:

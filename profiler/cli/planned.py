@@ -45,7 +45,7 @@ def carry_out(words: Request, wish: Wish) -> int:
 
 def _chain(model: Model | None) -> Chain:
     assert model
-    from profiler import device_choice
+    from profiler.request import device_choice
 
     is_traced = model.case.is_predicted or model.case.device in device_choice.hollow(model.devices)
     aside("tracing each stage" if is_traced else "measuring each stage")

@@ -77,7 +77,8 @@ def resume(
 
 def _refuse_absent(before: Run, where: Where, devices: dict[str, Environment]) -> None:
     """Refuse to go on here without the run's devices: every trial would fail, and the run be complete."""
-    from profiler import device_choice, engines
+    from profiler import engines
+    from profiler.request import device_choice
 
     if engines.Words(where.engine).name == "local":
         for device in dict.fromkeys(trial.case.device for trial in before.manifest.plan):

@@ -148,7 +148,7 @@ def test_fault_42_a_document_larger_than_any_is_not_read(results, monkeypatch):
 
 SMALL = """
 import resource, sys
-from profiler.files import strict_json
+from profiler.core.files import strict_json
 from profiler.cli import answer
 EDIT
 answer(["validate", "results/sound"])
