@@ -67,3 +67,23 @@ def test_a_step_holds_what_was_predicted(engine, model, batch_size, optimizer, s
     assert predicted.saved_bytes == pytest.approx(measured.saved_bytes, rel=1e-4)
     assert predicted.start_bytes == pytest.approx(measured.start_bytes, rel=1e-4)
     assert predicted.reserved_bytes == pytest.approx(measured.reserved_bytes, rel=0.02)
+
+
+FUSED = {
+    "rms_norm": ("fp32", "bf16", "amp-bf16"),
+    "gru_cell": ("fp32", "bf16"),  # under autocast, weights that are cast once are counted in every step: +3 %
+    "lstm_cell": ("fp32", "bf16"),
+    "labels_in_a_closure": ("fp32", "bf16", "amp-bf16"),
+}
+
+
+@pytest.mark.parametrize("strategy", ["none", "all"])
+@pytest.mark.parametrize(("model", "precision"), [(model, one) for model, all_ in FUSED.items() for one in all_])
+def test_a_users_step_with_fused_kernels_holds_what_was_predicted(engine, model, precision, strategy):
+    real = case(f"tests/user_models/fused_kernels.py:{model}", strategy, None, "sgd", {"precision": precision})
+
+    trials = [Trial(case=one, passes=("memory",)) for one in (real, predicted_for(real))]
+    measured, predicted = (record.readings for record in engine.run(trials))
+
+    assert predicted.peak_bytes == pytest.approx(measured.peak_bytes, rel=1e-4)
+    assert predicted.start_bytes == measured.start_bytes

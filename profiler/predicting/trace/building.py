@@ -29,6 +29,11 @@ class Builder:
             yield
         self._left = [life for life in self._tracer.lives if life.died is None]
 
+    def unheld(self, held: Sequence[Life | None]) -> list[torch.UntypedStorage]:
+        """The storages that are still there and in no life of `held`: what the loss or the module keeps by itself."""
+        storages = [life.watch() for life in self._left if life not in held and life.died is None and life.watch]
+        return [storage for storage in storages if storage is not None]
+
     def life(self, tensor: torch.Tensor) -> Life | None:
         """The life of a tensor's storage; None where it was not made under this builder."""
         return self._tracer.life(tensor)

@@ -29,6 +29,7 @@ aten = torch.ops.aten
 WEIGHT = 2  # its place among what F.batch_norm takes after the input
 HALF = (torch.float16, torch.bfloat16)
 unfused_dropout, out_of_place_linear, strided_batch_norm = F.dropout, F.linear, F.batch_norm
+unfused_rms_norm = F.rms_norm
 AMPERE = (8, 0)  # the least compute capability of flash attention, and of any fused one for bfloat16
 unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
 _CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("_CAPABILITY", default=AMPERE)
@@ -57,6 +58,10 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         stack.enter_context(mock.patch.object(save_on_cpu, "__init__", offload))
         stack.enter_context(mock.patch.object(F, "linear", linear))
         stack.enter_context(mock.patch.object(F, "batch_norm", batch_norm))
+        stack.enter_context(mock.patch.object(F, "rms_norm", rms_norm))
+        for name, cell in (("gru_cell", gru_cell), ("lstm_cell", lstm_cell)):
+            stack.enter_context(mock.patch.object(torch, name, cell))
+            stack.enter_context(mock.patch.object(torch._VF, name, cell, create=True))  # as nn.GRUCell calls it
         stack.enter_context(mock.patch.object(Fakes, "changes", CHANGES))
         stack.enter_context(cuda_autocast())
         yield
@@ -91,6 +96,72 @@ def batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if is_cudnn_norm(input, weight):
         input = input.contiguous(memory_format=suggest_memory_format(input))
     return strided_batch_norm(input, *args, **kwargs)
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """Keeps its input, its weight and a number for each row: a layer norm's kernels, without the mean.
+
+    rms_norm_symint in aten/src/ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, shape: list[int], weight: torch.Tensor | None) -> torch.Tensor:
+        out, _, scale = aten.native_layer_norm(input, shape, weight, None, 1e-5)
+        ctx.save_for_backward(input, scale, weight)
+        ctx.shape = shape
+        found: torch.Tensor = out
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:  # type: ignore[override]
+        input, scale, weight = ctx.saved_tensors
+        needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2], False]
+        inputs, weights, _ = aten.native_layer_norm_backward(
+            gradient, input, ctx.shape, scale, scale, weight, None, needed
+        )
+        return inputs, None, weights
+
+
+def rms_norm(
+    input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """The fused kernel, where the weight has the input's type."""
+    if torch.is_autocast_enabled("cpu"):
+        input, weight = cast((input, weight), torch.float32)
+        with torch.autocast("cpu", enabled=False):
+            return rms_norm(input, normalized_shape, weight, eps)
+    if weight is not None and weight.dtype != input.dtype:
+        return unfused_rms_norm(input, normalized_shape, weight, eps)
+    out: torch.Tensor = _FusedRmsNorm.apply(input, list(normalized_shape), weight)
+    return out
+
+
+def gru_cell(input: torch.Tensor, hidden: torch.Tensor, *weights: Any) -> torch.Tensor:
+    """The fused kernel, which keeps five numbers for each of the new state's (native/RNN.cpp, cuda/RNN.cu).
+
+    Shapes: input (batch, features) and hidden (batch, states), or both without the batch.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        given = cast((input, hidden, *weights), torch.get_autocast_dtype("cpu"))
+        with torch.autocast("cpu", enabled=False):
+            return gru_cell(*given)
+    of_input, of_hidden, *biases = weights
+    gates = input.matmul(of_input.t()), hidden.matmul(of_hidden.t())
+    out: torch.Tensor = aten._thnn_fused_gru_cell(*gates, hidden, *biases)[0]
+    return out
+
+
+def lstm_cell(input: torch.Tensor, hidden: Any, *weights: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The fused kernel, which keeps its gates (aten/src/ATen/native/RNN.cpp, cuda/RNN.cu). Shapes as of `gru_cell`."""
+    if torch.is_autocast_enabled("cpu"):
+        given = cast((input, hidden, *weights), torch.get_autocast_dtype("cpu"))
+        with torch.autocast("cpu", enabled=False):
+            return lstm_cell(*given)
+    of_input, of_hidden, *biases = weights
+    state, memory = hidden
+    gates = input.matmul(of_input.t()), state.matmul(of_hidden.t())
+    new_state, new_memory, _ = aten._thnn_fused_lstm_cell(*gates, memory, *biases)
+    return new_state, new_memory
 
 
 def attention(

@@ -191,6 +191,8 @@ class _Run:
             self._keep(buffer, "buffers", name.rpartition(".")[0])
         for tensor in tensors(self._workload.batch):
             self._keep(tensor, "inputs", "")
+        for storage in self._builder.unheld(self._built) if self._builder else ():
+            self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # labels in the loss's closure
 
     def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
         life = self._tracer.hold(local(tensor), "", module)
