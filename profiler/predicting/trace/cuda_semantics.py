@@ -113,7 +113,7 @@ class _FusedRmsNorm(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
         input, scale, weight = ctx.saved_tensors
         needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2], False]
         inputs, weights, _ = aten.native_layer_norm_backward(
