@@ -16,7 +16,7 @@ from statistics import median
 
 from profiler.planning.chain import Chain, Stage, read
 from profiler.planning.costs import Costs
-from profiler.planning.kept_intervals import Kept
+from profiler.planning.dp_table import KeptIntervals
 from profiler.planning.plan import Item, Plan, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Frontier, best, frontier
@@ -215,7 +215,7 @@ def _highs(chain: Chain, budget: int) -> float:
 def _choices(chain: Chain) -> list[tuple[int, int, int, int, float]]:
     """First and last stage, bytes held afterwards, bytes at work, seconds: for kept stages, then for segments."""
     costs, number = Costs(chain), len(chain.stages)
-    kept = Kept(costs)
+    kept = KeptIntervals(costs)
     found = []
     for first in range(1, number + 1):
         way = costs.keeps[first][0]

@@ -17,7 +17,7 @@ from profiler.cli import cost as telling
 from profiler.core import schedule
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Environment
-from profiler.core.stats.stopping import Sampling
+from profiler.core.stats import Sampling
 from profiler.engines import Words
 from profiler.engines.local import Local
 from profiler.request.spec import Plan

@@ -15,8 +15,8 @@ from profiler.analysis.fit import Fit
 from profiler.analysis.reproduction import Reproduction, Wanted, lines
 from profiler.core import catalogue
 from profiler.core.case import Choice
-from profiler.core.model_summary import Block, Outline
-from profiler.core.stats.stopping import Sampling
+from profiler.core.record import BlockSummary, ModelSummary
+from profiler.core.stats import Sampling
 from profiler.training import models, strategies
 from profiler.views.tables import blocks, explanation, fits, listing, overviews, reproduction, samples, terminal
 from tests import examples, golden_files, make
@@ -46,13 +46,17 @@ def _beside(**how: object) -> Text:
 
 
 def _blocks(**how: object) -> Text:
-    layer = Block(name="model.layers.0", kind="DecoderLayer", num_parameters=12_345_678, output="64 x 512 x 1024")
+    layer = BlockSummary(
+        name="model.layers.0", kind="DecoderLayer", num_parameters=12_345_678, output="64 x 512 x 1024"
+    )
     found = (
         replace(layer, feeds_next=True),
         replace(layer, name="model.layers.1", feeds_next=False),
-        Block(name="head", kind="Linear", num_parameters=1, output=None),
+        BlockSummary(name="head", kind="Linear", num_parameters=1, output=None),
     )
-    return blocks.blocks(Outline(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found), **how)
+    return blocks.blocks(
+        ModelSummary(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found), **how
+    )
 
 
 def _fits(**how: object) -> Text:

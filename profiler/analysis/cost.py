@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from profiler.core.case import OPERATORS, Case, Trial
-from profiler.core.stats.stopping import MOST_STEPS, SHORTEST
+from profiler.core.stats import MOST_STEPS, SHORTEST
 
 DDP_SETTLES = 2  # steps more before the memory is read, in which it lays out its buckets
 FIRST_LOOK = 6  # samples, before which no median is sure
@@ -91,7 +91,7 @@ def step_seconds(trial: Trial, speed: Speed) -> Span:
 
 
 def num_timed(trial: Trial, seconds: float | None) -> Span:
-    """Steps that are timed where each takes so many seconds, as `meters.time` and `series.stopping` take them."""
+    """Steps that are timed where each takes so many seconds, as `meters.time` and `core.stats` take them."""
     case = trial.case
     if "time" not in trial.passes:
         return Span(0, 0)

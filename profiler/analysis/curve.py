@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from profiler.core.stats.largest import highest
+from profiler.core.stats import highest
 from profiler.core.trace_data import Trace, by_category, live
 
 

@@ -10,8 +10,7 @@ import msgspec
 from profiler.analysis import trust
 from profiler.core.case import Case
 from profiler.core.record import Built, Environment, Equality, Evidence, Note, Readings, Record, evidence
-from profiler.core.stats.interval import interval
-from profiler.core.stats.spread import spread
+from profiler.core.stats import interval, spread
 
 UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
 

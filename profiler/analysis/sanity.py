@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.rows import static
-from profiler.core.limits import LARGEST
 from profiler.core.record import Readings, Record, evidence
+from profiler.core.strict_files import LARGEST
 from profiler.core.units import bytes_text
 
 COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # none of them can be below zero either

@@ -9,9 +9,7 @@ from profiler.analysis import clock_correction
 from profiler.analysis.device_conditions import held, others
 from profiler.core.case import Case
 from profiler.core.record import Note, Record
-from profiler.core.stats.drift import drift
-from profiler.core.stats.interval import uncertainty
-from profiler.core.stats.spread import spread
+from profiler.core.stats import drift, spread, uncertainty
 from profiler.core.units import bytes_text, change_text, count_text, seconds_text, spread_text
 
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds

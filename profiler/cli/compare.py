@@ -78,8 +78,7 @@ def _ordered(runs: list[str], baseline: str | None) -> list[str]:
 
 def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
     """Every run by the name that it is shown by; no path of this machine, but what tells runs of one name apart."""
-    from profiler.runs.find import run_folder
-    from profiler.runs.references import PREFIX
+    from profiler.runs.find import REFERENCE, run_folder
     from profiler.runs.store import load
 
     found = []
@@ -87,7 +86,7 @@ def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
         run = load(run_folder(word))
         for warning in run.warnings:
             aside(f"warning: {word}: {warning}")
-        found.append(((word,) if word.startswith(PREFIX) else run.folder.resolve().parts, run.records))
+        found.append(((word,) if word.startswith(REFERENCE) else run.folder.resolve().parts, run.records))
     every = {parts for parts, _ in found}
     return [(_named_apart(parts, every), records) for parts, records in found]
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import gpu_kinds
 from profiler.core.errors import UserError
-from profiler.core.limits import Real, Whole
-from profiler.core.stats.stopping import Sampling
+from profiler.core.stats import Sampling
 
+Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # two of them add up within 64 bits
+Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is larger; its square is still finite
 PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
 OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
 FAKE = "fake:"  # what the name of a device begins with that is predicted for, and need not be there

@@ -14,8 +14,7 @@ from typing import Literal
 import msgspec
 
 from profiler.core import gpu_kinds
-from profiler.core.case import Case, Choice
-from profiler.core.limits import Real, Whole
+from profiler.core.case import Case, Choice, Real, Whole
 
 SCHEMA = 1
 
@@ -211,3 +210,23 @@ def moment(text: str | None) -> datetime | None:
     except ValueError:
         return None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One block, as one forward saw it."""
+
+    name: str
+    kind: str  # its class
+    num_parameters: int
+    output: str  # the shapes of what it returns; "" where it was not run
+    feeds_next: bool | None = None  # whether its output is all that the next one takes that is new; None: not known
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's blocks in order, or why they cannot be had."""
+
+    model: str
+    num_parameters: int
+    batch_size: int | None
+    blocks: tuple[BlockSummary, ...]
+    remark: str | None = None  # why it is not known what feeds what

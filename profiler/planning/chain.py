@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from profiler.core import strict_files
 from profiler.core.errors import UserError
-from profiler.core.files import strict_json
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # a TiB: sums for hundreds of stages fit 64 bits
 ExtraBytes = Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)]
@@ -73,9 +73,9 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read(path: Path) -> Chain:
     """The chain in a JSON file. Raises UserError for one that cannot be read or makes no sense."""
     try:
-        text = strict_json.read(path)
+        text = strict_files.read_json(path)
         chain = msgspec.json.decode(text, type=Chain)
-        strict_json.check(text)
+        strict_files.check_json(text)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}", hint="a JSON file with a chain's stages") from None
     except msgspec.ValidationError as error:

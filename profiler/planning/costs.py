@@ -8,10 +8,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from profiler.planning.chain import Chain, Option, Stage
-from profiler.planning.pareto import Whole
+from profiler.planning.pareto import LARGEST, Whole
 
 FINEST = 10**12  # ticks in a second: in whole picoseconds, sums in any order are equal
-LARGEST = 1 << 61  # two of them can be added
 
 
 class Keep:

@@ -1,11 +1,14 @@
-"""Staircases: least time by memory, as falling steps. Knows nothing of chains."""
+"""Staircases: least time by memory, as falling steps; and sums of two, merged over every place to cut."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+LARGEST = 1 << 61  # two of them can be added
 Whole = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
 
@@ -78,3 +81,97 @@ def thinned(whole: Staircase, points: int | None) -> Staircase:
     kept = chosen.nonzero()[0]
     worst = int((ticks[kept[:-1]] - ticks[kept[1:] - 1]).max())
     return Staircase(whole.nbytes[kept], ticks[kept], whole.choices[kept], whole.lost + worst)
+
+
+class Sides(Struct, frozen=True, kw_only=True):
+    """One of the two staircases to be summed, for every cut."""
+
+    staircases: Sequence[Staircase]
+    numbers: Whole  # (cut): which of the staircases
+    counts: Counts  # (staircase, edge): how many of its steps are at or below the edge, with what is held
+    held: Whole  # (cut): bytes that are held besides
+
+
+class Cuts(Struct, frozen=True, kw_only=True):
+    """The segments that begin at one stage, by their ends."""
+
+    outer: Sides  # what follows the segment, run backward
+    inner: Sides | None  # the segment, run backward; None where that is one step, in floors and ticks
+    floors: Whole  # (cut): bytes below which there is nothing
+    ticks: Whole  # (cut): time besides the staircases'
+    times: Whole  # (cut, edge): ticks of the staircases together
+    lost: Whole  # (cut)
+
+
+def merged(cuts: Cuts, kept: list[Whole], edges: Whole) -> list[Points]:
+    """For every cut its steps in those cells of the grid where it may be below all the others and `kept` (edge).
+
+    In the cell behind one edge up to the next, a cut is never below its time at the next, and the lowest never above
+    its time at the first: where the one is no less than the other, the cut need not be merged.
+    """
+    times = cuts.times + cuts.ticks[:, None]
+    times[edges < cuts.floors[:, None]] = LARGEST
+    least = np.minimum(times.min(axis=0), LARGEST)  # LARGEST and more: nothing fits
+    for one in kept:
+        np.minimum(least, one, out=least)
+    alive = times[:, 1:] < least[:-1]
+    (found,) = alive.any(axis=1).nonzero()
+    if cuts.inner is None:
+        return [_one_sided(cuts, cut, np.where(alive[cut], least[:-1], -1)) for cut in found.tolist()]
+    return [_two_sided(cuts, cuts.inner, found, alive[found], edges)] if len(found) else []
+
+
+def _one_sided(cuts: Cuts, cut: int, limits: Whole) -> Points:
+    """The steps of one cut that are below the limits of their cells, and that at the floor."""
+    outer, number = cuts.outer, cuts.outer.numbers[cut]
+    steps, counts, held = outer.staircases[number], outer.counts[number], int(outer.held[cut])
+    floor = max(int(cuts.floors[cut]), int(steps.nbytes[0]) + held)
+    above = steps.at(floor - held) + 1
+    span = slice(max(above, int(counts[0])), int(counts[-1]))
+    ticks = steps.ticks[span] + cuts.ticks[cut]
+    below = ticks < limits.repeat(np.diff(counts))[span.start - counts[0] :]
+    return Points(
+        nbytes=np.concatenate([[floor], steps.nbytes[span][below] + held]),
+        ticks=np.concatenate([steps.ticks[above - 1 : above] + cuts.ticks[cut], ticks[below]]),
+        choice=cut + 1,
+    )
+
+
+def _two_sided(cuts: Cuts, inner: Sides, found: Whole, alive: npt.NDArray[np.bool_], edges: Whole) -> Points:
+    """The steps of all cuts from the first cell in which each is alive to the last; they come unsorted.
+
+    The steps of cut number i are moved up by i times more than any memory: so all cuts are searched at once.
+    """
+    first = alive.argmax(axis=1)
+    last = alive.shape[1] - alive[:, ::-1].argmax(axis=1)
+    apart = np.arange(len(found)) * (edges[-1] + 1)
+    sides = [_between(side, found, first, last, apart) for side in (inner, cuts.outer)]
+    lowest = np.maximum.reduce([cuts.floors[found], *(_least_bytes(side, found) for side in (inner, cuts.outer))])
+    keys = np.concatenate([lowest + apart, *(keys for keys, _ in sides)])
+    owner = keys // (edges[-1] + 1)
+    nbytes = keys - apart[owner]
+    ours = (nbytes > edges[first][owner]) & (nbytes >= lowest[owner])
+    keys, owner, nbytes = keys[ours], owner[ours], nbytes[ours]
+    ticks = cuts.ticks[found][owner]
+    for steps, times in sides:
+        ticks += times[steps.searchsorted(keys, "right") - 1]
+    return Points(nbytes=nbytes, ticks=ticks, choice=found[owner] + 1)
+
+
+def _between(side: Sides, found: Whole, first: Whole, last: Whole, apart: Whole) -> tuple[Whole, Whole]:
+    """Keys and ticks of one side's steps behind one edge up to another, with the one before them."""
+    numbers = side.numbers[found]
+    starts = np.maximum(side.counts[numbers, first] - 1, 0)
+    ends = side.counts[numbers, last]
+    slices = [
+        (side.staircases[number], slice(start, end))
+        for number, start, end in zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    ]
+    keys = np.concatenate([steps.nbytes[span] for steps, span in slices])
+    keys += (apart + side.held[found]).repeat(ends - starts)
+    return keys, np.concatenate([steps.ticks[span] for steps, span in slices])
+
+
+def _least_bytes(side: Sides, found: Whole) -> Whole:
+    """The least memory of each."""
+    return np.array([side.staircases[number].nbytes[0] for number in side.numbers[found].tolist()]) + side.held[found]

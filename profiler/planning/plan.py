@@ -1,4 +1,4 @@
-"""A plan, which says of every stage whether it is kept or checkpointed, and its text: knows no costs."""
+"""A plan: of every stage whether it is kept or checkpointed; its text, and its plan file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from itertools import groupby
 import msgspec
 
 from profiler.core.errors import UserError
+from profiler.core.plan_file import Recipe, Segment
+from profiler.planning.chain import Chain
 
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
 HINT = "stages from 1 on, each once, brackets round what is checkpointed: [1-3] 4 [5] 6-12"
@@ -131,3 +133,28 @@ def _run_key(one: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
     place, item = one
     alone = isinstance(item, tuple) or item in options
     return ("alone", place) if alone else ("range", place - item if isinstance(item, int) else 0)
+
+
+def recipe(chain: Chain, plan: Plan) -> Recipe:
+    """Raises UserError where the chain does not say which modules its stages are."""
+    blocks = {block.name: block.parameters for stage in chain.stages for block in stage.blocks}
+    if not blocks:
+        hint = "`gcprof stages MODEL -o costs.json` writes stages with their modules"
+        raise UserError("these stages are of no known modules: their plan can be carried out nowhere", hint=hint)
+    options = dict(plan.options)
+    segments = (segment for item in plan.items for segment in _segments(chain, item, options))
+    return Recipe(plan=render(plan), segments=tuple(segments), fingerprint=blocks)
+
+
+def _segments(chain: Chain, item: Item, options: dict[int, str]) -> list[Segment]:
+    """Of a checkpointed run, or of a stage that is kept under a save option; nothing of one that is plainly kept."""
+    found = _item(chain, item, options)
+    return [one for one in found if isinstance(one, Segment)]
+
+
+def _item(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
+    if isinstance(item, tuple):
+        inside = [one for inner in item for one in _item(chain, inner, options)]
+        return [Segment(blocks=tuple(inside))]
+    names: list[str | Segment] = [block.name for block in chain.stages[item].blocks]
+    return [Segment(blocks=tuple(names), save=options[item])] if item in options else names

@@ -11,8 +11,7 @@ import numpy as np
 from profiler.planning import lattice
 from profiler.planning.chain import Chain
 from profiler.planning.costs import Costs
-from profiler.planning.dp_table import Inner, Table
-from profiler.planning.kept_intervals import Kept
+from profiler.planning.dp_table import Inner, KeptIntervals, Table
 from profiler.planning.lattice import Lattice
 from profiler.planning.pareto import Staircase, Whole
 from profiler.planning.plan import Item, Plan
@@ -112,7 +111,7 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None)
     if levels is None:
         inner: list[Inner] = [Table(costs, edges, inner=None, points=points).fill(range(1, whole + 1))]
     else:
-        inner = [Kept(costs)]
+        inner = [KeptIntervals(costs)]
         for _ in range(levels - 1):
             deeper = Table(costs, edges, inner=inner[0], points=points)
             inner.insert(0, deeper.fill(range(1, whole + 1)))

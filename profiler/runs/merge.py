@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
-from profiler.core import shards
+from profiler.core import schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
@@ -134,7 +134,9 @@ def _plan(found: Sequence[Run]) -> dict[Key, Trial]:
     """Every trial once, in the order of the sweep that the runs are parts of, else of the runs and of their plans."""
     parts = [(run.manifest.shard, run.manifest.plan) for run in found if run.manifest.shard]
     trials = (
-        shards.joined(parts) if len(parts) == len(found) else [trial for run in found for trial in run.manifest.plan]
+        schedule.joined_shards(parts)
+        if len(parts) == len(found)
+        else [trial for run in found for trial in run.manifest.plan]
     )
     plan: dict[Key, Trial] = {}
     for trial in trials:

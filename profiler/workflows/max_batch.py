@@ -20,7 +20,7 @@ from profiler.core.plan_file import Recipe
 from profiler.core.record import Readings, Record, evidence
 from profiler.core.schedule import in_rounds
 from profiler.engines import Engine
-from profiler.planning.plan_files import recipe as recipe_of
+from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.solver import frontier
 from profiler.workflows import planner
 

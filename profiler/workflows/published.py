@@ -14,10 +14,9 @@ import msgspec
 from profiler.analysis import quantities
 from profiler.analysis.reproduction import Reproduction, Wanted, lines
 from profiler.analysis.rows import rows
-from profiler.core import catalogue
+from profiler.core import catalogue, strict_files
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
-from profiler.core.files import strict_toml
 from profiler.request import spec, sweep
 from profiler.request.spec import Request
 from profiler.runs.store import Run
@@ -97,7 +96,7 @@ def find(name: str) -> System:
 
 def read(path: Path) -> System:
     """Raises UserError with file and line for what cannot be read: not TOML, an unknown key, a wrong type or unit."""
-    text, found = strict_toml.load(path, hint="examples are in configs/published/")
+    text, found = strict_files.load_toml(path, hint="examples are in configs/published/")
     _refuse_unknown(found, _File.__struct_fields__, path, text)
     try:
         file = msgspec.convert(found, _File)
