@@ -14,10 +14,10 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig
 
 from benchmarks import killed
+from profiler.analysis.fit import samples_per_second
 from profiler.analysis.flat_row import line
 from profiler.analysis.rows import rows
 from profiler.analysis.sanity import impossible
-from profiler.analysis.throughput import samples_per_second
 from profiler.core.case import FAKE, OPERATORS, Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Conditions, Equality, RankBytes, Readings

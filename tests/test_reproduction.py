@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from profiler.analysis.growth import exponent
+from profiler.analysis.axes import exponent
 from profiler.analysis.quantities import TABLE, activation_bytes
 from profiler.analysis.reproduction import Reproduction, Wanted, lines
 from profiler.analysis.rows import rows

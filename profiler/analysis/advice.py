@@ -1,4 +1,4 @@
-"""What to do, told from the rows of one group, and no more than they tell. Pure: knows nothing of words.
+"""Which strategy to take, told from the rows of one group, and no more than they tell.
 
 Only rows that are ok are ever advised: wrong gradients are no saving, and neither is what did not run.
 """
@@ -9,13 +9,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.certainty import certainty, is_apart
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
 
 MOST = 0.9  # of the largest saving: of those that reach so much, the fastest is advised
 LEAST = 0.02  # of the baseline's peak: what saves less saves nothing
 SAME = 0.005  # of the lowest peak: so close to it, others have the same
+MOST_POINTS = 40
+NOISY = "GCP012"
+
+RatioRange = tuple[float, float]
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,3 +104,116 @@ def _limit(lowest: Row, known: Sequence[Row]) -> Limit | None:
 def _peak(row: Row) -> int:
     assert row.readings.peak_bytes is not None, "only rows with a peak are looked at"
     return row.readings.peak_bytes
+
+
+class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """From this budget on, until that of the next stair, this strategy is the best that fits."""
+
+    budget_bytes: int
+    best: Row
+    by: str  # "time", "flops" (where no time is known), or "peak" (where neither is): why it is the best
+    rivals: tuple[Row, ...] = ()  # fit as well, in times that cannot be told from its own
+
+
+def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
+    """One stair for each budget at which the answer changes, the smallest first; empty where nothing is ok.
+
+    Where times are known they decide, else FLOPs, else the lowest peak is all that can be said. Of more than MOST
+    stairs, so many are given, evenly and with both ends: what they say is true, and a budget between may have better.
+    """
+    known = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
+    known.sort(key=lambda row: (_peak(row), row.case.strategy != "none"))
+    baseline = next((row for row in known if row.case.strategy == "none"), None)
+    best: list[Row] = []
+    for row in known:
+        if not best or _is_better(row, best[-1], baseline):
+            if best and _peak(best[-1]) == _peak(row):
+                best.pop()
+            best.append(row)
+    if len(best) > MOST_POINTS:
+        best = [best[at * (len(best) - 1) // (MOST_POINTS - 1)] for at in range(MOST_POINTS)]
+    return tuple(_budget_point(row, known, baseline) for row in best)
+
+
+def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
+    """Faster; and where it takes more memory, or stands in for `none`, not by what may be chance."""
+    if _cost(row) >= _cost(before):
+        return False
+    by_time = _cost(row)[0] == _cost(before)[0] == 0
+    is_free = _peak(row) == _peak(before) and before is not baseline
+    return is_free or not by_time or not overlaps(row, before, baseline=baseline)
+
+
+def _budget_point(best: Row, known: Sequence[Row], baseline: Row | None) -> BudgetPoint:
+    by = ("time", "flops", "peak")[_cost(best)[0]]
+    timed = [row for row in known if by == "time" and row.step_seconds is not None and row is not best]
+    fitting = [row for row in timed if _peak(row) <= _peak(best)]
+    rivals = tuple(row for row in fitting if not is_apart(row, best, baseline=baseline))
+    return BudgetPoint(budget_bytes=_peak(best), best=best, by=by, rivals=rivals)
+
+
+def _cost(row: Row) -> tuple[int, float]:
+    """What is known beats what is not."""
+    if row.step_seconds is not None:
+        return 0, row.step_seconds
+    if row.readings.forward_flops is not None and row.readings.backward_flops is not None:
+        return 1, float(row.readings.forward_flops + row.readings.backward_flops)
+    return 2, 0.0
+
+
+def span(row: Row, *, baseline: Row) -> RatioRange | None:
+    """Where the time of a row lies, as a ratio to its baseline; None where nobody can say.
+
+    Over several rounds it is the range of their own ratios. In a single one, the spreads of both rows are added.
+    """
+    if row is baseline:
+        return 1.0, 1.0
+    if row.case.is_predicted:
+        return None
+    if row.time_ratio_range and row.time_ratio_range[0] < row.time_ratio_range[1]:
+        return row.time_ratio_range
+    if row.step_spread is None or baseline.step_spread is None:
+        return None
+    return _around(row.time_ratio, row.step_spread + baseline.step_spread)
+
+
+def is_apart(row: Row, other: Row, *, baseline: Row | None) -> bool:
+    """Whether the times of two rows can be told apart. Estimates have no spread: they differ where they do."""
+    if row.case.is_predicted and other.case.is_predicted:
+        return row.step_seconds != other.step_seconds
+    mine, others = _spans(row, other, baseline)
+    return mine is not None and others is not None and (mine[1] < others[0] or others[1] < mine[0])
+
+
+def overlaps(row: Row, other: Row, *, baseline: Row | None) -> bool:
+    """Whether the spreads of two rows are known and reach into each other: a faster one may then be so by chance."""
+    if row.case.is_predicted and other.case.is_predicted:
+        return False
+    mine, others = _spans(row, other, baseline)
+    return mine is not None and others is not None and mine[0] <= others[1] and others[0] <= mine[1]
+
+
+def certainty(row: Row, *, baseline: Row | None) -> str:
+    """Of the time against the baseline: "missing", "estimated", "single", "noisy", "same" or "sure"."""
+    if row.time_ratio is None:
+        return "missing"
+    if row.case.is_predicted:
+        return "estimated"
+    found = span(row, baseline=baseline) if baseline else None
+    if found is None:
+        return "single"
+    if any(note.code == NOISY for one in (row, baseline) if one for note in one.notes):
+        return "noisy"
+    return "same" if found[0] <= 1 <= found[1] else "sure"
+
+
+def _spans(row: Row, other: Row, baseline: Row | None) -> tuple[RatioRange | None, RatioRange | None]:
+    """Of both by one measure: ratios to the baseline where there are rounds, or it is one of them; else seconds."""
+    rounds = [one.time_ratio_range for one in (row, other)]
+    if baseline and (row is baseline or other is baseline or all(one and one[0] < one[1] for one in rounds)):
+        return span(row, baseline=baseline), span(other, baseline=baseline)
+    return _around(row.step_seconds, row.step_spread), _around(other.step_seconds, other.step_spread)
+
+
+def _around(middle: float | None, spread: float | None) -> RatioRange | None:
+    return None if middle is None or spread is None else (middle * (1 - spread), middle * (1 + spread))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from profiler.analysis.pairing import ALLOWED, BUILT, MEANING, Side, value
 from profiler.analysis.rows import Row
-from profiler.analysis.sides import ALLOWED, BUILT, MEANING, Side, value
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.core.units import bytes_text

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.comparability import Difference, circumstances, idle, refuse_mixed
-from profiler.analysis.points import Point, peaks, times
+from profiler.analysis.fit import SideAdvice, advise_sides
+from profiler.analysis.pairing import ALIGN, Key, Point, Side, peaks, sides, times
 from profiler.analysis.ranking import Order, orders
 from profiler.analysis.ratio_test import Contrast
-from profiler.analysis.recommendation import Advice, advise
-from profiler.analysis.sides import ALIGN, Key, Side, sides
 from profiler.core.case import FAKE
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -55,7 +54,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     same: tuple[Difference, ...]
     matches: tuple[Match, ...]
     orders: tuple[Order, ...]
-    advice: tuple[Advice, ...]
+    advice: tuple[SideAdvice, ...]
     remarks: tuple[str, ...]
 
 
@@ -82,7 +81,7 @@ def compare(
         same=tuple(one for one in told if one.is_one),
         matches=tuple(_match(key, found, align) for key in keys),
         orders=orders(found, align=align),
-        advice=advise(found, align=align),
+        advice=advise_sides(found, align=align),
         remarks=(*_remarks(found), *_idle(found, allowed)),
     )
 

@@ -9,7 +9,7 @@ from itertools import accumulate, count, groupby, pairwise
 
 import msgspec
 
-from profiler.analysis.stages import OUTSIDE, stage_of
+from profiler.analysis.live_bytes import OUTSIDE, stage_of
 from profiler.core.trace_data import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, as_asked, held_at
 
 THROUGHOUT = (*STATIC, WORKSPACES, BUCKETS)

@@ -7,9 +7,8 @@ from itertools import combinations
 
 import msgspec
 
-from profiler.analysis.points import Point, peaks, times
+from profiler.analysis.pairing import Key, Point, Side, peaks, times, without_strategy
 from profiler.analysis.ratio_test import Contrast
-from profiler.analysis.sides import Key, Side, without_strategy
 
 Pair = tuple[Point, Point]  # one strategy, on the baseline and on a side
 Compared = Callable[[Point, Point], Contrast | None]

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.analysis.curve import recomputes
-from profiler.analysis.live_bytes import Peak, nbytes
-from profiler.analysis.stages import OUTSIDE, stage_of
+from profiler.analysis.live_bytes import OUTSIDE, Peak, nbytes, recomputes, stage_of
 from profiler.core.trace_data import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
 from profiler.core.units import bytes_text, count_text
 

@@ -1,15 +1,15 @@
-"""Records -> one row a case, against its baseline. Pure: knows nothing of files or of screens."""
+"""Records -> one row a case, against its baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 import msgspec
 
 from profiler.analysis import trust
 from profiler.core.case import Case
-from profiler.core.record import Built, Environment, Equality, Evidence, Note, Readings, Record, evidence
+from profiler.core.record import Built, Environment, Equality, Evidence, Note, Readings, Record, Shortage, evidence
 from profiler.core.stats import interval, spread
 
 UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
@@ -191,3 +191,16 @@ def _frontiers(rows: list[Row]) -> dict[Case, set[Point]]:
 def _point(row: Row) -> Point | None:
     peak, seconds = row.readings.peak_bytes, row.step_seconds
     return (peak, seconds) if row.outcome == "ok" and peak is not None and seconds is not None else None
+
+
+def is_all_out_of_memory(rows: Iterable[Row]) -> bool:
+    """Whether nothing that could be tried at all fits; what was skipped was not tried."""
+    tried = {row.outcome for row in rows} - {"skipped"}
+    return tried == {"out_of_memory"}
+
+
+def smallest_request(rows: Sequence[Row]) -> Shortage | None:
+    """The failed request for the fewest bytes; None where no error told its size."""
+    found = [record.shortage for row in rows for record in row.rounds if record.shortage]
+    known = [one for one in found if one.asked_bytes is not None]
+    return min(known, key=lambda one: one.asked_bytes or 0, default=None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from profiler.analysis import clock_correction
-from profiler.analysis.device_conditions import held, others
+from profiler.analysis.device_conditions import clock_held, clocks_apart, in_cycles, other_processes
 from profiler.core.case import Case
 from profiler.core.record import Note, Record
 from profiler.core.stats import drift, spread, uncertainty
@@ -30,7 +29,7 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Seque
         "GCP021": _unsure(_joined(series), timed),
         **_within_rounds(drift(series)),
         "GCP024": _clocks(timed, baseline),
-        "GCP025": others(conditions),
+        "GCP025": other_processes(conditions),
         "GCP030": _host_bound(timed),
         "GCP032": _spilled(timed),
         "GCP033": _in_a_row(timed),
@@ -75,8 +74,8 @@ def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
     if not conditions:
         return None
-    found = held(conditions) or clock_correction.apart(rounds, baseline)
-    return f"{found}{clock_correction.told(rounds, baseline)}" if found else None
+    found = clock_held(conditions) or clocks_apart(rounds, baseline)
+    return f"{found}{in_cycles(rounds, baseline)}" if found else None
 
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:

@@ -42,7 +42,7 @@ def compare(
     """
     from profiler.analysis import gates
     from profiler.analysis.comparison import compare as compared
-    from profiler.analysis.sides import ALLOWED, MEANING
+    from profiler.analysis.pairing import ALLOWED, MEANING
     from profiler.core.errors import UserError
 
     one_of(format, FORMATS, flag="--format")

@@ -1,7 +1,4 @@
-"""Runs -> sides that may stand beside each other: one a run and device, its rows found by what they are aligned by.
-
-Pure: knows nothing of files or of screens.
-"""
+"""Runs -> sides that may stand beside each other, and two of their rows against each other."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import UNSET
 
-from profiler.analysis.points import Point
+from profiler.analysis.ratio_test import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row, latest, rows
 from profiler.core.case import FAKE, Case
 from profiler.core.errors import UserError
@@ -28,6 +25,41 @@ ALLOWED = (*MEANING, BUILT, TORCH)  # what --allow-different takes
 SHORT = re.compile(r"\b(?:RTX )?[A-Z]{0,3}\d{2,4}[A-Z]?\b|\b[A-Z]\d\b")  # H100, RTX 4090, T4
 
 Key = tuple[str, ...]  # the texts of what rows are aligned by
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A row with the step's samples of each of its rounds."""
+
+    row: Row
+    rounds: tuple[tuple[float, ...], ...]
+
+    @property
+    def is_ok(self) -> bool:
+        return self.row.outcome == "ok"
+
+
+def peaks(before: Point, after: Point) -> Contrast | None:
+    """The peaks; None where either is not ok or was not measured."""
+    first, second = before.row.readings.peak_bytes, after.row.readings.peak_bytes
+    return None if first is None or second is None or not _both(before, after) else exact(first, second)
+
+
+def times(before: Point, after: Point) -> Contrast | None:
+    """The steps; None where either is not ok or was not measured. A prediction has no noise of its own."""
+    first, second = before.row.step_seconds, after.row.step_seconds
+    if first is None or second is None or not _both(before, after):
+        return None
+    if before.row.case.is_predicted and after.row.case.is_predicted:
+        return estimated(first, second)
+    return sampled(_rounds(before), _rounds(after))
+
+
+def _both(before: Point, after: Point) -> bool:
+    return before.is_ok and after.is_ok
+
+
+def _rounds(point: Point) -> tuple[tuple[float, ...], ...]:
+    return point.rounds * 2 if point.row.case.is_predicted else point.rounds
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
