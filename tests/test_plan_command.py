@@ -18,7 +18,7 @@ from profiler.cli import answer
 from profiler.core import plan_file
 from profiler.engines import local
 from profiler.planning import chain as chains
-from profiler.planning.chain import Block
+from profiler.planning.chain import StageModule
 from profiler.planning.plan import parse
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
@@ -48,7 +48,7 @@ def costs(here: Path) -> Path:
 @pytest.fixture
 def named(here: Path) -> Path:
     """Costs of stages that name their modules."""
-    stages = (msgspec.structs.replace(one, blocks=(Block(name=one.name, parameters=()),)) for one in CHAIN.stages)
+    stages = (msgspec.structs.replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in CHAIN.stages)
     (here / "named.json").write_bytes(chains.encoded(msgspec.structs.replace(CHAIN, stages=tuple(stages))))
     return Path("named.json")
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from profiler.analysis.explanation import explain
 from profiler.analysis.fit import Fit
-from profiler.analysis.reproduction import Reproduction, Wanted, lines
+from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary
@@ -70,9 +70,11 @@ def _fits(**how: object) -> Text:
 
 def _reproduction(**how: object) -> Text:
     wanted = (
-        Wanted(label="", quantity="saved_bytes", strategy=Choice("segments:k=2"), unit="MiB", published=1139.25),
-        Wanted(label="", quantity="peak_change", strategy=Choice("segments:k=4"), unit="%", published=-60),
-        Wanted(label="", quantity="peak_change", strategy=Choice("segments:k=3"), unit="%", published=-50),
+        PublishedFigure(
+            label="", quantity="saved_bytes", strategy=Choice("segments:k=2"), unit="MiB", published=1139.25
+        ),
+        PublishedFigure(label="", quantity="peak_change", strategy=Choice("segments:k=4"), unit="%", published=-60),
+        PublishedFigure(label="", quantity="peak_change", strategy=Choice("segments:k=3"), unit="%", published=-50),
     )
     found = [*examples.sweep((2, 4)), *examples.troubled()]
     return reproduction.table(

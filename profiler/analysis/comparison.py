@@ -8,7 +8,7 @@ import msgspec
 
 from profiler.analysis.comparability import Difference, circumstances, idle, refuse_mixed
 from profiler.analysis.fit import SideAdvice, advise_sides
-from profiler.analysis.pairing import ALIGN, Key, Point, Side, peaks, sides, times
+from profiler.analysis.pairing import ALIGN, Key, SampledRow, Side, peaks, sides, times
 from profiler.analysis.ranking import Order, orders
 from profiler.analysis.ratio_test import Contrast
 from profiler.core.case import FAKE
@@ -35,7 +35,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Cell | None, ...]
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class SideSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One side, without its rows."""
 
     label: str
@@ -49,7 +49,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All that is said of several runs; the first side is the baseline."""
 
-    sides: tuple[Column, ...]
+    sides: tuple[SideSummary, ...]
     differences: tuple[Difference, ...]
     same: tuple[Difference, ...]
     matches: tuple[Match, ...]
@@ -76,7 +76,7 @@ def compare(
     told = circumstances(found)
     keys = dict.fromkeys(key for side in found for key in side.points)
     return Comparison(
-        sides=tuple(_column(side) for side in found),
+        sides=tuple(_summary(side) for side in found),
         differences=tuple(one for one in told if not one.is_one),
         same=tuple(one for one in told if one.is_one),
         matches=tuple(_match(key, found, align) for key in keys),
@@ -86,10 +86,10 @@ def compare(
     )
 
 
-def _column(side: Side) -> Column:
+def _summary(side: Side) -> SideSummary:
     predicted = side.device.startswith(FAKE)
     evidence = ", ".join(sorted({row.evidence for row in side.rows}))
-    return Column(
+    return SideSummary(
         label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted, evidence=evidence
     )
 
@@ -100,7 +100,7 @@ def _match(key: Key, found: Sequence[Side], align: Sequence[str]) -> Match:
     return Match(key=dict(zip(align, key, strict=True)), cells=tuple(cells))
 
 
-def _cell(point: Point | None, baseline: Point | None) -> Cell | None:
+def _cell(point: SampledRow | None, baseline: SampledRow | None) -> Cell | None:
     if point is None:
         return None
     row = point.row

@@ -25,7 +25,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.quantity}:>{self.most * 100:g}%"
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     """A row of a side, held against a rule."""
 
     rule: Rule
@@ -49,8 +49,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """What tripped, and what would have if it were not too noisy to be sure of."""
 
-    tripped: tuple[Held, ...]
-    unsure: tuple[Held, ...]
+    tripped: tuple[RuleResult, ...]
+    unsure: tuple[RuleResult, ...]
 
 
 def parse(text: str) -> tuple[Rule, ...]:
@@ -73,7 +73,7 @@ def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
     A time trips where it is surely worse and its ratio of medians is over the limit; a row that is not there or not ok
     any more trips every rule. Raises UserError (exit code 4) where a rule finds nothing that it could judge.
     """
-    found = [(rule, list(_held(rule, comparison))) for rule in rules]
+    found = [(rule, list(_results(rule, comparison))) for rule in rules]
     empty = next((rule for rule, held in found if not held), None)
     if empty:
         raise UserError(
@@ -85,14 +85,16 @@ def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
     )
 
 
-def _held(rule: Rule, comparison: Comparison) -> Iterator[Held]:
+def _results(rule: Rule, comparison: Comparison) -> Iterator[RuleResult]:
     """Every cell beside one of the baseline that has the quantity."""
     for match in comparison.matches:
         baseline, *cells = match.cells
         if baseline is not None and getattr(baseline, READINGS[rule.quantity]) is not None:
             for side, cell in zip(comparison.sides[1:], cells, strict=True):
                 contrast = getattr(cell, rule.quantity) if cell else None
-                yield Held(rule=rule, label=side.label, key=match.key, contrast=contrast, reason=_reason(rule, cell))
+                yield RuleResult(
+                    rule=rule, label=side.label, key=match.key, contrast=contrast, reason=_reason(rule, cell)
+                )
 
 
 def _reason(rule: Rule, cell: Cell | None) -> str | None:

@@ -85,21 +85,21 @@ def _shares(trace: Trace, operator: int, *, of: Callable[[Allocation], str], hid
     return tuple(sorted(shares, key=lambda share: (-share.nbytes, share.name)))
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class LiveCurve(msgspec.Struct, frozen=True, kw_only=True):
     """What is live at some of a step's operators; 0 is before the step."""
 
     operators: tuple[int, ...]
     nbytes: dict[str, tuple[int, ...]]  # by category
 
 
-def curve(trace: Trace, *, num_points: int) -> Curve:
+def curve(trace: Trace, *, num_points: int) -> LiveCurve:
     """The step in at most so many points: of every stretch of operators, the one at which most is live.
 
     So the peak is always among them. Bytes.
     """
     held, categories = live(trace), by_category(trace)
     chosen = highest(held, num_points)
-    return Curve(
+    return LiveCurve(
         operators=tuple(chosen),
         nbytes={category: tuple(values[at] for at in chosen) for category, values in categories.items()},
     )

@@ -27,7 +27,7 @@ SHORT = re.compile(r"\b(?:RTX )?[A-Z]{0,3}\d{2,4}[A-Z]?\b|\b[A-Z]\d\b")  # H100,
 Key = tuple[str, ...]  # the texts of what rows are aligned by
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row with the step's samples of each of its rounds."""
 
     row: Row
@@ -38,13 +38,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return self.row.outcome == "ok"
 
 
-def peaks(before: Point, after: Point) -> Contrast | None:
+def peaks(before: SampledRow, after: SampledRow) -> Contrast | None:
     """The peaks; None where either is not ok or was not measured."""
     first, second = before.row.readings.peak_bytes, after.row.readings.peak_bytes
     return None if first is None or second is None or not _both(before, after) else exact(first, second)
 
 
-def times(before: Point, after: Point) -> Contrast | None:
+def times(before: SampledRow, after: SampledRow) -> Contrast | None:
     """The steps; None where either is not ok or was not measured. A prediction has no noise of its own."""
     first, second = before.row.step_seconds, after.row.step_seconds
     if first is None or second is None or not _both(before, after):
@@ -54,11 +54,11 @@ def times(before: Point, after: Point) -> Contrast | None:
     return sampled(_rounds(before), _rounds(after))
 
 
-def _both(before: Point, after: Point) -> bool:
+def _both(before: SampledRow, after: SampledRow) -> bool:
     return before.is_ok and after.is_ok
 
 
-def _rounds(point: Point) -> tuple[tuple[float, ...], ...]:
+def _rounds(point: SampledRow) -> tuple[tuple[float, ...], ...]:
     return point.rounds * 2 if point.row.case.is_predicted else point.rounds
 
 
@@ -68,7 +68,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     label: str  # A, B, ...
     run: str
     device: str
-    points: dict[Key, Point]
+    points: dict[Key, SampledRow]
 
     @property
     def name(self) -> str:
@@ -119,17 +119,17 @@ def _label(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"{_label(number // 26 - 1)}{_label(number % 26)}"
 
 
-def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, Point]:
+def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, SampledRow]:
     rounds: dict[Case, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.round):
         rounds.setdefault(record.case, []).append(record)
-    points: dict[Key, Point] = {}
+    points: dict[Key, SampledRow] = {}
     for row in rows(records):
         key = tuple(value(row, name) for name in align)
         if key in points:
             raise _doubled(run, row, points[key].row, align)
         samples = tuple(one.readings.step_seconds for one in rounds[row.case] if one.readings.step_seconds)
-        points[key] = Point(row=row, rounds=samples)
+        points[key] = SampledRow(row=row, rounds=samples)
     return points
 
 

@@ -7,11 +7,11 @@ from itertools import combinations
 
 import msgspec
 
-from profiler.analysis.pairing import Key, Point, Side, peaks, times, without_strategy
+from profiler.analysis.pairing import Key, SampledRow, Side, peaks, times, without_strategy
 from profiler.analysis.ratio_test import Contrast
 
-Pair = tuple[Point, Point]  # one strategy, on the baseline and on a side
-Compared = Callable[[Point, Point], Contrast | None]
+Pair = tuple[SampledRow, SampledRow]  # one strategy, on the baseline and on a side
+Compared = Callable[[SampledRow, SampledRow], Contrast | None]
 QUANTITIES: dict[str, Compared] = {"peak": peaks, "time": times}
 
 

@@ -12,7 +12,7 @@ from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of,
 
 if TYPE_CHECKING:
     from profiler.analysis.comparison import Comparison
-    from profiler.analysis.gates import Held, Judgement
+    from profiler.analysis.gates import Judgement, RuleResult
     from profiler.core.record import Record
 
 FORMATS = ("table", "md", "json", "csv")
@@ -121,7 +121,7 @@ def _tell(judgement: Judgement) -> None:
         aside("gate: nothing is over the limits")
 
 
-def _named(one: Held) -> str:
+def _named(one: RuleResult) -> str:
     from profiler.core.units import change_range_text, change_text
 
     contrast = one.contrast

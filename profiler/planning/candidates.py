@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Point
@@ -129,7 +129,7 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     behind, found = 0, list[tuple[int, str]]()
     before = [0, *map(_given, chain.stages)]  # besides the chain's own input
     for stage, given in zip(chain.stages[::-1], before[-2::-1], strict=True):
-        kept: tuple[Stage | Option, ...] = (stage, *stage.options)
+        kept: tuple[Stage | SaveOption, ...] = (stage, *stage.options)
         least = min(_at_work(stage, costs, behind) for costs in kept)
         behind += stage.gradient_bytes
         found.append((chain.static_bytes + chain.input_bytes + given + least, stage.name))
@@ -142,7 +142,7 @@ def _given(stage: Stage) -> int:
     return min(stage.output_bytes, stage.saved_bytes, *(option.saved_bytes for option in stage.options))
 
 
-def _at_work(stage: Stage, costs: Stage | Option, behind: int) -> int:
+def _at_work(stage: Stage, costs: Stage | SaveOption, behind: int) -> int:
     """What a stage needs beside its input, forward or backward; `behind` are the gradients of the stages behind it,
     which are not there yet in the forward of a stage that is kept."""
     own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes

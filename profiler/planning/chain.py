@@ -20,7 +20,7 @@ HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, sa
 HINT += "backward_extra_bytes"
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SaveOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A kept stage that saves less and recomputes the rest in its own backward: selective checkpointing."""
 
     name: Word
@@ -32,7 +32,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     backward_seconds: Seconds
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StageModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A module of the model that was measured."""
 
     name: str
@@ -55,8 +55,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     plain_forward_extra_bytes: Bytes | None = None  # live only during a forward that saves nothing; None: as saving
     gradient_bytes: Bytes = 0  # parameter gradients that the backward allocates and leaves
     early_stop_seconds: Seconds | None = None  # a forward that stops at its last saved tensor; None: the whole
-    options: tuple[Option, ...] = ()
-    blocks: tuple[Block, ...] = ()  # the modules that it is; they are not interpreted here
+    options: tuple[SaveOption, ...] = ()
+    blocks: tuple[StageModule, ...] = ()  # the modules that it is; they are not interpreted here
     pinned: bool = False  # always kept, never inside a checkpoint
 
 
@@ -98,7 +98,7 @@ def _check(chain: Chain, path: Path) -> None:
     _unique(blocks, path, "blocks", "a block is of one stage")
     for stage in chain.stages:
         _unique((one.name for one in stage.options), path, f"options of '{stage.name}'", "give each its own name")
-        costs: tuple[Stage | Option, ...] = (stage, *stage.options)
+        costs: tuple[Stage | SaveOption, ...] = (stage, *stage.options)
         for one in costs:
             if one.own_saved_bytes is not None and one.own_saved_bytes > one.saved_bytes:
                 raise UserError(

@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.pareto import LARGEST, Whole
 
 FINEST = 10**12  # ticks in a second: in whole picoseconds, sums in any order are equal
@@ -16,7 +16,7 @@ FINEST = 10**12  # ticks in a second: in whole picoseconds, sums in any order ar
 class Keep:
     """One way to keep a stage: plain, or under a save option."""
 
-    def __init__(self, stage: Stage, costs: Stage | Option, second: int) -> None:
+    def __init__(self, stage: Stage, costs: Stage | SaveOption, second: int) -> None:
         own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
         self.name = None if costs is stage else costs.name
         self.saved = costs.saved_bytes
@@ -95,7 +95,7 @@ class Costs:
 def _ticks_in_a_second(chain: Chain) -> int:
     """As many as leave room for the slowest plan, in which each forward is run once for each stage."""
     number = len(chain.stages)
-    ways: list[Stage | Option] = [*chain.stages, *(way for stage in chain.stages for way in stage.options)]
+    ways: list[Stage | SaveOption] = [*chain.stages, *(way for stage in chain.stages for way in stage.options)]
     slowest = sum(number * way.forward_seconds + way.backward_seconds for way in ways)
     slowest += sum(one.early_stop_seconds or 0.0 for one in chain.stages) * number
     second = FINEST

@@ -6,7 +6,7 @@ from math import fsum
 
 import msgspec
 
-from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Item, Plan, fault, flat, runs
 
 
@@ -51,7 +51,7 @@ class _Machine:
 
     def __init__(self, chain: Chain, plan: Plan) -> None:
         self.stages = chain.stages
-        self.kept: list[Stage | Option] = list(chain.stages)  # what each costs where it is kept
+        self.kept: list[Stage | SaveOption] = list(chain.stages)  # what each costs where it is kept
         for stage, name in plan.options:
             self.kept[stage] = next(one for one in chain.stages[stage].options if one.name == name)
         self.seconds: list[float] = []
@@ -140,5 +140,5 @@ class _Machine:
         self.live_bytes -= self.held.pop((kind, stage))
 
 
-def _own(costs: Stage | Option) -> int:
+def _own(costs: Stage | SaveOption) -> int:
     return costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
