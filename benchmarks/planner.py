@@ -36,7 +36,6 @@ GOALS: tuple[tuple[str, int, int | None, int | None, float], ...] = (  # chain, 
     ("different", 48, None, None, 1.5),
     ("network", 100, None, 512, 8.0),
     ("different", 100, None, 512, 8.0),
-    ("equal", 300, None, None, 0.7),
 )
 THINNED = (("network", 300, 1, 1000), ("different", 300, 1, 1000), ("network", 48, None, 256))
 
@@ -63,13 +62,7 @@ def network(number: int) -> Chain:
     return Chain(input_bytes=16 * MEBI, stages=tuple(stages))
 
 
-def equal(number: int) -> Chain:
-    """One layer of a transformer again and again."""
-    layer = read(PEER.with_name("transformer60.stages.json")).stages[0]
-    return Chain(input_bytes=16 * MEBI, stages=(layer,) * number)
-
-
-CHAINS: dict[str, Callable[[int], Chain]] = {"network": network, "different": different, "equal": equal}
+CHAINS: dict[str, Callable[[int], Chain]] = {"network": network, "different": different}
 
 
 def _stage(draw: random.Random, place: int) -> Stage:
