@@ -112,7 +112,8 @@ def t_quantile(confidence: float, freedom: float) -> float:
     """The t that a value stays within, above and below zero, with this probability; freedom is at least 1.
 
     Between whole degrees of freedom its logarithm is interpolated in 1 / freedom: within 1 % of it from 2 on, and
-    within 4 % below.
+    within 4 % below. SciPy has it, and takes longer to import than a whole comparison (scipy.special 0.6 s); tests hold
+    the two against each other.
     """
     below = floor(freedom)
     low, high = (log(_t_of_whole(confidence, whole)) for whole in (below, below + 1))
