@@ -11,7 +11,6 @@ from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Point
 
-KINDS = ("uniform", "first", "every")
 PLAN = "plan"
 
 
@@ -41,21 +40,13 @@ def all_stages(chain: Chain) -> Plan:
     return _singles(chain, _free(chain))
 
 
-RULES: dict[str, Callable[[Chain, int], Plan]] = {
-    "uniform": uniform,
-    "first": first,
-    "every": every,
-    "all": lambda chain, _: all_stages(chain),
-}
+RULES: dict[str, Callable[[Chain, int], Plan]] = {"uniform": uniform, "first": first, "every": every}
+KINDS = tuple(RULES)
 
 
 def plans(chain: Chain, kind: str) -> Iterator[tuple[str, Plan]]:
     """Every plan of one rule, with its word: `uniform(4)`."""
-    numbers = range(1, len(_free(chain)) + 1)
-    if kind == "all":
-        yield "all", all_stages(chain)
-        return
-    for number in numbers:
+    for number in range(1, len(_free(chain)) + 1):
         yield f"{kind}({number})", RULES[kind](chain, number)
 
 
@@ -71,6 +62,7 @@ def costed(chain: Chain, kind: str) -> list[tuple[str, Plan, Cost]]:
 
 
 def _free(chain: Chain) -> list[int]:
+    """The stages that may be checkpointed."""
     return [stage for stage, costs in enumerate(chain.stages) if not costs.pinned]
 
 
@@ -106,14 +98,14 @@ def ways(chain: Chain, point: Point, budget_bytes: int) -> tuple[Way, ...]:
 
     A kind of which nothing fits, or only what all is too, is left out.
     """
-    every = all_stages(chain)
+    each = all_stages(chain)
     found = [Way(label=PLAN, plan=point.plan, cost=simulate(chain, point.plan))]
     for kind in KINDS:
         best = best_of(chain, kind, budget_bytes)
-        if best is not None and best[1] != every:
+        if best is not None and best[1] != each:
             word, plan, cost = best
             found.append(Way(label=word, plan=plan, cost=cost))
-    return (*found, Way(label="all", plan=every, cost=simulate(chain, every)))
+    return (*found, Way(label="all", plan=each, cost=simulate(chain, each)))
 
 
 def none(chain: Chain) -> Way:
@@ -145,7 +137,6 @@ def _given(stage: Stage) -> int:
 def _at_work(stage: Stage, costs: Stage | SaveOption, behind: int) -> int:
     """What a stage needs beside its input, forward or backward; `behind` are the gradients of the stages behind it,
     which are not there yet in the forward of a stage that is kept."""
-    own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
     forward = costs.saved_bytes + costs.forward_extra_bytes
-    backward = stage.output_bytes + own + costs.backward_extra_bytes + stage.gradient_bytes
+    backward = stage.output_bytes + costs.own_bytes + costs.backward_extra_bytes + stage.gradient_bytes
     return max(forward, backward + behind)

@@ -1,4 +1,4 @@
-"""A chain of stages and what each costs, and its file: plain data, knows nothing of how it was measured."""
+"""A chain of stages and what each costs, as plain data, and its JSON file."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ class SaveOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     forward_seconds: Seconds
     backward_seconds: Seconds
 
+    @property
+    def own_bytes(self) -> int:
+        """What is left of the saved bytes once the output is gone."""
+        return self.saved_bytes if self.own_saved_bytes is None else self.own_saved_bytes
+
 
 class StageModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A module of the model that was measured."""
@@ -58,6 +63,22 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     options: tuple[SaveOption, ...] = ()
     blocks: tuple[StageModule, ...] = ()  # the modules that it is; they are not interpreted here
     pinned: bool = False  # always kept, never inside a checkpoint
+
+    @property
+    def own_bytes(self) -> int:
+        """What is left of the saved bytes once the output is gone."""
+        return self.saved_bytes if self.own_saved_bytes is None else self.own_saved_bytes
+
+    @property
+    def plain_extra_bytes(self) -> int:
+        """Live only during a forward that saves nothing."""
+        plain = self.plain_forward_extra_bytes
+        return self.forward_extra_bytes if plain is None else plain
+
+    @property
+    def stop_seconds(self) -> float:
+        """A forward that stops at its last saved tensor."""
+        return self.forward_seconds if self.early_stop_seconds is None else self.early_stop_seconds
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -100,7 +121,7 @@ def _check(chain: Chain, path: Path) -> None:
         _unique((one.name for one in stage.options), path, f"options of '{stage.name}'", "give each its own name")
         costs: tuple[Stage | SaveOption, ...] = (stage, *stage.options)
         for one in costs:
-            if one.own_saved_bytes is not None and one.own_saved_bytes > one.saved_bytes:
+            if one.own_bytes > one.saved_bytes:
                 raise UserError(
                     f"{path}: own_saved_bytes of '{one.name}' are {one.own_saved_bytes}, saved_bytes {one.saved_bytes}",
                     hint="own_saved_bytes are saved_bytes without the output",

@@ -1,4 +1,4 @@
-"""Staircases: least time by memory, as falling steps; and sums of two, merged over every place to cut."""
+"""Pareto fronts: the least time by memory, as falling steps; and sums of two, merged over every place to cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Whole = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
 
 
-class Staircase:
+class ParetoFront:
     """`ticks[i]` is the least time from `nbytes[i]` on; `choices[i]` says how it is reached. Bytes rise, ticks fall."""
 
     __slots__ = ("choices", "lost", "nbytes", "ticks")
@@ -39,10 +39,10 @@ class Staircase:
         return found
 
 
-def single(nbytes: int, ticks: int, choice: int) -> Staircase:
+def single(nbytes: int, ticks: int, choice: int) -> ParetoFront:
     """One step."""
     columns = np.array([[nbytes], [ticks], [choice]], dtype=np.int64)
-    return Staircase(columns[0], columns[1], columns[2])
+    return ParetoFront(columns[0], columns[1], columns[2])
 
 
 class Points(Struct, frozen=True, kw_only=True):
@@ -53,8 +53,8 @@ class Points(Struct, frozen=True, kw_only=True):
     choice: int | Whole
 
 
-def lowest(parts: list[Points]) -> Staircase:
-    """The lower envelope of points as a staircase."""
+def lowest(parts: list[Points]) -> ParetoFront:
+    """The lower envelope of points as a front."""
     nbytes = np.concatenate([one.nbytes for one in parts])
     order = nbytes.argsort(kind="stable")  # most come in sorted pieces, which this sort makes use of
     nbytes, ticks = nbytes[order], np.concatenate([one.ticks for one in parts])[order]
@@ -65,10 +65,10 @@ def lowest(parts: list[Points]) -> Staircase:
     last[:-1] = nbytes[found[1:]] > nbytes[found[:-1]]
     found = found[last]
     choices = np.concatenate([np.broadcast_to(one.choice, one.nbytes.shape) for one in parts])
-    return Staircase(nbytes[found], ticks[found], choices[order[found]])
+    return ParetoFront(nbytes[found], ticks[found], choices[order[found]])
 
 
-def thinned(whole: Staircase, points: int | None) -> Staircase:
+def thinned(whole: ParetoFront, points: int | None) -> ParetoFront:
     """At most this many steps (never fewer than two), spread evenly over the time; `lost` grows by what that costs."""
     if points is None or len(whole.ticks) <= max(points, 2):
         return whole
@@ -80,15 +80,15 @@ def thinned(whole: Staircase, points: int | None) -> Staircase:
     chosen[-1] = True
     kept = chosen.nonzero()[0]
     worst = int((ticks[kept[:-1]] - ticks[kept[1:] - 1]).max())
-    return Staircase(whole.nbytes[kept], ticks[kept], whole.choices[kept], whole.lost + worst)
+    return ParetoFront(whole.nbytes[kept], ticks[kept], whole.choices[kept], whole.lost + worst)
 
 
 class Sides(Struct, frozen=True, kw_only=True):
-    """One of the two staircases to be summed, for every cut."""
+    """One of the two fronts to be summed, for every cut."""
 
-    staircases: Sequence[Staircase]
-    numbers: Whole  # (cut): which of the staircases
-    counts: Counts  # (staircase, edge): how many of its steps are at or below the edge, with what is held
+    fronts: Sequence[ParetoFront]
+    numbers: Whole  # (cut): which of the fronts
+    counts: Counts  # (front, edge): how many of its steps are at or below the edge, with what is held
     held: Whole  # (cut): bytes that are held besides
 
 
@@ -98,8 +98,8 @@ class Cuts(Struct, frozen=True, kw_only=True):
     outer: Sides  # what follows the segment, run backward
     inner: Sides | None  # the segment, run backward; None where that is one step, in floors and ticks
     floors: Whole  # (cut): bytes below which there is nothing
-    ticks: Whole  # (cut): time besides the staircases'
-    times: Whole  # (cut, edge): ticks of the staircases together
+    ticks: Whole  # (cut): time besides the fronts'
+    times: Whole  # (cut, edge): ticks of the fronts together
     lost: Whole  # (cut)
 
 
@@ -124,7 +124,7 @@ def merged(cuts: Cuts, kept: list[Whole], edges: Whole) -> list[Points]:
 def _one_sided(cuts: Cuts, cut: int, limits: Whole) -> Points:
     """The steps of one cut that are below the limits of their cells, and that at the floor."""
     outer, number = cuts.outer, cuts.outer.numbers[cut]
-    steps, counts, held = outer.staircases[number], outer.counts[number], int(outer.held[cut])
+    steps, counts, held = outer.fronts[number], outer.counts[number], int(outer.held[cut])
     floor = max(int(cuts.floors[cut]), int(steps.nbytes[0]) + held)
     above = steps.at(floor - held) + 1
     span = slice(max(above, int(counts[0])), int(counts[-1]))
@@ -164,7 +164,7 @@ def _between(side: Sides, found: Whole, first: Whole, last: Whole, apart: Whole)
     starts = np.maximum(side.counts[numbers, first] - 1, 0)
     ends = side.counts[numbers, last]
     slices = [
-        (side.staircases[number], slice(start, end))
+        (side.fronts[number], slice(start, end))
         for number, start, end in zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True)
     ]
     keys = np.concatenate([steps.nbytes[span] for steps, span in slices])
@@ -174,4 +174,4 @@ def _between(side: Sides, found: Whole, first: Whole, last: Whole, apart: Whole)
 
 def _least_bytes(side: Sides, found: Whole) -> Whole:
     """The least memory of each."""
-    return np.array([side.staircases[number].nbytes[0] for number in side.numbers[found].tolist()]) + side.held[found]
+    return np.array([side.fronts[number].nbytes[0] for number in side.numbers[found].tolist()]) + side.held[found]

@@ -75,10 +75,10 @@ def fault(plan: Plan, num_stages: int) -> str | None:
     stages = tuple(flat(plan.items))
     if stages != tuple(range(num_stages)):
         return f"stages are {_brief(stages)}, not 1 to {num_stages} in order"
-    for run in runs(plan.items):
+    for run in segments(plan.items):
         if not run or isinstance(run[-1], tuple):
             return "a checkpointed run is empty or ends in another"
-    inside = [stage for run in runs(plan.items) for stage in run if stage in dict(plan.options)]
+    inside = [stage for run in segments(plan.items) for stage in run if stage in dict(plan.options)]
     if inside:
         return f"stage {inside[0] + 1} is in a checkpointed run, and takes no save option there"
     named = [stage for stage, _ in plan.options]
@@ -96,12 +96,12 @@ def flat(items: tuple[Item, ...]) -> Iterator[int]:
             yield from flat(item)
 
 
-def runs(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
+def segments(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
     """Every checkpointed run, the outer ones before those in them."""
     for item in items:
         if isinstance(item, tuple):
             yield item
-            yield from runs(item)
+            yield from segments(item)
 
 
 def _depth(item: Item) -> int:
@@ -115,7 +115,7 @@ def _brief(stages: tuple[int, ...]) -> str:
 def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
     words = []
     numbered = enumerate(items)
-    for _, group in groupby(numbered, key=lambda one: _run_key(one, options)):
+    for _, group in groupby(numbered, key=lambda one: _group_key(one, options)):
         run = [item for _, item in group]
         first, last = run[0], run[-1]
         if isinstance(first, tuple):
@@ -128,7 +128,7 @@ def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
     return " ".join(words)
 
 
-def _run_key(one: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
+def _group_key(one: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
     """Plain stages that follow each other are written as one range; everything else stands alone."""
     place, item = one
     alone = isinstance(item, tuple) or item in options
@@ -136,25 +136,21 @@ def _run_key(one: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
 
 
 def recipe(chain: Chain, plan: Plan) -> Recipe:
-    """Raises UserError where the chain does not say which modules its stages are."""
+    """The plan as a file for the model: named blocks. Raises UserError where the chain does not say which they are."""
     blocks = {block.name: block.parameters for stage in chain.stages for block in stage.blocks}
     if not blocks:
         hint = "`gcprof stages MODEL -o costs.json` writes stages with their modules"
         raise UserError("these stages are of no known modules: their plan can be carried out nowhere", hint=hint)
     options = dict(plan.options)
-    segments = (segment for item in plan.items for segment in _segments(chain, item, options))
-    return Recipe(plan=render(plan), segments=tuple(segments), fingerprint=blocks)
+    pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
+    changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # blocks that are plainly kept stand alone
+    return Recipe(plan=render(plan), segments=changed, fingerprint=blocks)
 
 
-def _segments(chain: Chain, item: Item, options: dict[int, str]) -> list[Segment]:
-    """Of a checkpointed run, or of a stage that is kept under a save option; nothing of one that is plainly kept."""
-    found = _item(chain, item, options)
-    return [one for one in found if isinstance(one, Segment)]
-
-
-def _item(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
+def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
+    """The blocks of an item, in a segment where it is checkpointed or kept under a save option."""
     if isinstance(item, tuple):
-        inside = [one for inner in item for one in _item(chain, inner, options)]
+        inside = [piece for inner in item for piece in _blocks(chain, inner, options)]
         return [Segment(blocks=tuple(inside))]
     names: list[str | Segment] = [block.name for block in chain.stages[item].blocks]
     return [Segment(blocks=tuple(names), save=options[item])] if item in options else names

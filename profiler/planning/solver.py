@@ -89,7 +89,7 @@ class Frontier:
 def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None) -> Frontier:
     """Every best plan with checkpoints nested this deep at most; None is any depth.
 
-    `points` thins every staircase to so many steps: then plans are still what they say, but faster ones may exist, by
+    `points` thins every front to so many steps: then plans are still what they say, but faster ones may exist, by
     `lost_fraction` of the fastest at most. None is exact.
     """
     assert levels is None or 1 <= levels <= DEEPEST
