@@ -1,7 +1,4 @@
-"""What is the same, what differs, and what must not differ between the sides of a comparison.
-
-Pure: knows nothing of files or of screens.
-"""
+"""What is the same, what differs, and what must not differ between the sides of a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several runs side by side: rows that mean the same, each against the baseline's. Pure: knows nothing of screens."""
+"""Several runs side by side: rows that mean the same, each against the baseline's."""
 
 from __future__ import annotations
 

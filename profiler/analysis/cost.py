@@ -1,4 +1,4 @@
-"""What a sweep costs before it is run: trials, steps, seconds of a GPU. Arithmetic; knows nothing of how it is known.
+"""What a sweep costs before it is run: trials, steps, seconds of a GPU.
 
 What copies, digests and the reading of the allocator take besides is not counted.
 """

@@ -1,4 +1,4 @@
-"""A row as one flat line of named values, for every kind of table: knows nothing of files or of text."""
+"""A row as one flat line of named values, for every kind of table."""
 
 from __future__ import annotations
 

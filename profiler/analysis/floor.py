@@ -1,4 +1,4 @@
-"""The least that checkpointing of blocks can reach, from the trace of one step: knows nothing of strategies."""
+"""The lowest peak that checkpointing of blocks can reach, from the trace of one step."""
 
 from __future__ import annotations
 

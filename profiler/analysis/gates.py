@@ -1,4 +1,4 @@
-"""What a comparison must not show: `peak:>2%,time:>5%`. Pure: knows nothing of screens or of exit codes."""
+"""Limits that a comparison must not pass, as `peak:>2%,time:>5%`, and the rows that pass them."""
 
 from __future__ import annotations
 

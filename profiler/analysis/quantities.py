@@ -1,4 +1,4 @@
-"""The table of quantities in which a published figure can be stood beside ours. Pure: knows nothing of files.
+"""The table of quantities in which published figures are compared with ours.
 
 A quantity is one function of the rows that a figure is about and of all rows of the run, and one line here.
 """

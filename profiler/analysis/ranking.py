@@ -1,4 +1,4 @@
-"""Whether the sides of a comparison put the strategies in the same order. Pure: knows nothing of screens."""
+"""Whether the sides of a comparison put the strategies in the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why checkpointing saved little, told from two traces: knows nothing of the strategy's name."""
+"""Why checkpointing saved little, read from two traces; the strategy's name is not looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published figures beside ours, line by line. Pure: knows nothing of files or of screens."""
+"""Published figures beside ours, line by line."""
 
 from __future__ import annotations
 

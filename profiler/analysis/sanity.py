@@ -1,4 +1,4 @@
-"""A record -> what no measurement can have given: knows nothing of who sent it, nor of where it is stored."""
+"""Numbers in a record that no measurement can have given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes the times of a row less than sure, as notes. Pure: knows nothing of files or of screens."""
+"""What makes the times of a row less than sure, as notes."""
 
 from __future__ import annotations
 

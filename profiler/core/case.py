@@ -1,4 +1,4 @@
-"""One point to measure, as plain data: knows nothing of torch, of the catalogue or of screens."""
+"""One point to measure, as plain data; models and strategies are words here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong by the user's doing or the machine's: knows nothing of how it is shown."""
+"""Errors that the user or the machine causes, to be shown as one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as users keep it: which blocks run under which checkpoints, in a JSON file. Knows nothing of costs."""
+"""A plan as users keep it: which blocks run under which checkpoints, in a JSON file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial found, as plain data: knows nothing of torch or of screens.
+"""What a trial found, as plain data.
 
 Schema history (a change is a new number, a line here, and an old file kept in tests/records/):
 1  first release

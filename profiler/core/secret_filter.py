@@ -1,4 +1,4 @@
-"""What is a secret, by its name or by its shape: knows nothing of where texts come from or go.
+"""What is a secret, by its name or by its shape, and texts without it.
 
 Every text that is stored and not of our own making passes here: a command, what a failure said, what a trial printed.
 """

@@ -1,4 +1,4 @@
-"""What a traced step allocated, as plain data: knows nothing of torch."""
+"""What a traced step allocated, as plain data: its fields, and sums over them."""
 
 from __future__ import annotations
 

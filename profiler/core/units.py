@@ -1,4 +1,4 @@
-"""Numbers with units as text, and the sizes that users write as bytes."""
+"""Numbers as text with their units, and the sizes that users write as bytes."""
 
 from __future__ import annotations
 

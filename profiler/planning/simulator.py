@@ -1,4 +1,4 @@
-"""What a plan costs, by carrying it out on a ledger of live bytes: the recurrence is judged by it and shares no code."""
+"""What a plan costs, by carrying it out on a ledger of live bytes; it shares no code with the recurrence it judges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several run folders -> one, the same for any order of them: knows nothing of screens."""
+"""Several run folders -> one, the same for any order of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder: manifest.json and the append-only trials.jsonl. Knows nothing of measuring or of screens."""
+"""A run folder: manifest.json and the append-only trials.jsonl."""
 
 from __future__ import annotations
 

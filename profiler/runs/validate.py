@@ -1,4 +1,4 @@
-"""A run folder -> what is wrong with it, and on which line: knows nothing of screens."""
+"""What is wrong with a run folder, and on which line."""
 
 from __future__ import annotations
 
