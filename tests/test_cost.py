@@ -9,19 +9,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from torch import nn
 
-from profiler.analysis.cost import DDP_SETTLES, Bounds, Speed, cost, num_steps, num_timed, step_seconds
+from profiler.analysis.cost import Bounds, Speed, cost, num_steps, num_timed, step_seconds
 from profiler.cli import answer
 from profiler.cli import cost as telling
 from profiler.core import schedule
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Environment
+from profiler.core.schedule import DDP_SETTLING
 from profiler.core.stats import Sampling
 from profiler.engines import Words
 from profiler.engines.local import Local
 from profiler.request.spec import Plan
-from profiler.training.distributed import ddp
 from profiler.training.workload import Workload
 from profiler.views.tables.cost import lines
 from tests import make
@@ -203,7 +204,8 @@ def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
 def test_ddp_settles_as_long_as_it_is_told_to():
     alone = Workload(module=nn.Linear(1, 1), batch=None, loss=lambda module, batch: batch)
 
-    assert ddp.SETTLING - alone.settling == DDP_SETTLES
+    for parallel, settling in ((UNSET, alone.settling), (Choice("ddp"), DDP_SETTLING)):
+        assert num_steps(trial(passes=("memory",), parallel=parallel)) == Bounds(settling + 1, settling + 1)
 
 
 def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():

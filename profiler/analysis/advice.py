@@ -15,7 +15,7 @@ from profiler.analysis.rows import Row
 MOST = 0.9  # of the largest saving: of those that reach so much, the fastest is advised
 LEAST = 0.02  # of the baseline's peak: what saves less saves nothing
 SAME = 0.005  # of the lowest peak: so close to it, others have the same
-MOST_POINTS = 40
+MOST_POINTS = 40  # of a frontier
 NOISY = "GCP012"
 
 RatioRange = tuple[float, float]
@@ -107,7 +107,7 @@ def _peak(row: Row) -> int:
 
 
 class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """From this budget on, until that of the next stair, this strategy is the best that fits."""
+    """From this budget on, until that of the next point, this strategy is the best that fits."""
 
     budget_bytes: int
     best: Row
@@ -116,10 +116,10 @@ class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
-    """One stair for each budget at which the answer changes, the smallest first; empty where nothing is ok.
+    """One point for each budget at which the answer changes, the smallest first; empty where nothing is ok.
 
-    Where times are known they decide, else FLOPs, else the lowest peak is all that can be said. Of more than MOST
-    stairs, so many are given, evenly and with both ends: what they say is true, and a budget between may have better.
+    Where times are known they decide, else FLOPs, else the lowest peak is all that can be said. Of more than
+    MOST_POINTS so many are given, evenly and with both ends: each is true, and a budget between may have a better one.
     """
     known = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
     known.sort(key=lambda row: (_peak(row), row.case.strategy != "none"))

@@ -33,7 +33,7 @@ def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
 
     A side with several values, as two precisions, has them all in one text.
     """
-    readers: dict[str, Callable[[Row], str]] = {"how": _how}
+    readers: dict[str, Callable[[Row], str]] = {"how": lambda row: row.evidence}
     readers |= {name: _of_environment(name) for name in Environment.__struct_fields__ if name not in UNTOLD}
     readers |= {name: _of_case(name) for name in (*MEANING, "warmup", "samples") if name not in ("model", "strategy")}
     found = [
@@ -101,10 +101,6 @@ def _named(side: Side) -> str:
 
 def _values(side: Side, read: Callable[[Row], str]) -> str:
     return ", ".join(dict.fromkeys(text for row in side.rows if (text := read(row)))) or NOTHING
-
-
-def _how(row: Row) -> str:
-    return row.evidence
 
 
 def _of_environment(name: str) -> Callable[[Row], str]:

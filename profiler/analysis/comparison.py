@@ -104,13 +104,12 @@ def _cell(point: SampledRow | None, baseline: SampledRow | None) -> Cell | None:
     if point is None:
         return None
     row = point.row
-    is_ok = row.outcome == "ok"
     return Cell(
         outcome=row.outcome,
         detail=row.detail,
         predicted=row.case.is_predicted,
-        peak_bytes=row.readings.peak_bytes if is_ok else None,
-        step_seconds=row.step_seconds if is_ok else None,
+        peak_bytes=point.peak_bytes,
+        step_seconds=point.step_seconds,
         peak=peaks(baseline, point) if baseline else None,
         time=times(baseline, point) if baseline else None,
     )

@@ -12,10 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from profiler.core.case import OPERATORS, Case, Trial
-from profiler.core.stats import MOST_STEPS, SHORTEST
-
-DDP_SETTLES = 2  # steps more before the memory is read, in which it lays out its buckets
-FIRST_LOOK = 6  # samples, before which no median is sure
+from profiler.core.schedule import DDP_SETTLING
+from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST
 
 
 class Bounds(NamedTuple):
@@ -62,11 +60,12 @@ def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds
         else:
             begun = Bounds(start_seconds, start_seconds)
             seconds = seconds.plus(begun.plus(step_seconds(trial, speed)).times(trial.case.num_ranks))
+    samplings = [trial.case.sampling for trial in measured if "time" in trial.passes]
     return SweepCost(
         num_trials=len(planned),
         num_predicted=len(planned) - len(measured),
         steps=steps,
-        sampling_seconds=max((_longest(trial) for trial in measured), default=0.0),
+        sampling_seconds=max((one.max_seconds for one in samplings if one), default=0.0),
         gpu_seconds=seconds if num_unknown < len(measured) else None,
         num_unknown=num_unknown,
     )
@@ -116,8 +115,8 @@ def _untimed(trial: Trial) -> Bounds:
         if case.ranks and case == case.baseline:
             # against one process with all batches, and once more where bits differ
             found = found.plus(Bounds(1 + case.ranks, 1 + 2 * case.ranks))
-    settling = DDP_SETTLES if (case.parallel or "").startswith("ddp") else 0
-    always = {"flops": 1, "memory": 2 + settling, OPERATORS: 2, "time": 1 + case.warmup}
+    settling = DDP_SETTLING if (case.parallel or "").startswith("ddp") else 1
+    always = {"flops": 1, "memory": settling + 1, OPERATORS: 2, "time": 1 + case.warmup}
     number = sum(count for name, count in always.items() if name in passes)
     return found.plus(Bounds(number, number))
 
@@ -127,7 +126,3 @@ def _step_span(trial: Trial, speed: Speed | None) -> tuple[float | None, float |
         return None, None
     is_baseline = trial.case == trial.case.baseline
     return speed.step_seconds, speed.step_seconds + (0.0 if is_baseline else speed.forward_seconds)
-
-
-def _longest(trial: Trial) -> float:
-    return trial.case.sampling.max_seconds if trial.case.sampling and "time" in trial.passes else 0.0

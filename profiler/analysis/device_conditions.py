@@ -85,7 +85,7 @@ def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | 
 def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:
     """The change of the time in cycles, as the end of a sentence; nothing where no clocks are known."""
     ratios = [
-        _ratio(one, other) * mine / none
+        median(one.readings.step_seconds or ()) / median(other.readings.step_seconds or ()) * mine / none
         for one, other in _pairs(rounds, baseline)
         if (mine := clock(one)) and (none := clock(other))
     ]
@@ -103,7 +103,3 @@ def _pairs(rounds: Sequence[Record], baseline: Sequence[Record]) -> list[tuple[R
     of_round = {record.round: record for record in baseline if record.readings.step_seconds}
     pairs = [(record, of_round.get(record.round)) for record in rounds if record.readings.step_seconds]
     return [(one, other) for one, other in pairs if other is not None and one.case != other.case]
-
-
-def _ratio(one: Record, other: Record) -> float:
-    return median(one.readings.step_seconds or ()) / median(other.readings.step_seconds or ())

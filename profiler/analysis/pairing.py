@@ -34,31 +34,34 @@ class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[tuple[float, ...], ...]
 
     @property
-    def is_ok(self) -> bool:
-        return self.row.outcome == "ok"
+    def peak_bytes(self) -> int | None:
+        """None where the row is not ok."""
+        return self.row.readings.peak_bytes if self.row.outcome == "ok" else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """None where the row is not ok."""
+        return self.row.step_seconds if self.row.outcome == "ok" else None
 
 
 def peaks(before: SampledRow, after: SampledRow) -> Contrast | None:
     """The peaks; None where either is not ok or was not measured."""
-    first, second = before.row.readings.peak_bytes, after.row.readings.peak_bytes
-    return None if first is None or second is None or not _both(before, after) else exact(first, second)
+    first, second = before.peak_bytes, after.peak_bytes
+    return None if first is None or second is None else exact(first, second)
 
 
 def times(before: SampledRow, after: SampledRow) -> Contrast | None:
     """The steps; None where either is not ok or was not measured. A prediction has no noise of its own."""
-    first, second = before.row.step_seconds, after.row.step_seconds
-    if first is None or second is None or not _both(before, after):
+    first, second = before.step_seconds, after.step_seconds
+    if first is None or second is None:
         return None
     if before.row.case.is_predicted and after.row.case.is_predicted:
         return estimated(first, second)
     return sampled(_rounds(before), _rounds(after))
 
 
-def _both(before: SampledRow, after: SampledRow) -> bool:
-    return before.is_ok and after.is_ok
-
-
 def _rounds(point: SampledRow) -> tuple[tuple[float, ...], ...]:
+    """A prediction's samples twice, which are equal samples of two rounds."""
     return point.rounds * 2 if point.row.case.is_predicted else point.rounds
 
 

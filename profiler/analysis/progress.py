@@ -31,7 +31,7 @@ def settled(records: Iterable[Record]) -> list[Record]:
     compared with a baseline which did.
     """
     last = latest(records)
-    lost = {record.case.twin for record in last if record.outcome in LOST and _is_compared_with(record)}
+    lost = {record.case.twin for record in last if record.outcome in LOST and _is_baseline(record)}
     return [
         record
         for record in last
@@ -39,7 +39,8 @@ def settled(records: Iterable[Record]) -> list[Record]:
     ]
 
 
-def _is_compared_with(record: Record) -> bool:
+def _is_baseline(record: Record) -> bool:
+    """Whether others of its round are compared with it."""
     return record.round == 1 and record.case == record.case.baseline
 
 

@@ -10,6 +10,9 @@ import msgspec
 from profiler.core.case import FAKE, OPERATORS, PASSES, Case, Trial, Whole
 from profiler.core.errors import UserError
 
+DDP_SETTLING = (
+    3  # steps before the memory is read: it makes its buckets anew in the second, and tells of it in the third
+)
 MOST_SHARDS = 100_000
 Pairing = tuple[Case, int]
 

@@ -18,6 +18,7 @@ LEVEL = 0.95  # how often the interval holds the median
 EXACT = 1000  # samples from which on the binomial distribution is as good as normal
 SHORTEST = 1e-3  # seconds of a sample; of fewer, waiting for the device and reading its clock are too large a part
 MOST_STEPS = 1000  # in one sample
+FIRST_LOOK = 6  # samples: the least that have an interval
 CERTAIN = 3.0  # standard deviations: one series in 370 without a drift
 MOST_STRETCHES = 500  # of a longer series the medians of so many stretches are taken, since pairs are many
 
@@ -89,9 +90,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def is_look(count: int) -> bool:
     """Whether this many samples are looked at: 6, 8, 10, 12, 15, 18, 22, ..., each a fifth more.
 
-    Six is the least that has an interval. Each look is a chance to stop by luck, so there are few.
+    Each look is a chance to stop by luck, so there are few.
     """
-    look = 6
+    look = FIRST_LOOK
     while look < count:
         look = ceil(look * 1.2)
     return look == count
