@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 from statistics import linear_regression
@@ -12,7 +11,7 @@ from msgspec import UNSET
 
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, nearest
 
 Value = int | float | str | None
 STRATEGY = "strategy"
@@ -63,8 +62,7 @@ def named(space: Space, word: str) -> Axis:
     name = word.strip().replace("-", "_")
     known = {axis.name: axis for axis in space.axes}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"its axes are {', '.join(known) or 'none'}"
+        hint = nearest(name, known) or f"its axes are {', '.join(known) or 'none'}"
         raise UserError(f"'{word}' is no axis of this run", hint=hint)
     return known[name]
 

@@ -29,7 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     equality: Equality | None
     environment: Environment | None
     gradients: str  # "bit-equal", "within noise", "not verifiable", "differ", "missing", "not checked", "-"
-    static_bytes: int | None  # the sum over the categories: the floor that no checkpointing passes
+    static_bytes: int | None  # the sum over the categories: there in every step, whatever one checkpoints
     peak_ratio: float | None  # to the same case without checkpointing; None where the outcome is not ok: no saving
     step_seconds: float | None  # median over all rounds
     step_spread: float | None  # half the interquartile range over the median
@@ -82,8 +82,6 @@ def _pool(records: list[Record]) -> Record:
         return records[0]
     records = sorted(records, key=lambda record: record.round)
     first = records[0]
-    if len(records) == 1:
-        return first
     worst = next((record for record in records if record.outcome != "ok"), first)
     names = ("warmup_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
     samples = {name: _joined([getattr(record.readings, name) for record in records]) for name in names}

@@ -25,15 +25,12 @@ def levels(found: Any, *, most: int) -> Iterator[list[Any]]:
     """What is in nested data, one list a level, the outermost first. Raises RecursionError beyond `most` levels."""
     level = [found]
     for _ in range(most):
-        level = [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]
+        nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [inner for inside in nested for inner in inside]
         yield level
         if not level:
             return
     raise RecursionError
-
-
-def _inside(one: dict[str, Any] | list[Any]) -> list[Any]:
-    return one if isinstance(one, list) else list(one.values())
 
 
 class Malformed(msgspec.DecodeError):
@@ -54,7 +51,7 @@ def read_json(path: Path) -> bytes:
 def json_lines(path: Path) -> Iterator[bytes]:
     """Each line with its end, which the last one may lack; never more of the file at once than one line.
 
-    A line that is too long is cut, to one byte more than `check` takes. Raises OSError.
+    A line that is too long is cut, to one byte more than `check_line_length` takes. Raises OSError.
     """
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES + 1):

@@ -34,7 +34,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str, num_stages: int) -> Plan:
-    """The plan that `render` writes so. Raises UserError for what is none of this many stages."""
+    """The plan that `render` writes so. Raises UserError if the text is no valid plan for this number of stages."""
     stack: list[list[Item]] = [[]]
     options = []
     at = 0
