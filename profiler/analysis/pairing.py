@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from profiler.analysis.ratio_test import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row, latest, rows
-from profiler.core.case import FAKE, Case
+from profiler.core.case import FAKE, Case, as_word
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 
@@ -115,7 +115,7 @@ def value(row: Row, name: str) -> str:
     found = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
     if found is UNSET:
         return "none"
-    return "own" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
+    return "own" if found is None else as_word(found)
 
 
 def _label(number: int) -> str:

@@ -32,7 +32,7 @@ class Choice(str):
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, object]) -> Choice:
-        text = ",".join(f"{key}={_word(value)}" for key, value in options.items())
+        text = ",".join(f"{key}={as_word(value)}" for key, value in options.items())
         return cls(f"{name}:{text}" if text else name)
 
     @property
@@ -170,7 +170,8 @@ def _span(choice: Choice) -> list[Choice]:
     return [Choice.of(choice.name, options) for options in spread]
 
 
-def _word(value: object) -> str:
+def as_word(value: object) -> str:
+    """A value as users write it: a switch is `true` or `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.core.case import Choice
+from profiler.core.case import Choice, as_word
 from profiler.core.errors import UserError, nearest
 
 Count = int  # as an annotation of an option: a whole number from 1
@@ -103,7 +103,7 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
             )
     values = _values(choice, known)
     ordered = [*(key for key in known if key in given), *sorted(given.keys() - known.keys())]
-    canonical = {key: _word(values[key]) for key in ordered}
+    canonical = {key: as_word(values[key]) for key in ordered}
     kept = {key: text for key, text in canonical.items() if key not in known or text != known[key].default}
     return Choice.of(choice.name, kept)
 
@@ -199,7 +199,7 @@ def _text(default: ast.expr | None) -> str | None:
         value = ast.literal_eval(default)
     except ValueError:
         return ast.unparse(default)
-    return _word(value)
+    return as_word(value)
 
 
 def _values(choice: Choice, known: Mapping[str, Option]) -> dict[str, Any]:
@@ -233,11 +233,6 @@ def _allowed(value: Any, option: Option) -> bool:
     if option.kind == "Count":
         return bool(1 <= value < 2**31)
     return math.isfinite(value) if option.kind == "float" else not option.words or value in option.words
-
-
-def _word(value: object) -> str:
-    """A value as users write it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _literal(text: str) -> Any:

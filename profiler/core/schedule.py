@@ -10,9 +10,7 @@ import msgspec
 from profiler.core.case import FAKE, OPERATORS, PASSES, Case, Trial, Whole
 from profiler.core.errors import UserError
 
-DDP_SETTLING = (
-    3  # steps before the memory is read: it makes its buckets anew in the second, and tells of it in the third
-)
+DDP_SETTLING = 3  # steps before memory is read: buckets are made anew in the second, and DDP tells of it in the third
 MOST_SHARDS = 100_000
 Pairing = tuple[Case, int]
 
@@ -88,24 +86,24 @@ def parse_shard(text: str) -> Shard:
 
 
 def cut(trials: Sequence[Trial], shard: Shard) -> tuple[tuple[Trial, ...], Shard]:
-    """The trials of one part, in their order, and the part with their places; none where there are too few pairings."""
+    """The trials of one shard, in their order, and the shard with their places; none if there are too few pairings."""
     places = deal(trials, shard.count)[shard.index - 1]
     return tuple(trials[place] for place in places), msgspec.structs.replace(shard, places=tuple(places))
 
 
 def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
-    """The places of the trials of each of `count` parts: every trial is in exactly one.
+    """The places of the trials of each of `count` shards: every trial is in exactly one.
 
     What is never cut is a pairing, since ratios are of one round on one device. The largest come first, each to the
-    part that has the fewest trials; of equals the first. So the parts differ by no more than the largest pairing.
+    shard that has the fewest trials; of equals the first. So the shards differ by no more than the largest pairing.
     """
     found: dict[Pairing, list[int]] = {}
     for place, trial in enumerate(trials):
         found.setdefault(pairing(trial), []).append(place)
-    parts: list[list[int]] = [[] for _ in range(count)]
+    shards: list[list[int]] = [[] for _ in range(count)]
     for places in sorted(found.values(), key=len, reverse=True):
-        min(parts, key=len).extend(places)
-    return [sorted(part) for part in parts]
+        min(shards, key=len).extend(places)
+    return [sorted(shard) for shard in shards]
 
 
 def pairing(trial: Trial) -> Pairing:
@@ -113,7 +111,7 @@ def pairing(trial: Trial) -> Pairing:
     return trial.case.baseline.twin, trial.round
 
 
-def joined_shards(parts: Sequence[tuple[Shard, Sequence[Trial]]]) -> list[Trial]:
-    """The trials of parts of one sweep in the order of the whole plan."""
-    placed = [one for shard, trials in parts for one in zip(shard.places, trials, strict=False)]
+def joined_shards(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> list[Trial]:
+    """The trials of all shards of one sweep in the order of the whole plan."""
+    placed = [one for shard, trials in shards for one in zip(shard.places, trials, strict=False)]
     return [trial for _, trial in sorted(placed, key=lambda one: one[0])]

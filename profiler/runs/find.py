@@ -40,19 +40,15 @@ def runs(folder: Path) -> list[Path]:
 
 
 def reference_folder() -> Path:
-    """Where they are: in the installed package, else in the checkout."""
+    """The folder of the reference runs: in the installed package, else in the checkout."""
     installed = Path(str(files("profiler"))) / "results" / "reference"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "results" / "reference"
 
 
 def reference_names() -> tuple[str, ...]:
-    """Every one as `DEVICE/MODEL`."""
-    return tuple(
-        sorted(
-            path.parent.relative_to(reference_folder()).as_posix()
-            for path in reference_folder().glob("*/*/manifest.json")
-        )
-    )
+    """Every reference run as `DEVICE/MODEL`."""
+    folder = reference_folder()
+    return tuple(sorted(path.parent.relative_to(folder).as_posix() for path in folder.glob("*/*/manifest.json")))
 
 
 def reference(word: str) -> Path:

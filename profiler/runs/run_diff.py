@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from profiler.core import catalogue
-from profiler.core.case import Case, Choice, Trial
+from profiler.core.case import Case, Choice, Trial, as_word
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment
 from profiler.runs.store import Manifest
@@ -70,23 +70,24 @@ def _key(trial: Trial) -> tuple[Case, int, tuple[str, ...]]:
 def _word(value: Any) -> str:
     if isinstance(value, msgspec.Struct):
         return " ".join(f"{name}={one}" for name, one in msgspec.structs.asdict(value).items())
-    return "-" if value is None or value is UNSET else str(value).lower() if isinstance(value, bool) else str(value)
+    return "-" if value is None or value is UNSET else as_word(value)
 
 
 def code_digests(cases: Iterable[Case]) -> dict[str, str]:
-    """Every file of a user's own that the cases name, models' code and plans, by its name there; one that cannot be
-    read is left out. What these files import in turn is not looked at.
+    """The digest of every file of the user's own that the cases name, models' code and plans, by its name there.
+
+    A file that cannot be read is left out. What these files import in turn is not looked at.
     """
     return {name: digest(path.read_bytes()) for name, path in _code_files(cases).items() if path and path.is_file()}
 
 
 def missing_code(cases: Iterable[Case]) -> tuple[str, ...]:
-    """The names of those that are not there."""
+    """The names of such files that are not there."""
     return tuple(name for name, path in _code_files(cases).items() if not (path and path.is_file()))
 
 
 def digest(text: bytes) -> str:
-    """That of a file of this text, also of one that is still to be written."""
+    """The digest of a file with this text, also of one that is still to be written."""
     return hashlib.sha256(text).hexdigest()[:DIGITS]
 
 
