@@ -46,30 +46,30 @@ def advise(rows: Sequence[Row]) -> Advice:
 
     Of those whose times cannot be told from the fastest, it is the one with the lowest peak.
     """
-    known = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
-    if not known:
+    measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
+    if not measured:
         return Advice()
-    baseline = next((row for row in known if row.case.strategy == "none"), None)
-    good = _good(known, baseline) if baseline else known
+    baseline = next((row for row in measured if row.case.strategy == "none"), None)
+    good = _good(measured, baseline) if baseline else measured
     chosen = _fastest(good, baseline) if good else baseline
     assert chosen, "where nothing is good, there is a baseline that it was compared with"
-    lowest = min(known, key=_peak)
+    lowest = min(measured, key=_peak)
     return Advice(
         chosen=chosen,
         baseline=baseline,
         rivals=tuple(row for row in good if row is not chosen and _is_rival(row, chosen, baseline)),
         certainty=certainty(chosen, baseline=baseline),
         lowest=lowest,
-        limit=_limit(lowest, known),
+        limit=_limit(lowest, measured),
     )
 
 
-def _good(known: Sequence[Row], baseline: Row) -> list[Row]:
+def _good(measured: Sequence[Row], baseline: Row) -> list[Row]:
     """The rows that save nearly as much as any; empty where none saves."""
-    least = min(map(_peak, known))
+    least = min(map(_peak, measured))
     if _peak(baseline) - least < LEAST * _peak(baseline):
         return []
-    return [row for row in known if _peak(baseline) - _peak(row) >= MOST * (_peak(baseline) - least)]
+    return [row for row in measured if _peak(baseline) - _peak(row) >= MOST * (_peak(baseline) - least)]
 
 
 def _fastest(rows: Sequence[Row], baseline: Row | None) -> Row:
@@ -87,7 +87,7 @@ def _is_rival(row: Row, chosen: Row, baseline: Row | None) -> bool:
     return timed and not is_apart(row, chosen, baseline=baseline)
 
 
-def _limit(lowest: Row, known: Sequence[Row]) -> Limit | None:
+def _limit(lowest: Row, measured: Sequence[Row]) -> Limit | None:
     """None where the parts of the peak were not measured."""
     parts = compose(lowest.readings)
     if parts is None:
@@ -95,7 +95,7 @@ def _limit(lowest: Row, known: Sequence[Row]) -> Limit | None:
     sizes = {"static": parts.static, "transient": parts.transient, "saved": parts.saved}
     kind = max(sizes, key=sizes.__getitem__)
     phase = lowest.readings.peak_phase
-    alike = {row.readings.saved_bytes for row in known if _peak(row) <= (1 + SAME) * _peak(lowest)}
+    alike = {row.readings.saved_bytes for row in measured if _peak(row) <= (1 + SAME) * _peak(lowest)}
     return Limit(
         kind="optimizer" if phase == "optimizer" else kind, nbytes=sizes[kind], phase=phase, num_alike=len(alike)
     )
@@ -121,18 +121,18 @@ def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
     Where times are known they decide, else FLOPs, else the lowest peak is all that can be said. Of more than
     MOST_POINTS so many are given, evenly and with both ends: each is true, and a budget between may have a better one.
     """
-    known = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
-    known.sort(key=lambda row: (_peak(row), row.case.strategy != "none"))
-    baseline = next((row for row in known if row.case.strategy == "none"), None)
+    measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
+    measured.sort(key=lambda row: (_peak(row), row.case.strategy != "none"))
+    baseline = next((row for row in measured if row.case.strategy == "none"), None)
     best: list[Row] = []
-    for row in known:
+    for row in measured:
         if not best or _is_better(row, best[-1], baseline):
             if best and _peak(best[-1]) == _peak(row):
                 best.pop()
             best.append(row)
     if len(best) > MOST_POINTS:
         best = [best[at * (len(best) - 1) // (MOST_POINTS - 1)] for at in range(MOST_POINTS)]
-    return tuple(_budget_point(row, known, baseline) for row in best)
+    return tuple(_budget_point(row, measured, baseline) for row in best)
 
 
 def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
@@ -144,9 +144,9 @@ def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
     return is_free or not by_time or not overlaps(row, before, baseline=baseline)
 
 
-def _budget_point(best: Row, known: Sequence[Row], baseline: Row | None) -> BudgetPoint:
+def _budget_point(best: Row, measured: Sequence[Row], baseline: Row | None) -> BudgetPoint:
     by = ("time", "flops", "peak")[_cost(best)[0]]
-    timed = [row for row in known if by == "time" and row.step_seconds is not None and row is not best]
+    timed = [row for row in measured if by == "time" and row.step_seconds is not None and row is not best]
     fitting = [row for row in timed if _peak(row) <= _peak(best)]
     rivals = tuple(row for row in fitting if not is_apart(row, best, baseline=baseline))
     return BudgetPoint(budget_bytes=_peak(best), best=best, by=by, rivals=rivals)
@@ -199,12 +199,12 @@ def certainty(row: Row, *, baseline: Row | None) -> str:
         return "missing"
     if row.case.is_predicted:
         return "estimated"
-    found = span(row, baseline=baseline) if baseline else None
-    if found is None:
+    ratios = span(row, baseline=baseline) if baseline else None
+    if ratios is None:
         return "single"
     if any(note.code == NOISY for one in (row, baseline) if one for note in one.notes):
         return "noisy"
-    return "same" if found[0] <= 1 <= found[1] else "sure"
+    return "same" if ratios[0] <= 1 <= ratios[1] else "sure"
 
 
 def _spans(row: Row, other: Row, baseline: Row | None) -> tuple[RatioRange | None, RatioRange | None]:

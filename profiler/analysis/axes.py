@@ -101,10 +101,10 @@ def rising(space: Space, words: Sequence[str] = ()) -> Axis:
 def apart(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
     """The rows that differ in no axis but those of `over`, together."""
     others = [axis for axis in space.axes if axis.name not in set(over)]
-    found: dict[tuple[Value, ...], list[Row]] = {}
+    groups: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(space.at(row.case, axis) for axis in others), []).append(row)
-    return list(found.values())
+        groups.setdefault(tuple(space.at(row.case, axis) for axis in others), []).append(row)
+    return list(groups.values())
 
 
 def grid(rows: Iterable[Row], space: Space, across: Axis, up: Axis) -> dict[tuple[Value, Value], Row]:
@@ -177,5 +177,5 @@ def power(sizes: Sequence[float], values: Sequence[float]) -> Power | None:
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
     """That of the nearest power; None where there is none."""
-    found = power(sizes, values)
-    return None if found is None else found.exponent
+    nearest_power = power(sizes, values)
+    return None if nearest_power is None else nearest_power.exponent

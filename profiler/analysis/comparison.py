@@ -94,8 +94,8 @@ def _summary(side: Side) -> SideSummary:
     )
 
 
-def _match(key: Key, found: Sequence[Side], align: Sequence[str]) -> Match:
-    points = [side.points.get(key) for side in found]
+def _match(key: Key, compared: Sequence[Side], align: Sequence[str]) -> Match:
+    points = [side.points.get(key) for side in compared]
     cells = (_cell(point, points[0] if place else None) for place, point in enumerate(points))
     return Match(key=dict(zip(align, key, strict=True)), cells=tuple(cells))
 
@@ -115,14 +115,14 @@ def _cell(point: SampledRow | None, baseline: SampledRow | None) -> Cell | None:
     )
 
 
-def _remarks(found: Sequence[Side]) -> tuple[str, ...]:
-    once = [side.label for side in found if _is_of_one_round(side)]
+def _remarks(compared: Sequence[Side]) -> tuple[str, ...]:
+    once = [side.label for side in compared if _is_of_one_round(side)]
     text = "of one round: its intervals know the spread within a process, not that between processes"
     return (f"{', '.join(once)}: {text}; --rounds 3 shows both",) if once else ()
 
 
-def _idle(found: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
-    names = idle(found, allowed)
+def _idle(compared: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
+    names = idle(compared, allowed)
     return (f"--allow-different {','.join(names)} has no effect: it does not differ",) if names else ()
 
 

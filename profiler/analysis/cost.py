@@ -107,18 +107,18 @@ def num_timed(trial: Trial, seconds: float | None) -> Bounds:
 def _untimed(trial: Trial) -> Bounds:
     """The steps of the other passes, and those before the timed ones, as `measuring` runs them."""
     case, passes = trial.case, trial.passes
-    found = Bounds(0, 0)
+    steps = Bounds(0, 0)
     if "equality" in passes and case.verify != "off":
         # a baseline twice, in another precision also against fp32; else by digests, or with the baseline twice more
         twice = 2 if case.precision == "fp32" else 4
-        found = found.plus(Bounds(twice, twice) if case == case.baseline else Bounds(1, 3))
+        steps = steps.plus(Bounds(twice, twice) if case == case.baseline else Bounds(1, 3))
         if case.ranks and case == case.baseline:
             # against one process with all batches, and once more where bits differ
-            found = found.plus(Bounds(1 + case.ranks, 1 + 2 * case.ranks))
+            steps = steps.plus(Bounds(1 + case.ranks, 1 + 2 * case.ranks))
     settling = DDP_SETTLING if (case.parallel or "").startswith("ddp") else 1
     always = {"flops": 1, "memory": settling + 1, OPERATORS: 2, "time": 1 + case.warmup}
     number = sum(count for name, count in always.items() if name in passes)
-    return found.plus(Bounds(number, number))
+    return steps.plus(Bounds(number, number))
 
 
 def _step_span(trial: Trial, speed: Speed | None) -> tuple[float | None, float | None]:

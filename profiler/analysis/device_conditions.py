@@ -18,14 +18,14 @@ APART = 0.05  # a smaller difference of the clocks is let pass
 
 def clock_held(series: Series) -> str | None:
     """Whether the clock was held down, or fell, while steps were timed; by what, and how hot and busy it was."""
-    found = [one for round_ in series for one in round_]
-    clocks = [one.clock_hertz for one in found if one.clock_hertz is not None]
-    highest = max((one.highest_clock_hertz for one in found if one.highest_clock_hertz is not None), default=None)
-    reasons = list(dict.fromkeys(reason for one in found for reason in one.held_by))
+    moments = [one for round_ in series for one in round_]
+    clocks = [one.clock_hertz for one in moments if one.clock_hertz is not None]
+    highest = max((one.highest_clock_hertz for one in moments if one.highest_clock_hertz is not None), default=None)
+    reasons = list(dict.fromkeys(reason for one in moments for reason in one.held_by))
     is_held = bool(reasons) and (not clocks or highest is None or min(clocks) < SLOWED * highest)
     if not is_held and not any(_falls(round_) for round_ in series):
         return None
-    state = ", ".join([*_clock(clocks, highest), *_heat(found)])
+    state = ", ".join([*_clock(clocks, highest), *_heat(moments)])
     by = f" by {' and '.join(reasons)}" if reasons else ""
     return f"the clock was held down{by}: {state}; cooling, or nvidia-smi --lock-gpu-clocks, makes times comparable"
 
@@ -59,10 +59,10 @@ def _clock(clocks: Sequence[float], highest: float | None) -> list[str]:
     return [span if highest is None else f"{span} of {_megahertz(highest)}"]
 
 
-def _heat(found: Sequence[Conditions]) -> list[str]:
-    celsius = max((one.celsius for one in found if one.celsius is not None), default=None)
-    watts = max((one.watts for one in found if one.watts is not None), default=None)
-    limit = max((one.limit_watts for one in found if one.limit_watts is not None), default=None)
+def _heat(moments: Sequence[Conditions]) -> list[str]:
+    celsius = max((one.celsius for one in moments if one.celsius is not None), default=None)
+    watts = max((one.watts for one in moments if one.watts is not None), default=None)
+    limit = max((one.limit_watts for one in moments if one.limit_watts is not None), default=None)
     power = [] if watts is None else [f"up to {in_unit_text(round(watts), 'W')}"]
     power = [f"{one} of {in_unit_text(round(limit), 'W')}" for one in power] if limit is not None else power
     return [*([] if celsius is None else [f"up to {in_unit_text(round(celsius), 'C')}"]), *power]
@@ -94,8 +94,8 @@ def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:
 
 def clock(record: Record) -> float | None:
     """The mean clock while the steps of a round were timed, in hertz."""
-    found = [one.clock_hertz for one in record.readings.conditions or () if one.clock_hertz]
-    return fmean(found) if found else None
+    clocks = [one.clock_hertz for one in record.readings.conditions or () if one.clock_hertz]
+    return fmean(clocks) if clocks else None
 
 
 def _pairs(rounds: Sequence[Record], baseline: Sequence[Record]) -> list[tuple[Record, Record]]:

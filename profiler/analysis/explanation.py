@@ -89,8 +89,8 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
     }
     gains = {"checkpointing": highest - floor_bytes}
     gains |= {kind: highest - _changed_peak(trace, change) for kind, change in changes.items()}
-    found = [Remedy(kind=kind, nbytes=gain) for kind, gain in gains.items() if gain >= max(1, LEAST_GAIN * highest)]
-    return tuple(sorted(found, key=lambda remedy: -remedy.nbytes))
+    worth = [Remedy(kind=kind, nbytes=gain) for kind, gain in gains.items() if gain >= max(1, LEAST_GAIN * highest)]
+    return tuple(sorted(worth, key=lambda remedy: -remedy.nbytes))
 
 
 def _changed_peak(trace: Trace, change: Change) -> int:

@@ -100,9 +100,9 @@ def throughput_frontier(rows: Iterable[Row]) -> list[Row]:
 
     What the device has no memory for is none of them.
     """
-    found = [row for row in rows if row.outcome == "ok" and holds(row) is not False and _point(row) is not None]
+    fitting = [row for row in rows if row.outcome == "ok" and holds(row) is not False and _point(row) is not None]
     best: list[Row] = []
-    for row in sorted(found, key=lambda row: (row.readings.peak_bytes or 0, -(samples_per_second(row) or 0.0))):
+    for row in sorted(fitting, key=lambda row: (row.readings.peak_bytes or 0, -(samples_per_second(row) or 0.0))):
         if not best or (samples_per_second(row) or 0.0) > (samples_per_second(best[-1]) or 0.0):
             best.append(row)
     return best
@@ -165,39 +165,39 @@ def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start:
     None is more than any limit. The next guess is where a line through the two nearest known points meets the limit,
     and the middle where that does not narrow it down.
     """
-    known: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     low, high, guess, slow = 0, MOST_TRIED + 1, min(start, MOST_TRIED), 0
     while high - low > 1:
         width, before = high - low, low
-        found = needed(guess)
-        if found is not None:
-            known[guess] = found
-        if found is not None and found <= limit:
+        size = needed(guess)
+        if size is not None:
+            sizes[guess] = size
+        if size is not None and size <= limit:
             low = guess
         else:
             high = guess
         is_narrow = 2 * (high - low) <= width or low >= 2 * before > 0
         slow = 0 if is_narrow else slow + 1
-        guess = _next_guess(known if slow < PATIENCE else {}, low, high, limit)
+        guess = _next_guess(sizes if slow < PATIENCE else {}, low, high, limit)
     return low
 
 
-def _next_guess(known: dict[int, int], low: int, high: int, limit: int) -> int:
+def _next_guess(sizes: dict[int, int], low: int, high: int, limit: int) -> int:
     middle = (low + high) // 2 if high <= MOST_TRIED else low * FARTHEST
-    line = _line_meets(known, low, high, limit)
+    line = _line_meets(sizes, low, high, limit)
     if line is None:
         return max(low + 1, min(middle, high - 1))
     farthest = min(low * FARTHEST or high - 1, high - 1)
     return max(low + 1, min(line, farthest))
 
 
-def _line_meets(known: dict[int, int], low: int, high: int, limit: int) -> int | None:
+def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int | None:
     """Where the line through the nearest two points meets the limit: below it by one, where it was tried already."""
-    nearest = sorted(known, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
+    nearest = sorted(sizes, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
     if len(nearest) < 2:
         return None
     one, other = sorted(nearest)
-    rise = (known[other] - known[one]) / (other - one)
+    rise = (sizes[other] - sizes[one]) / (other - one)
     if rise <= 0:
         return None
-    return int(one + (limit - known[one]) / rise)
+    return int(one + (limit - sizes[one]) / rise)

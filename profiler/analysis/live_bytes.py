@@ -16,12 +16,12 @@ HIDDEN = "temporaries"  # what an operator takes besides its outputs counts as t
 
 def stage_of(blocks: tuple[str, ...]) -> Callable[[str], str]:
     """A function from a module's full name to the block that it is or is in; OUTSIDE where it is in none."""
-    found = {"": OUTSIDE} | {block: block for block in blocks}
+    stages = {"": OUTSIDE} | {block: block for block in blocks}
 
     def stage(module: str) -> str:
-        if module not in found:
-            found[module] = stage(module.rpartition(".")[0])
-        return found[module]
+        if module not in stages:
+            stages[module] = stage(module.rpartition(".")[0])
+        return stages[module]
 
     return stage
 
@@ -76,12 +76,12 @@ def nbytes(allocations: Iterable[Allocation]) -> int:
 
 
 def _shares(trace: Trace, operator: int, *, of: Callable[[Allocation], str], hidden: str) -> tuple[Share, ...]:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for one in held_at(trace, operator):
-        found[of(one)] = found.get(of(one), 0) + one.nbytes
+        sizes[of(one)] = sizes.get(of(one), 0) + one.nbytes
     if operator and trace.operators[operator - 1].hidden_bytes:
-        found[hidden] = found.get(hidden, 0) + trace.operators[operator - 1].hidden_bytes
-    shares = [Share(name=name, nbytes=bytes_) for name, bytes_ in found.items()]
+        sizes[hidden] = sizes.get(hidden, 0) + trace.operators[operator - 1].hidden_bytes
+    shares = [Share(name=name, nbytes=bytes_) for name, bytes_ in sizes.items()]
     return tuple(sorted(shares, key=lambda share: (-share.nbytes, share.name)))
 
 
@@ -111,14 +111,14 @@ def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
     Views between two are within one: hooks make them, outside of the recompute's own mode. What runs outside of all
     modules alone is none: autograd makes its first gradient in the same phase.
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     is_open = False
     for number, operator in enumerate(trace.operators, start=1):
         if operator.phase == "recompute":
-            first = found.pop()[0] if is_open else number
-            found.append((first, number))
+            first = spans.pop()[0] if is_open else number
+            spans.append((first, number))
             is_open = True
         elif operator.moved_bytes:
             is_open = False
     operators = trace.operators
-    return tuple((first, last) for first, last in found if any(one.module for one in operators[first - 1 : last]))
+    return tuple((first, last) for first, last in spans if any(one.module for one in operators[first - 1 : last]))

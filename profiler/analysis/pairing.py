@@ -90,13 +90,15 @@ def sides(runs: Iterable[tuple[str, Iterable[Record]]], *, align: Sequence[str])
 
     Raises UserError (exit code 4) where two rows of a side would be one.
     """
-    found: list[Side] = []
+    compared: list[Side] = []
     for name, records in runs:
-        said = latest(records)
-        for device in dict.fromkeys(record.case.device for record in said):
-            own = [record for record in said if record.case.device == device]
-            found.append(Side(label=_label(len(found)), run=name, device=device, points=_points(own, name, align)))
-    return tuple(found)
+        last = latest(records)
+        for device in dict.fromkeys(record.case.device for record in last):
+            own = [record for record in last if record.case.device == device]
+            compared.append(
+                Side(label=_label(len(compared)), run=name, device=device, points=_points(own, name, align))
+            )
+    return tuple(compared)
 
 
 def without_strategy(key: Key, align: Sequence[str]) -> Key:
@@ -112,10 +114,10 @@ def value(row: Row, name: str) -> str:
         return str(row.built.num_parameters) if row.built else ""
     if name == "data" and row.built:
         return row.built.data
-    found = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
-    if found is UNSET:
+    field = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
+    if field is UNSET:
         return "none"
-    return "own" if found is None else as_word(found)
+    return "own" if field is None else as_word(field)
 
 
 def _label(number: int) -> str:

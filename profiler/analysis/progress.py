@@ -57,11 +57,11 @@ def exit_code(records: Iterable[Record]) -> int:
 
 def calibrations(records: Iterable[Record]) -> dict[Case, Calibration]:
     """What was read of each baseline that was measured, by `case.baseline.twin` of the cases that it tells of."""
-    found: dict[Case, Calibration] = {}
+    by_twin: dict[Case, Calibration] = {}
     for record in records:
         if record.readings.hidden_bytes is not None:
-            found.setdefault(record.case.twin, _calibration(record, record.readings.hidden_bytes))
-    return found
+            by_twin.setdefault(record.case.twin, _calibration(record, record.readings.hidden_bytes))
+    return by_twin
 
 
 def _calibration(record: Record, hidden_bytes: dict[str, int]) -> Calibration:

@@ -38,13 +38,13 @@ def orders(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[Order, ...]:
         return ()
     baseline, *others = sides
     groups = dict.fromkeys(without_strategy(key, align) for key in baseline.points)
-    found = [
+    compared = [
         _order(group, baseline, side, quantity, align)
         for group in groups
         for side in others
         for quantity in QUANTITIES
     ]  # fmt: skip
-    return tuple(order for order in found if order is not None)
+    return tuple(order for order in compared if order is not None)
 
 
 def _order(group: Key, baseline: Side, side: Side, quantity: str, align: Sequence[str]) -> Order | None:

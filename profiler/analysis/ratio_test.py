@@ -97,8 +97,8 @@ def _variance(values: Sequence[float]) -> float:
 
 def _freedom(spread: Sequence[float], sizes: tuple[int, int]) -> float:
     """Welch's degrees of freedom in the form for small samples (Biometrika 34, 1947), within what they can be."""
-    found = sum(spread) ** 2 / sum(one**2 / (size + 1) for one, size in zip(spread, sizes, strict=True)) - 2
-    return min(max(found, min(sizes) - 1), sum(sizes) - 2)
+    freedom = sum(spread) ** 2 / sum(one**2 / (size + 1) for one, size in zip(spread, sizes, strict=True)) - 2
+    return min(max(freedom, min(sizes) - 1), sum(sizes) - 2)
 
 
 def _verdict(low: float, high: float) -> Verdict:

@@ -77,11 +77,11 @@ def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
 
 def _recomputed(trace: Trace, stage: Callable[[str], str]) -> list[tuple[int, tuple[str, ...]]]:
     """Every recompute: its first operator, and the blocks that it ran, in order."""
-    found = []
+    recomputed = []
     for first, last in recomputes(trace):
         blocks = dict.fromkeys(stage(operator.module) for operator in trace.operators[first - 1 : last])
-        found.append((first, tuple(block for block in blocks if block != OUTSIDE)))
-    return found
+        recomputed.append((first, tuple(block for block in blocks if block != OUTSIDE)))
+    return recomputed
 
 
 def _unreached(step: _Step) -> Reason | None:

@@ -39,10 +39,10 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Seque
     return tuple(Note(code=code, text=text) for code, text in texts.items() if text)
 
 
-def between_rounds(found: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:
+def between_rounds(rounds_of: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:
     """By baseline: of all cases that are compared with it, whether they became slower or faster together."""
     groups: dict[Case, list[list[float]]] = {}
-    for case, records in found.items():
+    for case, records in rounds_of.items():
         rounds = sorted(records, key=lambda record: record.round)
         medians = [median(record.readings.step_seconds) for record in rounds if record.readings.step_seconds]
         groups.setdefault(case.baseline, []).append(medians)
@@ -74,8 +74,8 @@ def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
     if not conditions:
         return None
-    found = clock_held(conditions) or clocks_apart(rounds, baseline)
-    return f"{found}{in_cycles(rounds, baseline)}" if found else None
+    doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
+    return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None
 
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:

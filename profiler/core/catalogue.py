@@ -62,10 +62,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 def entries(table: Mapping[str, str], *, hidden: bool = False) -> list[Entry]:
     """All entries of a table in its order, families as `family:NAME`; those that begin with `_` where asked for."""
-    found = [(name, _entry(name, table[name])) for name in table if hidden or not name.startswith("_")]
-    shown = {name: f"{name}:NAME" if FAMILY in entry.parameters else name for name, entry in found}
+    listed = [(name, _entry(name, table[name])) for name in table if hidden or not name.startswith("_")]
+    shown = {name: f"{name}:NAME" if FAMILY in entry.parameters else name for name, entry in listed}
     shown[USERS] = "path/to/file.py:FACTORY"
-    return [msgspec.structs.replace(entry, name=shown[name]) for name, entry in found]
+    return [msgspec.structs.replace(entry, name=shown[name]) for name, entry in listed]
 
 
 def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:

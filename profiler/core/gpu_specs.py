@@ -94,9 +94,9 @@ def word_of(device_name: str) -> str | None:
 
 def read(path: Path) -> Rates:
     """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
-    text, found = strict_files.load_toml(path, hint="examples are in configs/devices/")
+    text, document = strict_files.load_toml(path, hint="examples are in configs/devices/")
     try:
-        return msgspec.convert(found, Rates)
+        return msgspec.convert(document, Rates)
     except msgspec.ValidationError as error:
         raise _refused(path, text, error) from None
 

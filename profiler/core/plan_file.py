@@ -61,9 +61,9 @@ def read(path: Path) -> Recipe:
         schema = msgspec.json.decode(text, type=_Numbered).schema
         if schema != SCHEMA:
             raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
-        found = msgspec.json.decode(text, type=Recipe)
+        plan = msgspec.json.decode(text, type=Recipe)
         strict_files.check_json(text)
-        return found
+        return plan
     except OSError as error:
         raise UserError(f"cannot read the plan '{path}': {error.strerror}", hint=HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

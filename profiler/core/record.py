@@ -206,10 +206,10 @@ def evidence(case: Case, environment: Environment | None) -> Evidence:
 def moment(text: str | None) -> datetime | None:
     """What `started` and `created` say, in UTC where they do not say where; None for what is no time."""
     try:
-        found = datetime.fromisoformat(text or "")
+        time = datetime.fromisoformat(text or "")
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):

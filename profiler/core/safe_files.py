@@ -54,8 +54,8 @@ def write(path: Path, text: bytes) -> None:
 def sweep(folder: Path, of: str | None = None) -> None:
     """Remove what killed processes of this machine left in the making: of the file of this name, or of any."""
     for path in folder.glob(".*.new"):
-        found = NAME.fullmatch(path.name)
-        if found and of in (None, found["of"]) and _is_gone(found["process"]):
+        name = NAME.fullmatch(path.name)
+        if name and of in (None, name["of"]) and _is_gone(name["process"]):
             remove(path)
 
 

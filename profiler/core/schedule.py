@@ -78,8 +78,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_shard(text: str) -> Shard:
     """`2/8`, the second of eight. Raises UserError."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), flags=re.ASCII)
-    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), flags=re.ASCII)
+    index, count = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if not 1 <= index <= count <= MOST_SHARDS:
         raise UserError(f"--shard cannot be '{text}'", hint="which part of how many: 1/8 is the first of eight")
     return Shard(index=index, count=count)
@@ -97,11 +97,11 @@ def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
     What is never cut is a pairing, since ratios are of one round on one device. The largest come first, each to the
     shard that has the fewest trials; of equals the first. So the shards differ by no more than the largest pairing.
     """
-    found: dict[Pairing, list[int]] = {}
+    places_of: dict[Pairing, list[int]] = {}
     for place, trial in enumerate(trials):
-        found.setdefault(pairing(trial), []).append(place)
+        places_of.setdefault(pairing(trial), []).append(place)
     shards: list[list[int]] = [[] for _ in range(count)]
-    for places in sorted(found.values(), key=len, reverse=True):
+    for places in sorted(places_of.values(), key=len, reverse=True):
         min(shards, key=len).extend(places)
     return [sorted(shard) for shard in shards]
 

@@ -60,9 +60,9 @@ def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, 
 
 def uncertainty(samples: Sequence[float], *, level: float = LEVEL) -> float | None:
     """How far the interval reaches from the median at most, as a fraction of it; None where there is no interval."""
-    found = interval(samples, level=level)
+    limits = interval(samples, level=level)
     middle = median(samples) if samples else 0.0
-    return None if found is None or not middle else max(middle - found[0], found[1] - middle) / middle
+    return None if limits is None or not middle else max(middle - limits[0], limits[1] - middle) / middle
 
 
 @cache

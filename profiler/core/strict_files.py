@@ -21,9 +21,9 @@ TOML_BYTES = 1 << 20  # a hundred times the longest in configs/
 TOML_DEPTH = 16  # of tables and arrays in each other; gcprof's own have four
 
 
-def levels(found: Any, *, most: int) -> Iterator[list[Any]]:
+def levels(document: Any, *, most: int) -> Iterator[list[Any]]:
     """What is in nested data, one list a level, the outermost first. Raises RecursionError beyond `most` levels."""
-    level = [found]
+    level = [document]
     for _ in range(most):
         nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
         level = [inner for inside in nested for inner in inside]
@@ -69,10 +69,10 @@ def check_line_length(line: bytes) -> None:
 def check_json(text: bytes) -> None:
     """Raises Malformed for a key that is there twice, a number out of range, deep nesting, and what is no JSON."""
     try:
-        found = json.loads(
+        document = json.loads(
             text.decode(), object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite, parse_int=_whole
         )
-        for _ in levels(found, most=JSON_DEPTH):
+        for _ in levels(document, most=JSON_DEPTH):
             continue
     except RecursionError:
         raise Malformed(f"it is nested deeper than {JSON_DEPTH} levels") from None
@@ -87,11 +87,11 @@ def _skip_line(file: BinaryIO, line: bytes) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise Malformed(f"the key '{next(key for key in found if keys.count(key) > 1)}' is there twice")
-    return found
+        raise Malformed(f"the key '{next(key for key in fields if keys.count(key) > 1)}' is there twice")
+    return fields
 
 
 def _refuse(word: str) -> float:
@@ -130,8 +130,8 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: this is not UTF-8 text", hint="save it as UTF-8") from None
     try:
-        found = tomllib.loads(words)
-        _check_toml(found)
+        document = tomllib.loads(words)
+        _check_toml(document)
     except RecursionError:
         raise _not_toml(path, f"it is nested deeper than {TOML_DEPTH} levels") from None
     except tomllib.TOMLDecodeError as error:
@@ -139,12 +139,12 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
         raise _not_toml(path, what, line=at.partition(",")[0] or words.count("\n") + 1) from None
     except ValueError as error:  # a number of too many digits is one too
         raise _not_toml(path, str(error)) from None
-    return words, found
+    return words, document
 
 
-def _check_toml(found: dict[str, Any]) -> None:
+def _check_toml(document: dict[str, Any]) -> None:
     """Raises RecursionError for what is nested too deep, and ValueError for a number that is too large."""
-    for level in levels(found, most=TOML_DEPTH):
+    for level in levels(document, most=TOML_DEPTH):
         if any(isinstance(one, int | float) and not abs(one) < LARGEST for one in level):
             raise ValueError("a number is out of range")
 

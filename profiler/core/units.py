@@ -114,9 +114,9 @@ def _three_digits(value: float) -> str:
 
 def parse_bytes(word: str, *, flag: str, hint: str = "8GiB, 750MiB or plain bytes") -> int:
     """`8GiB`, `750 MiB`, `1e9`. Raises UserError for what is no number of bytes above 0."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
-    size = BYTE_UNITS.get(found[2]) if found else None
-    value = float(found[1]) * size if found and size else 0.0
+    size_text = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
+    size = BYTE_UNITS.get(size_text[2]) if size_text else None
+    value = float(size_text[1]) * size if size_text and size else 0.0
     if not 1 <= value < 2**63:
         raise UserError(f"{flag} cannot be '{word}'", hint=hint)
     return int(value)

@@ -99,13 +99,13 @@ def ways(chain: Chain, point: Point, budget_bytes: int) -> tuple[Way, ...]:
     A kind of which nothing fits, or only what all is too, is left out.
     """
     each = all_stages(chain)
-    found = [Way(label=PLAN, plan=point.plan, cost=simulate(chain, point.plan))]
+    shown = [Way(label=PLAN, plan=point.plan, cost=simulate(chain, point.plan))]
     for kind in KINDS:
         best = best_of(chain, kind, budget_bytes)
         if best is not None and best[1] != each:
             word, plan, cost = best
-            found.append(Way(label=word, plan=plan, cost=cost))
-    return (*found, Way(label="all", plan=each, cost=simulate(chain, each)))
+            shown.append(Way(label=word, plan=plan, cost=cost))
+    return (*shown, Way(label="all", plan=each, cost=simulate(chain, each)))
 
 
 def none(chain: Chain) -> Way:
@@ -118,14 +118,14 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     """The stage that needs most while it is at work alone, by name, and the bytes of the whole step then: no plan by
     stages gets below it.
     """
-    behind, found = 0, list[tuple[int, str]]()
+    behind, peaks = 0, list[tuple[int, str]]()
     before = [0, *map(_given, chain.stages)]  # besides the chain's own input
     for stage, given in zip(chain.stages[::-1], before[-2::-1], strict=True):
         kept: tuple[Stage | SaveOption, ...] = (stage, *stage.options)
         least = min(_at_work(stage, costs, behind) for costs in kept)
         behind += stage.gradient_bytes
-        found.append((chain.static_bytes + chain.input_bytes + given + least, stage.name))
-    nbytes, name = max(found)
+        peaks.append((chain.static_bytes + chain.input_bytes + given + least, stage.name))
+    nbytes, name = max(peaks)
     return name, max(nbytes, chain.floor_bytes)
 
 

@@ -60,12 +60,12 @@ def lowest(parts: list[Points]) -> ParetoFront:
     nbytes, ticks = nbytes[order], np.concatenate([one.ticks for one in parts])[order]
     falls = np.ones(len(ticks), dtype=bool)
     falls[1:] = ticks[1:] < np.minimum.accumulate(ticks)[:-1]
-    (found,) = falls.nonzero()
-    last = np.ones(len(found), dtype=bool)  # of several at the same memory
-    last[:-1] = nbytes[found[1:]] > nbytes[found[:-1]]
-    found = found[last]
+    (kept,) = falls.nonzero()
+    last = np.ones(len(kept), dtype=bool)  # of several at the same memory
+    last[:-1] = nbytes[kept[1:]] > nbytes[kept[:-1]]
+    kept = kept[last]
     choices = np.concatenate([np.broadcast_to(one.choice, one.nbytes.shape) for one in parts])
-    return ParetoFront(nbytes[found], ticks[found], choices[order[found]])
+    return ParetoFront(nbytes[kept], ticks[kept], choices[order[kept]])
 
 
 def thinned(whole: ParetoFront, points: int | None) -> ParetoFront:
@@ -115,10 +115,10 @@ def merged(cuts: Cuts, kept: list[Whole], edges: Whole) -> list[Points]:
     for one in kept:
         np.minimum(least, one, out=least)
     alive = times[:, 1:] < least[:-1]
-    (found,) = alive.any(axis=1).nonzero()
+    (alive_cuts,) = alive.any(axis=1).nonzero()
     if cuts.inner is None:
-        return [_one_sided(cuts, cut, np.where(alive[cut], least[:-1], -1)) for cut in found.tolist()]
-    return [_two_sided(cuts, cuts.inner, found, alive[found], edges)] if len(found) else []
+        return [_one_sided(cuts, cut, np.where(alive[cut], least[:-1], -1)) for cut in alive_cuts.tolist()]
+    return [_two_sided(cuts, cuts.inner, alive_cuts, alive[alive_cuts], edges)] if len(alive_cuts) else []
 
 
 def _one_sided(cuts: Cuts, cut: int, limits: Whole) -> Points:
@@ -137,30 +137,32 @@ def _one_sided(cuts: Cuts, cut: int, limits: Whole) -> Points:
     )
 
 
-def _two_sided(cuts: Cuts, inner: Sides, found: Whole, alive: npt.NDArray[np.bool_], edges: Whole) -> Points:
+def _two_sided(cuts: Cuts, inner: Sides, alive_cuts: Whole, alive: npt.NDArray[np.bool_], edges: Whole) -> Points:
     """The steps of all cuts from the first cell in which each is alive to the last; they come unsorted.
 
     The steps of cut number i are moved up by i times more than any memory: so all cuts are searched at once.
     """
     first = alive.argmax(axis=1)
     last = alive.shape[1] - alive[:, ::-1].argmax(axis=1)
-    apart = np.arange(len(found)) * (edges[-1] + 1)
-    sides = [_between(side, found, first, last, apart) for side in (inner, cuts.outer)]
-    lowest = np.maximum.reduce([cuts.floors[found], *(_least_bytes(side, found) for side in (inner, cuts.outer))])
+    apart = np.arange(len(alive_cuts)) * (edges[-1] + 1)
+    sides = [_between(side, alive_cuts, first, last, apart) for side in (inner, cuts.outer)]
+    lowest = np.maximum.reduce(
+        [cuts.floors[alive_cuts], *(_least_bytes(side, alive_cuts) for side in (inner, cuts.outer))]
+    )
     keys = np.concatenate([lowest + apart, *(keys for keys, _ in sides)])
     owner = keys // (edges[-1] + 1)
     nbytes = keys - apart[owner]
     ours = (nbytes > edges[first][owner]) & (nbytes >= lowest[owner])
     keys, owner, nbytes = keys[ours], owner[ours], nbytes[ours]
-    ticks = cuts.ticks[found][owner]
+    ticks = cuts.ticks[alive_cuts][owner]
     for steps, times in sides:
         ticks += times[steps.searchsorted(keys, "right") - 1]
-    return Points(nbytes=nbytes, ticks=ticks, choice=found[owner] + 1)
+    return Points(nbytes=nbytes, ticks=ticks, choice=alive_cuts[owner] + 1)
 
 
-def _between(side: Sides, found: Whole, first: Whole, last: Whole, apart: Whole) -> tuple[Whole, Whole]:
+def _between(side: Sides, alive_cuts: Whole, first: Whole, last: Whole, apart: Whole) -> tuple[Whole, Whole]:
     """Keys and ticks of one side's steps behind one edge up to another, with the one before them."""
-    numbers = side.numbers[found]
+    numbers = side.numbers[alive_cuts]
     starts = np.maximum(side.counts[numbers, first] - 1, 0)
     ends = side.counts[numbers, last]
     slices = [
@@ -168,10 +170,13 @@ def _between(side: Sides, found: Whole, first: Whole, last: Whole, apart: Whole)
         for number, start, end in zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True)
     ]
     keys = np.concatenate([steps.nbytes[span] for steps, span in slices])
-    keys += (apart + side.held[found]).repeat(ends - starts)
+    keys += (apart + side.held[alive_cuts]).repeat(ends - starts)
     return keys, np.concatenate([steps.ticks[span] for steps, span in slices])
 
 
-def _least_bytes(side: Sides, found: Whole) -> Whole:
+def _least_bytes(side: Sides, alive_cuts: Whole) -> Whole:
     """The least memory of each."""
-    return np.array([side.fronts[number].nbytes[0] for number in side.numbers[found].tolist()]) + side.held[found]
+    return (
+        np.array([side.fronts[number].nbytes[0] for number in side.numbers[alive_cuts].tolist()])
+        + side.held[alive_cuts]
+    )

@@ -35,8 +35,8 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
 
 def runs(folder: Path) -> list[Path]:
     """The run folders below a folder, oldest first."""
-    found = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
-    return sorted(found, key=lambda path: path.name)
+    folders = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
+    return sorted(folders, key=lambda path: path.name)
 
 
 def reference_folder() -> Path:

@@ -79,18 +79,18 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
                 hint="upgrade gcprof",
                 exit_code=4,
             )
-        found = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
-        if not _is_own(found, text):
+        document = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
+        if not _is_own(document, text):
             strict_files.check_json(text)
-        return found
+        return document
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
         raise _damaged(where, error) from error
 
 
-def _is_own(found: Any, text: bytes) -> bool:
+def _is_own(document: Any, text: bytes) -> bool:
     """Whether gcprof would write the same: then nothing is in it twice or hidden, and there is no need to look."""
-    own = encode(found)
-    return own == text or (not isinstance(found, Record) and msgspec.json.format(own, indent=1) == text)
+    own = encode(document)
+    return own == text or (not isinstance(document, Record) and msgspec.json.format(own, indent=1) == text)
 
 
 def _lifted(text: bytes, kind: type[Any]) -> bytes:

@@ -34,8 +34,8 @@ def _of_plans(before: Iterable[Trial], now: Iterable[Trial]) -> Iterator[str]:
     first, second = [list(plan) for plan in (before, now)]
     if {_key(trial) for trial in first} == {_key(trial) for trial in second}:
         return
-    found = list(_of_fields(first, second))
-    yield from found or ["other combinations of the same values"]
+    differences = list(_of_fields(first, second))
+    yield from differences or ["other combinations of the same values"]
 
 
 def _of_fields(first: list[Trial], second: list[Trial]) -> Iterator[str]:

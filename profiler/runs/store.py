@@ -194,14 +194,14 @@ def load(folder: Path) -> Run:
 def read_manifest(folder: Path) -> Manifest:
     """Raises UserError (exit code 4) where it cannot be read."""
     path = folder / "manifest.json"
-    found: Manifest = reading.decoded(reading.whole(path), Manifest, path)
-    return found
+    manifest: Manifest = reading.decoded(reading.whole(path), Manifest, path)
+    return manifest
 
 
 def read_record(line: bytes, where: str) -> Record:
     """One line of trials.jsonl. Raises UserError (exit code 4) that begins with where it is."""
-    found: Record = reading.decoded(line, Record, where)
-    return found
+    record: Record = reading.decoded(line, Record, where)
+    return record
 
 
 def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
