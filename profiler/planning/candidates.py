@@ -121,8 +121,7 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     behind, peaks = 0, list[tuple[int, str]]()
     before = [0, *map(_given, chain.stages)]  # besides the chain's own input
     for stage, given in zip(chain.stages[::-1], before[-2::-1], strict=True):
-        kept: tuple[Stage | SaveOption, ...] = (stage, *stage.options)
-        least = min(_at_work(stage, costs, behind) for costs in kept)
+        least = min(_at_work(stage, costs, behind) for costs in stage.ways)
         behind += stage.gradient_bytes
         peaks.append((chain.static_bytes + chain.input_bytes + given + least, stage.name))
     nbytes, name = max(peaks)

@@ -70,6 +70,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.saved_bytes if self.own_saved_bytes is None else self.own_saved_bytes
 
     @property
+    def ways(self) -> tuple[Stage | SaveOption, ...]:
+        """What the stage costs kept plainly, and under each save option."""
+        return (self, *self.options)
+
+    @property
     def plain_extra_bytes(self) -> int:
         """Live only during a forward that saves nothing."""
         plain = self.plain_forward_extra_bytes
@@ -119,8 +124,7 @@ def _check(chain: Chain, path: Path) -> None:
     _unique(blocks, path, "blocks", "a block is of one stage")
     for stage in chain.stages:
         _unique((one.name for one in stage.options), path, f"options of '{stage.name}'", "give each its own name")
-        costs: tuple[Stage | SaveOption, ...] = (stage, *stage.options)
-        for one in costs:
+        for one in stage.ways:
             if one.own_bytes > one.saved_bytes:
                 raise UserError(
                     f"{path}: own_saved_bytes of '{one.name}' are {one.own_saved_bytes}, saved_bytes {one.saved_bytes}",

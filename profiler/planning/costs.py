@@ -32,7 +32,7 @@ class Costs:
         self.num_stages = len(stages)
         self.second = second = _ticks_in_a_second(chain)
         self.output = [chain.input_bytes, *(one.output_bytes for one in stages), 0]
-        self.keeps = [(), *(tuple(Keep(one, way, second) for way in (one, *one.options)) for one in stages), ()]
+        self.keeps = [(), *(tuple(Keep(one, way, second) for way in one.ways) for one in stages), ()]
         self.forward_ticks = [0, *(round(one.forward_seconds * second) for one in stages), 0]
         self.plain_extra = [0, *(one.plain_extra_bytes for one in stages), 0]
         self.stop_bytes = [0, *(one.own_bytes + one.forward_extra_bytes for one in stages), 0]
@@ -94,7 +94,7 @@ class Costs:
 def _ticks_in_a_second(chain: Chain) -> int:
     """As many as leave room for the slowest plan, in which each forward is run once for each stage."""
     number = len(chain.stages)
-    ways: list[Stage | SaveOption] = [*chain.stages, *(way for stage in chain.stages for way in stage.options)]
+    ways = [way for stage in chain.stages for way in stage.ways]
     slowest = sum(number * way.forward_seconds + way.backward_seconds for way in ways)
     slowest += sum(one.early_stop_seconds or 0.0 for one in chain.stages) * number
     second = FINEST
