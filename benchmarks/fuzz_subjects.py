@@ -12,7 +12,7 @@ import msgspec
 
 from profiler.core import plan_file
 from profiler.planning import chain as chains
-from profiler.planning.chain import Block
+from profiler.planning.chain import StageModule
 from tests import examples
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def _plans() -> Iterator[Subject]:
 def _named(path: Path) -> bytes:
     """The chain as one of known modules, which code can be written for."""
     chain = chains.read(path)
-    stages = (msgspec.structs.replace(one, blocks=(Block(name=one.name, parameters=()),)) for one in chain.stages)
+    stages = (msgspec.structs.replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in chain.stages)
     return chains.encoded(msgspec.structs.replace(chain, stages=tuple(stages)))
 
 

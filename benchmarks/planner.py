@@ -16,7 +16,7 @@ from statistics import median
 
 from profiler.planning.chain import Chain, Stage, read
 from profiler.planning.costs import Costs
-from profiler.planning.kept_intervals import Kept
+from profiler.planning.dp_table import KeptIntervals
 from profiler.planning.plan import Item, Plan, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Frontier, best, frontier
@@ -36,7 +36,6 @@ GOALS: tuple[tuple[str, int, int | None, int | None, float], ...] = (  # chain, 
     ("different", 48, None, None, 1.5),
     ("network", 100, None, 512, 8.0),
     ("different", 100, None, 512, 8.0),
-    ("equal", 300, None, None, 0.7),
 )
 THINNED = (("network", 300, 1, 1000), ("different", 300, 1, 1000), ("network", 48, None, 256))
 
@@ -63,13 +62,7 @@ def network(number: int) -> Chain:
     return Chain(input_bytes=16 * MEBI, stages=tuple(stages))
 
 
-def equal(number: int) -> Chain:
-    """One layer of a transformer again and again."""
-    layer = read(PEER.with_name("transformer60.stages.json")).stages[0]
-    return Chain(input_bytes=16 * MEBI, stages=(layer,) * number)
-
-
-CHAINS: dict[str, Callable[[int], Chain]] = {"network": network, "different": different, "equal": equal}
+CHAINS: dict[str, Callable[[int], Chain]] = {"network": network, "different": different}
 
 
 def _stage(draw: random.Random, place: int) -> Stage:
@@ -215,7 +208,7 @@ def _highs(chain: Chain, budget: int) -> float:
 def _choices(chain: Chain) -> list[tuple[int, int, int, int, float]]:
     """First and last stage, bytes held afterwards, bytes at work, seconds: for kept stages, then for segments."""
     costs, number = Costs(chain), len(chain.stages)
-    kept = Kept(costs)
+    kept = KeptIntervals(costs)
     found = []
     for first in range(1, number + 1):
         way = costs.keeps[first][0]

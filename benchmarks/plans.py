@@ -21,8 +21,8 @@ from profiler.core.record import Record
 from profiler.core.units import bytes_text, error_text
 from profiler.engines.local import Local
 from profiler.planning.chain import Chain
+from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.plan import render
-from profiler.planning.plan_files import recipe as recipe_of
 from profiler.planning.solver import Point, frontier
 from profiler.training import models
 from profiler.workflows import planner

@@ -15,9 +15,7 @@ from collections.abc import Callable
 from math import exp
 from statistics import mean, median, quantiles
 
-from profiler.core.stats.interval import interval
-from profiler.core.stats.stopping import Sampling, reason
-from profiler.core.stats.warmup import num_warmup
+from profiler.core.stats import Sampling, interval, num_warmup, stop_reason
 
 ROUNDS, MOST, LEAST = 1000, 3000, 5
 TARGET = Sampling(max_samples=MOST, max_seconds=1e9)
@@ -73,7 +71,7 @@ def _warming(noise: float) -> bool:
 def _sampled(draw: Callable[[], float], first: tuple[float, ...] = ()) -> list[float]:
     """The steps of one round, its warm-up among them."""
     series = [factor * draw() for factor in first]
-    while len(series) < LEAST or reason(series, TARGET, least=LEAST) is None:
+    while len(series) < LEAST or stop_reason(series, TARGET, least=LEAST) is None:
         series.append(draw())
     return series
 

@@ -34,11 +34,11 @@ from profiler.core import plan_file
 from profiler.core.case import Case, Trial
 from profiler.core.units import bytes_text
 from profiler.engines.local import Local
-from profiler.planning import heuristics
+from profiler.planning import candidates
 from profiler.planning.candidates import none
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, render
-from profiler.planning.plan_files import recipe as recipe_of
+from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.workflows import planner
@@ -166,7 +166,7 @@ def options(benches: Iterator[_Bench]) -> bool:
     missed = 0
     for bench in benches:
         budget = int(0.75 * bench.whole.cost.peak_bytes)
-        found, rival = _plan(bench, budget), heuristics.best_of(bench.chain, "first", budget)
+        found, rival = _plan(bench, budget), candidates.best_of(bench.chain, "first", budget)
         assert rival
         bench.time([found, rival[1]])
         print(bench.line(found, rival[1], rival[0]))
@@ -179,7 +179,7 @@ def deep(benches: Iterator[_Bench]) -> bool:
     missed = 0
     for bench in benches:
         plan = frontier(bench.chain, levels=LEVELS).point(0).plan
-        word, other, _ = min(heuristics.costed(bench.chain, "uniform"), key=lambda one: one[2].peak_bytes)
+        word, other, _ = min(candidates.costed(bench.chain, "uniform"), key=lambda one: one[2].peak_bytes)
         peak, lowest = bench.peak(plan), bench.peak(other)
         found = f"{bytes_text(peak)} with checkpoints {plan.depth()} deep, {bytes_text(lowest)} with {word}"
         print(f"  smallest peaks: {found}: {1 - peak / lowest:.1%} below", flush=True)
@@ -197,16 +197,16 @@ def _plan(bench: _Bench, budget: int) -> Plan:
 def _even(bench: _Bench) -> list[int]:
     """Budgets from the lowest peak of a uniform split on."""
     highest = bench.whole.cost.peak_bytes
-    lowest = min(cost.peak_bytes for _, _, cost in heuristics.costed(bench.chain, "uniform"))
+    lowest = min(cost.peak_bytes for _, _, cost in candidates.costed(bench.chain, "uniform"))
     return [lowest + (highest - lowest) * number // BUDGETS for number in range(BUDGETS)]
 
 
 def _pairs(bench: _Bench, kind: str) -> list[tuple[Plan, Plan, str]]:
     """The plan at the peak of each plan of a rule that is below that of no checkpointing, that plan, and its word."""
-    costed = heuristics.costed(bench.chain, kind)
+    costed = candidates.costed(bench.chain, kind)
     if len(costed) > LONG:
         words = {f"{kind}({number})" for number in SEGMENTS}
-        words |= {one[0] for budget in _even(bench) if (one := heuristics.best_of(bench.chain, kind, budget))}
+        words |= {one[0] for budget in _even(bench) if (one := candidates.best_of(bench.chain, kind, budget))}
         costed = [one for one in costed if one[0] in words]
     found = []
     for word, plan, cost in costed:
@@ -238,7 +238,7 @@ def _means(
 
 
 def _foreseen(bench: _Bench, kind: str, budget: int) -> float:
-    rival = heuristics.best_of(bench.chain, "uniform", budget)
+    rival = candidates.best_of(bench.chain, "uniform", budget)
     plan = rival[1] if kind == "uniform" and rival else _plan(bench, budget)
     return simulate(bench.chain, plan).step_seconds / bench.whole.cost.step_seconds - 1
 

@@ -12,18 +12,17 @@ from typing import Any
 import typer.main
 
 from profiler.cli import COMMANDS, application
-from profiler.core import case, record, shards
-from profiler.core.stats import stopping
+from profiler.core import case, record, schedule, stats
 from profiler.runs import store
 
 DOCS = Path(__file__).parent.parent / "docs"
 FIELDS = "<!-- fields -->\n"
 STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("manifest.json", store, "Manifest"),
-    ("shard", shards, "Shard"),
+    ("shard", schedule, "Shard"),
     ("A trial of the plan", case, "Trial"),
     ("A case", case, "Case"),
-    ("sampling", stopping, "Sampling"),
+    ("sampling", stats, "Sampling"),
     ("A record", record, "Record"),
     ("shortage", record, "Shortage"),
     ("built", record, "Built"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import Cost, simulate
 
@@ -66,9 +66,9 @@ def _stage(draw: random.Random, scale: int, place: int, *, options: bool, pins: 
     )
 
 
-def _option(draw: random.Random, scale: int, name: str, saved: int) -> Option:
+def _option(draw: random.Random, scale: int, name: str, saved: int) -> SaveOption:
     less = draw.randint(0, saved)
-    return Option(
+    return SaveOption(
         name=name,
         saved_bytes=less,
         own_saved_bytes=draw.choice((None, draw.randint(0, less))),

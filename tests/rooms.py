@@ -27,7 +27,7 @@ def _room(imports: str = "", libraries: str = "") -> Room:
 ROOMS = {
     "core": _room(),
     "planning": _room("core"),
-    "analysis": _room("core", "pandas"),
+    "analysis": _room("core"),
     "training": _room("core", "torch torchvision timm transformers"),
     "request": _room("core training"),
     "rehearsal": _room("core"),

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from profiler.analysis.advice import advise
-from profiler.analysis.budgets import MOST, stairs
-from profiler.analysis.categories import categories
-from profiler.analysis.certainty import certainty, is_apart
+from profiler.analysis.advice import MOST_POINTS, advise, budget_frontier, certainty, is_apart
+from profiler.analysis.composition import categories
 from profiler.analysis.rows import Row, rows
 from profiler.core.record import Record
 from profiler.views.report.sentence import sentence
@@ -100,7 +98,7 @@ def test_a_noisy_row_is_not_taken_before_one_that_is_faster_at_the_same_peak():
     found = said(records)
 
     assert "the fastest of what ran is segments:k=1 " in found
-    assert [one.best.case.strategy for one in stairs(rows(records))] == ["segments:k=2", "segments:k=1"]
+    assert [one.best.case.strategy for one in budget_frontier(rows(records))] == ["segments:k=2", "segments:k=1"]
 
 
 def test_at_the_same_peak_the_faster_of_two_single_samples_is_named_by_both():
@@ -111,7 +109,7 @@ def test_at_the_same_peak_the_faster_of_two_single_samples_is_named_by_both():
     ]
 
     assert said(records).startswith("segments:k=8 lowers")
-    assert [one.best.case.strategy for one in stairs(rows(records))] == ["segments:k=8", "none"]
+    assert [one.best.case.strategy for one in budget_frontier(rows(records))] == ["segments:k=8", "none"]
 
 
 def test_more_memory_is_not_bought_with_what_may_be_chance():
@@ -120,7 +118,7 @@ def test_more_memory_is_not_bought_with_what_may_be_chance():
         make.record("all", peak=80 * MIB, seconds=(0.97, 0.999, 1.02)),
     ]
 
-    assert [one.best.case.strategy for one in stairs(rows(records))] == ["none"]
+    assert [one.best.case.strategy for one in budget_frontier(rows(records))] == ["none"]
 
 
 def test_without_a_row_of_none_nothing_is_compared():
@@ -258,7 +256,7 @@ def test_every_budget_has_the_fastest_that_fits():
         make.record("poor", peak=70 * MIB, seconds=times(1.3)),
     ]
 
-    found = stairs(rows(records))
+    found = budget_frontier(rows(records))
 
     told = [(stair.budget_bytes // MIB, stair.best.case.strategy, stair.by) for stair in found]
     assert told == [(40, "all", "time"), (60, "sqrt", "time"), (100, "none", "time")]
@@ -268,7 +266,7 @@ def test_every_budget_has_the_fastest_that_fits():
 def test_at_the_same_peak_none_stays_where_the_times_cannot_be_told_apart():
     records = [make.record("none", seconds=times(1)), make.record("segments:k=1", seconds=times(0.999))]
 
-    (stair,) = stairs(rows(records))
+    (stair,) = budget_frontier(rows(records))
 
     assert stair.best.case.strategy == "none"
     assert [row.case.strategy for row in stair.rivals] == ["segments:k=1"]
@@ -280,13 +278,13 @@ def test_without_times_the_flops_decide():
         readings = msgspec.structs.replace(found.readings, forward_flops=flops, backward_flops=flops)
         return msgspec.structs.replace(found, readings=readings)
 
-    found = stairs(rows([counted("none", 100, 3), counted("all", 50, 5), counted("poor", 60, 6)]))
+    found = budget_frontier(rows([counted("none", 100, 3), counted("all", 50, 5), counted("poor", 60, 6)]))
 
     assert [(stair.best.case.strategy, stair.by) for stair in found] == [("all", "flops"), ("none", "flops")]
 
 
 def test_without_times_and_flops_only_the_lowest_peak_is_known():
-    found = stairs(rows([predicted("none", peak=100, seconds=None), predicted("all", peak=50, seconds=None)]))
+    found = budget_frontier(rows([predicted("none", peak=100, seconds=None), predicted("all", peak=50, seconds=None)]))
 
     assert [(stair.best.case.strategy, stair.by) for stair in found] == [("all", "peak")]
 
@@ -294,9 +292,9 @@ def test_without_times_and_flops_only_the_lowest_peak_is_known():
 def test_of_very_many_stairs_both_ends_are_kept():
     records = [make.record(f"every:k={at}", peak=1000 - at, seconds=times(1 + at)) for at in range(100)]
 
-    found = stairs(rows(records))
+    found = budget_frontier(rows(records))
 
-    assert len(found) == MOST
+    assert len(found) == MOST_POINTS
     assert (found[0].budget_bytes, found[-1].budget_bytes) == (901, 1000)
 
 

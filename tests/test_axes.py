@@ -6,10 +6,9 @@ import msgspec
 import pytest
 
 from profiler.analysis import axes
-from profiler.analysis.axes import Space
-from profiler.analysis.growth import exponent, power
+from profiler.analysis.axes import Space, exponent, power
+from profiler.analysis.fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
-from profiler.analysis.throughput import holds, samples_per_second, stairs
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -241,13 +240,13 @@ def test_the_stairs_are_the_rows_that_nothing_smaller_beats():
     points = {"none": (100, 0.10), "a": (80, 0.08), "b": (60, 0.12), "c": (50, 0.16), "d": (50, 0.15), "e": (120, 0.07)}
     rows = only(*(make.record(name, peak=peak * MIB, seconds=(time,)) for name, (peak, time) in points.items()))
 
-    assert [row.case.strategy for row in stairs(rows)] == ["d", "b", "a", "e"]
+    assert [row.case.strategy for row in throughput_frontier(rows)] == ["d", "b", "a", "e"]
 
 
 def test_what_ran_out_of_memory_or_is_wrong_is_not_on_the_stairs():
     rows = examples.table(examples.batches())
 
-    on = {(row.case.strategy, row.case.batch_size) for row in stairs(rows)}
+    on = {(row.case.strategy, row.case.batch_size) for row in throughput_frontier(rows)}
 
     assert not on & {("none", 64), ("sqrt", 8), ("all", 64)}
     assert ("none", 32) in on
@@ -283,5 +282,5 @@ def test_a_device_holds_what_ran_on_it_and_of_predictions_what_is_needed(row, fi
 def test_a_prediction_that_does_not_fit_is_not_on_the_stairs():
     small, large = predicted(400), predicted(401)
 
-    assert stairs([small, large]) == stairs([small]) == [small]
-    assert stairs([large]) == []
+    assert throughput_frontier([small, large]) == throughput_frontier([small]) == [small]
+    assert throughput_frontier([large]) == []

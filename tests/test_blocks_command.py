@@ -7,20 +7,20 @@ import json
 import pytest
 
 from profiler.cli import answer
-from profiler.core.model_summary import Block, Outline
+from profiler.core.record import BlockSummary, ModelSummary
 from profiler.views.tables.blocks import blocks as table
 
 pytestmark = pytest.mark.usefixtures("shared")
 
 
-def outline() -> Outline:
+def outline() -> ModelSummary:
     seen = {"kind": "Layer", "num_parameters": 1200, "output": "2 x 64"}
     blocks = (
-        Block(name="layers.0", feeds_next=True, **seen),
-        Block(name="layers.1", feeds_next=False, **seen),
-        Block(name="layers.2", **seen),
+        BlockSummary(name="layers.0", feeds_next=True, **seen),
+        BlockSummary(name="layers.1", feeds_next=False, **seen),
+        BlockSummary(name="layers.2", **seen),
     )
-    return Outline(model="mine.py:make", num_parameters=3600, batch_size=2, blocks=blocks)
+    return ModelSummary(model="mine.py:make", num_parameters=3600, batch_size=2, blocks=blocks)
 
 
 def test_the_table_says_which_blocks_feed_the_next_alone():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.core.errors import UserError
-from profiler.planning.budget import parse_budget, parse_bytes
+from profiler.core.units import parse_budget, parse_bytes
 
 WHOLE = 1_000_000
 

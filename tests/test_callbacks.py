@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from profiler.analysis.rows import rows
-from profiler.core import code_digests
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.integrations.trainers import lightning_callback
 from profiler.integrations.trainers.steps import Steps, add
 from profiler.measuring.devices import Span
-from profiler.runs import store
+from profiler.runs import run_diff, store
 from profiler.training.assemble import assemble
 from tests import make
 
@@ -107,7 +106,7 @@ def test_a_training_run_holds_the_digest_of_its_models_file(tmp_path):
     add(record, tmp_path / "run", command="a test")
 
     found = store.load(tmp_path / "run").manifest.sources
-    assert found == {name: code_digests.digest(b"def make(): ...")}
+    assert found == {name: run_diff.digest(b"def make(): ...")}
 
 
 def test_a_folder_of_another_device_is_left_alone(tmp_path):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.runs import references, store
+from profiler.runs import find, store
 from tests import examples
 from tests.make import MIB
 from tests.test_layers import modules_after
@@ -50,7 +50,7 @@ def test_the_first_lines_are_what_differs(here: Path, capsys: pytest.CaptureFixt
 def test_each_device_is_told_the_fastest_that_fits_it(here: Path, capsys: pytest.CaptureFixture[str]):
     expected = []
     for name in REFERENCES:
-        records = store.load(references.find(name)).records
+        records = store.load(find.reference(name)).records
         fitting = {
             record.readings.step_seconds: record.case.strategy
             for record in records

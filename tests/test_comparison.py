@@ -9,7 +9,7 @@ import pytest
 
 from profiler.analysis import gates
 from profiler.analysis.comparison import Comparison, Match, compare
-from profiler.analysis.sides import ALIGN
+from profiler.analysis.pairing import ALIGN
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record

@@ -9,19 +9,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from torch import nn
 
-from profiler.analysis.cost import DDP_SETTLES, Span, Speed, cost, num_steps, num_timed, step_seconds
+from profiler.analysis.cost import Bounds, Speed, cost, num_steps, num_timed, step_seconds
 from profiler.cli import answer
 from profiler.cli import cost as telling
 from profiler.core import schedule
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Environment
-from profiler.core.stats.stopping import Sampling
+from profiler.core.schedule import DDP_SETTLING
+from profiler.core.stats import Sampling
 from profiler.engines import Words
 from profiler.engines.local import Local
 from profiler.request.spec import Plan
-from profiler.training.distributed import ddp
 from profiler.training.workload import Workload
 from profiler.views.tables.cost import lines
 from tests import make
@@ -37,7 +38,7 @@ def trial(strategy: str = "none", *, passes: tuple[str, ...] = PASSES, round: in
 
 def test_the_steps_of_a_baseline_are_those_of_its_passes():
     # equality twice, flops once, memory twice, operators twice; one to settle, one to warm up, three samples
-    assert num_steps(trial(passes=(*PASSES, OPERATORS))) == Span(2 + 1 + 2 + 2 + 1 + 1 + 3, 2 + 1 + 2 + 2 + 1 + 1 + 3)
+    assert num_steps(trial(passes=(*PASSES, OPERATORS))) == Bounds(2 + 1 + 2 + 2 + 1 + 1 + 3, 2 + 1 + 2 + 2 + 1 + 1 + 3)
 
 
 def test_in_another_precision_a_baseline_is_compared_with_fp32_besides():
@@ -45,12 +46,12 @@ def test_in_another_precision_a_baseline_is_compared_with_fp32_besides():
 
 
 def test_a_strategy_is_verified_by_digests_or_with_the_baseline_twice_more():
-    assert num_steps(trial("all")) == Span(1 + 1 + 2 + 2 + 3, 3 + 1 + 2 + 2 + 3)
-    assert num_steps(trial("all", verify="off")) == Span(1 + 2 + 2 + 3, 1 + 2 + 2 + 3)
+    assert num_steps(trial("all")) == Bounds(1 + 1 + 2 + 2 + 3, 3 + 1 + 2 + 2 + 3)
+    assert num_steps(trial("all", verify="off")) == Bounds(1 + 2 + 2 + 3, 1 + 2 + 2 + 3)
 
 
 def test_a_later_round_only_takes_time():
-    assert num_steps(trial("all", passes=("time",), round=2)) == Span(1 + 1 + 3, 1 + 1 + 3)
+    assert num_steps(trial("all", passes=("time",), round=2)) == Bounds(1 + 1 + 3, 1 + 1 + 3)
 
 
 @pytest.mark.parametrize(
@@ -66,21 +67,21 @@ def test_a_later_round_only_takes_time():
     ],
 )
 def test_as_many_samples_as_there_is_time_for(seconds, least, most):
-    assert num_timed(trial(samples=5, sampling=Sampling()), seconds) == Span(least, most)
+    assert num_timed(trial(samples=5, sampling=Sampling()), seconds) == Bounds(least, most)
 
 
 def test_a_strategy_takes_up_to_one_more_forward():
-    assert step_seconds(trial("all"), SLOW) == Span(9 * 0.5, 11 * 0.6)
-    assert step_seconds(trial(), SLOW) == Span(10 * 0.5, 10 * 0.5)
+    assert step_seconds(trial("all"), SLOW) == Bounds(9 * 0.5, 11 * 0.6)
+    assert step_seconds(trial(), SLOW) == Bounds(10 * 0.5, 10 * 0.5)
 
 
 def test_every_rank_has_a_device_of_its_own():
     alone, four = trial(), trial(ranks=4, parallel=Choice("ddp"))
     known = {one.case.twin: SLOW for one in (alone, four)}
 
-    assert cost([alone], known, start_seconds=2.0).gpu_seconds == Span(7.0, 7.0)
-    more = Span(0.5 * (1 + 4 + 2), 0.5 * (1 + 2 * 4 + 2))  # one process with all batches; DDP's buckets
-    assert cost([four], known, start_seconds=2.0).gpu_seconds == Span(7.0, 7.0).plus(more).times(4)
+    assert cost([alone], known, start_seconds=2.0).gpu_seconds == Bounds(7.0, 7.0)
+    more = Bounds(0.5 * (1 + 4 + 2), 0.5 * (1 + 2 * 4 + 2))  # one process with all batches; DDP's buckets
+    assert cost([four], known, start_seconds=2.0).gpu_seconds == Bounds(7.0, 7.0).plus(more).times(4)
 
 
 def test_predictions_cost_no_device_and_unknown_speeds_are_not_counted():
@@ -203,7 +204,8 @@ def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
 def test_ddp_settles_as_long_as_it_is_told_to():
     alone = Workload(module=nn.Linear(1, 1), batch=None, loss=lambda module, batch: batch)
 
-    assert ddp.SETTLING - alone.settling == DDP_SETTLES
+    for parallel, settling in ((UNSET, alone.settling), (Choice("ddp"), DDP_SETTLING)):
+        assert num_steps(trial(passes=("memory",), parallel=parallel)) == Bounds(settling + 1, settling + 1)
 
 
 def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():

@@ -2,11 +2,10 @@
 
 import json
 
-from profiler.analysis.explanation import Explanation, explain
+from profiler.analysis.explanation import Explanation, Remedy, explain
 from profiler.analysis.floor import Floor
 from profiler.analysis.live_bytes import Peak, Share
 from profiler.analysis.reasons import Reason
-from profiler.analysis.remedies import Remedy
 from profiler.core.trace_data import CATEGORIES
 from profiler.views.tables.explanation import REMEDIES, document, explanation
 from tests.traced import SMALL, by_hand, traced

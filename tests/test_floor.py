@@ -4,11 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.analysis.curve import recomputes
+from profiler.analysis.explanation import remedies
 from profiler.analysis.floor import floor
-from profiler.analysis.live_bytes import peak
-from profiler.analysis.remedies import remedies
-from profiler.analysis.stages import stage_of
+from profiler.analysis.live_bytes import peak, recomputes, stage_of
 from profiler.core.trace_data import live
 from profiler.training.workload import Workload
 from tests.traced import BLOCKS, SMALL, by_hand, traced

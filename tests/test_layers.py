@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,15 @@ def test_no_arrow_runs_back_up():
 
 def test_architecture_shows_the_table_of_rooms():
     assert table() in (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def test_every_dependency_is_imported_by_the_package():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
+
+    imported = {name.partition(".")[0] for path in FILES for name, _ in imports(path)}
+
+    assert names - imported == set()
 
 
 def test_there_are_files_to_check():

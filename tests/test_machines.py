@@ -13,7 +13,7 @@ import pytest
 
 from profiler.analysis.rows import rows
 from profiler.core.record import Record
-from profiler.core.stats.stopping import MOST_STEPS
+from profiler.core.stats import MOST_STEPS
 from profiler.measuring.meters.time import TICKS
 from profiler.runs import store
 from tests import machines

@@ -13,12 +13,12 @@ import torch
 
 from profiler.analysis.fit import CONTEXT
 from profiler.cli import answer
-from profiler.core import catalogue, code_digests, plan_file
+from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.gpu_kinds import is_hollow
 from profiler.core.record import Readings, Record
 from profiler.core.units import bytes_text
-from profiler.runs import store
+from profiler.runs import run_diff, store
 from profiler.training import models
 from profiler.workflows import max_batch
 from profiler.workflows.max_batch import PLAN, Largest
@@ -71,7 +71,7 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     ]
     file = dict(run.records[2].case.strategy.options)["file"]
     assert plan_file.read(Path(file)).segments
-    assert run.manifest.sources == code_digests.digests(record.case for record in run.records)
+    assert run.manifest.sources == run_diff.code_digests(record.case for record in run.records)
     assert list(run.manifest.sources) == [file]
     words = next_words(said.err)
     assert words[-4:] == ["--batch-size", str(planned["batch_size"]), "--budget", str(limit)]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core.files import locking
+from profiler.core import safe_files
 from profiler.core.migration import STEPS, Step, lifted
 from profiler.runs import store
 from tests import examples, make
@@ -94,7 +94,7 @@ def test_a_present_run_has_nothing_to_do(here, capsys):
 
 
 def test_a_run_that_another_process_writes_to_is_left_alone(old, monkeypatch):
-    monkeypatch.setattr(locking, "sleep", lambda seconds: None)
+    monkeypatch.setattr(safe_files, "sleep", lambda seconds: None)
     writer = store.Writer(old)
     before = (old / "trials.jsonl").read_bytes()
 

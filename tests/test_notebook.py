@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import profiler
-from profiler.analysis.flat_row import COLUMNS, line
+from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.core.errors import UserError
 from tests import examples, make
 
@@ -64,7 +64,7 @@ def test_the_frame_holds_every_number_of_every_row_in_base_units(run):
 
     assert list(frame.columns) == list(COLUMNS)
     for (_, found), row in zip(frame.iterrows(), run.rows(), strict=True):
-        expected = msgspec.structs.asdict(line(row))
+        expected = msgspec.structs.asdict(flat_row(row))
         values = {name: value if isinstance(value, tuple) or pd.notna(value) else None for name, value in found.items()}
         assert values == expected
 

@@ -15,14 +15,14 @@ import pytest
 from benchmarks import killed
 from profiler import engines
 from profiler.cli import answer
-from profiler.core import code_digests, plan_file
+from profiler.core import plan_file
 from profiler.engines import local
 from profiler.planning import chain as chains
-from profiler.planning.chain import Block
+from profiler.planning.chain import StageModule
 from profiler.planning.plan import parse
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
-from profiler.runs import store
+from profiler.runs import run_diff, store
 from tests.conftest import run_folder
 from tests.planning_chains import FOLDER, equal_stages
 from tests.program import PATIENCE_SECONDS, Started, next_words
@@ -48,7 +48,7 @@ def costs(here: Path) -> Path:
 @pytest.fixture
 def named(here: Path) -> Path:
     """Costs of stages that name their modules."""
-    stages = (msgspec.structs.replace(one, blocks=(Block(name=one.name, parameters=()),)) for one in CHAIN.stages)
+    stages = (msgspec.structs.replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in CHAIN.stages)
     (here / "named.json").write_bytes(chains.encoded(msgspec.structs.replace(CHAIN, stages=tuple(stages))))
     return Path("named.json")
 
@@ -444,7 +444,7 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
         "".join(letter if letter.isalnum() else "-" for letter in label).strip("-") for label in labels
     }
     assert set(run.manifest.sources) == {str(path) for path in (Path("results") / run.folder.name / "plans").iterdir()}
-    assert run.manifest.sources == code_digests.digests(trial.case for trial in run.manifest.plan)
+    assert run.manifest.sources == run_diff.code_digests(trial.case for trial in run.manifest.plan)
     assert plan_file.read(run.folder / "plans" / "plan.json") == plan_file.read(Path("plan.json"))
     words = next_words(said.err)
     assert words[-2:] == ["--strategies", "plan:file=plan.json"]

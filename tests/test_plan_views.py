@@ -15,7 +15,7 @@ from profiler.analysis.rows import rows
 from profiler.core.errors import UserError
 from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
-from profiler.planning.chain import Chain, Option, Stage
+from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Plan, parse, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point, best, frontier
@@ -111,7 +111,7 @@ def test_where_only_ascii_can_be_printed_it_is_ascii(name: str):
 
 def hostile() -> Chain:
     """Stages with names that would draw on a terminal, an option that a table of commas would break."""
-    option = Option(
+    option = SaveOption(
         name='a,"b"', saved_bytes=0, forward_extra_bytes=0, backward_extra_bytes=0, forward_seconds=1.0,
         backward_seconds=1.1,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from profiler.core.errors import UserError
-from profiler.planning.chain import Chain, Option, Stage, encoded, read
+from profiler.planning.chain import Chain, SaveOption, Stage, encoded, read
 from profiler.planning.plan import Plan, parse, render
 from profiler.planning.simulator import simulate
 from tests.planning_chains import FOLDER, NAMED, random_chain
@@ -144,7 +144,7 @@ def test_no_plan_goes_below_the_floor():
     ],
 )
 def test_what_is_no_plan_of_the_chain_is_not_carried_out(plan):
-    few = Option(**(OPTION | {"name": "few"}))
+    few = SaveOption(**(OPTION | {"name": "few"}))
     chain = Chain(input_bytes=1, stages=(stage(pinned=True), stage(options=(few,))))
 
     simulate(chain, Plan(items=(0, 1), options=((1, "few"),)))

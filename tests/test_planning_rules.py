@@ -9,7 +9,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from profiler.planning import heuristics
+from profiler.planning import candidates
 from profiler.planning.chain import Chain, read
 from profiler.planning.plan import render
 from profiler.planning.simulator import simulate
@@ -23,7 +23,7 @@ def test_uniform_splits_cost_what_the_peer_says(name):
     expected = json.loads((FOLDER / f"{name}.expected.json").read_text())["uniform"]
 
     for number, (nbytes, seconds) in expected.items():
-        cost = simulate(chain, heuristics.uniform(chain, int(number)))
+        cost = simulate(chain, candidates.uniform(chain, int(number)))
 
         assert cost.peak_bytes == nbytes
         assert cost.step_seconds == pytest.approx(seconds, abs=1e-9)
@@ -32,11 +32,11 @@ def test_uniform_splits_cost_what_the_peer_says(name):
 def test_rules_are_what_their_names_say():
     chain = equal_stages(7)
 
-    assert render(heuristics.uniform(chain, 3)) == "[1-2] [3-4] 5-7"
-    assert render(heuristics.uniform(chain, 1)) == "1-7"
-    assert render(heuristics.first(chain, 2)) == "[1] [2] 3-7"
-    assert render(heuristics.every(chain, 3)) == "[1] 2-3 [4] 5-6 [7]"
-    assert render(heuristics.all_stages(chain)) == "[1] [2] [3] [4] [5] [6] [7]"
+    assert render(candidates.uniform(chain, 3)) == "[1-2] [3-4] 5-7"
+    assert render(candidates.uniform(chain, 1)) == "1-7"
+    assert render(candidates.first(chain, 2)) == "[1] [2] 3-7"
+    assert render(candidates.every(chain, 3)) == "[1] 2-3 [4] 5-6 [7]"
+    assert render(candidates.all_stages(chain)) == "[1] [2] [3] [4] [5] [6] [7]"
 
 
 def test_rules_go_round_pinned_stages():
@@ -44,21 +44,21 @@ def test_rules_go_round_pinned_stages():
     stages = (replace(stage, pinned=True), *others[:2], replace(stage, pinned=True), *others[3:])
     chain = Chain(input_bytes=1, stages=stages)
 
-    assert render(heuristics.uniform(chain, 2)) == "1 [2-3] 4-7"
-    assert render(heuristics.uniform(chain, 1)) == "1-7"
-    assert render(heuristics.first(chain, 3)) == "1 [2] [3] 4 [5] 6-7"
-    assert render(heuristics.every(chain, 2)) == "1 [2] 3-4 [5] 6 [7]"
-    assert render(heuristics.all_stages(chain)) == "1 [2] [3] 4 [5] [6] [7]"
+    assert render(candidates.uniform(chain, 2)) == "1 [2-3] 4-7"
+    assert render(candidates.uniform(chain, 1)) == "1-7"
+    assert render(candidates.first(chain, 3)) == "1 [2] [3] 4 [5] 6-7"
+    assert render(candidates.every(chain, 2)) == "1 [2] 3-4 [5] 6 [7]"
+    assert render(candidates.all_stages(chain)) == "1 [2] [3] 4 [5] [6] [7]"
 
 
-@pytest.mark.parametrize("kind", heuristics.RULES)
+@pytest.mark.parametrize("kind", candidates.RULES)
 def test_the_best_of_a_rule_fits(kind):
     chain = read(FOLDER / "hetero12.stages.json")
-    needed = [simulate(chain, plan).peak_bytes for _, plan in heuristics.plans(chain, kind)]
+    needed = [simulate(chain, plan).peak_bytes for _, plan in candidates.plans(chain, kind)]
 
-    assert heuristics.best_of(chain, kind, min(needed) - 1) is None
-    word, plan, cost = heuristics.best_of(chain, kind, max(needed))
-    assert dict(heuristics.plans(chain, kind))[word] == plan
+    assert candidates.best_of(chain, kind, min(needed) - 1) is None
+    word, plan, cost = candidates.best_of(chain, kind, max(needed))
+    assert dict(candidates.plans(chain, kind))[word] == plan
     assert cost == simulate(chain, plan)
 
 
@@ -67,7 +67,7 @@ CHAINS = [*(read(FOLDER / f"{name}.stages.json") for name in NAMED), *(random_ch
 
 def ruled(chain, kinds):
     """Bytes and seconds of every plan of these rules."""
-    return [simulate(chain, plan) for kind in kinds for _, plan in heuristics.plans(chain, kind)]
+    return [simulate(chain, plan) for kind in kinds for _, plan in candidates.plans(chain, kind)]
 
 
 def within(found, budget) -> float:
@@ -79,7 +79,7 @@ def within(found, budget) -> float:
 def test_deeper_is_no_slower_and_no_rule_beats_one_level(chain):
     nested, two, one = (frontier(chain, levels=levels) for levels in (None, 2, 1))
 
-    for cost in ruled(chain, heuristics.RULES):
+    for cost in ruled(chain, candidates.RULES):
         times = [within(found, cost.peak_bytes) for found in (nested, two, one)]
 
         assert all(deeper <= other + 1e-9 for deeper, other in pairwise([*times, cost.step_seconds]))

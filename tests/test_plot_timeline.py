@@ -9,8 +9,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from profiler.analysis.curve import curve
-from profiler.analysis.live_bytes import peak
+from profiler.analysis.live_bytes import curve, peak
 from profiler.core.errors import UserError
 from profiler.core.trace_data import Allocation, Operator, Trace, by_category, live
 from profiler.views.plots.timeline import COLOURS, draw, plot

@@ -14,7 +14,7 @@ from profiler.core.case import OPERATORS, Choice, Trial
 from profiler.core.record import Readings, Record
 from profiler.planning import chain as chains
 from profiler.planning.candidates import PLAN, Way, none, ways
-from profiler.planning.chain import Block, Chain
+from profiler.planning.chain import Chain, StageModule
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import best, frontier
@@ -28,7 +28,7 @@ MIB = 2**20
 
 def named(chain: Chain) -> Chain:
     """The chain as that of modules of these names."""
-    stages = (msgspec.structs.replace(one, blocks=(Block(name=one.name, parameters=()),)) for one in chain.stages)
+    stages = (msgspec.structs.replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in chain.stages)
     return msgspec.structs.replace(chain, stages=tuple(stages))
 
 

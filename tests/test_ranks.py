@@ -14,10 +14,10 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig
 
 from benchmarks import killed
-from profiler.analysis.flat_row import line
+from profiler.analysis.fit import samples_per_second
+from profiler.analysis.flat_row import flat_row
 from profiler.analysis.rows import rows
 from profiler.analysis.sanity import impossible
-from profiler.analysis.throughput import samples_per_second
 from profiler.core.case import FAKE, OPERATORS, Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Conditions, Equality, RankBytes, Readings
@@ -166,8 +166,8 @@ def test_a_record_with_ranks_says_how_it_was_made(records):
     assert record.built.num_parameters == sum(parameter.numel() for parameter in parameters("transformer"))
     assert len(record.readings.step_seconds) == 2
     assert "2 ranks, fsdp2" in ", ".join(columns.setting([row]))
-    assert (line(row).parallel, line(row).ranks) == ("fsdp2", 2)
-    assert line(row).static_gathered_parameters_bytes == 0
+    assert (flat_row(row).parallel, flat_row(row).ranks) == ("fsdp2", 2)
+    assert flat_row(row).static_gathered_parameters_bytes == 0
     assert samples_per_second(row) == pytest.approx(2 * 2 / row.step_seconds)
 
 

@@ -13,10 +13,14 @@ import pytest
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.errors import UserError
-from profiler.runs import references, store
+from profiler.runs import find, store
 
 ROOT = Path(__file__).parents[1]
-FILES = [references.folder() / name / file for name in references.names() for file in ("manifest.json", "trials.jsonl")]
+FILES = [
+    find.reference_folder() / name / file
+    for name in find.reference_names()
+    for file in ("manifest.json", "trials.jsonl")
+]
 MACHINE = re.compile(rf"/home/|/root/|/tmp/|/work/|C:\\\\Users|\b{re.escape(platform.node() or '-')}\b")
 
 
@@ -24,13 +28,13 @@ def test_there_are_predicted_ones_of_three_devices():
     devices = {"predicted-t4", "predicted-a100-40", "predicted-h100"}
 
     assert {f"{device}/{model}" for device in devices for model in ("mnist-cnn", "transformer")} <= set(
-        references.names()
+        find.reference_names()
     )
 
 
-@pytest.mark.parametrize("name", references.names())
+@pytest.mark.parametrize("name", find.reference_names())
 def test_every_one_is_complete_and_says_what_it_is_evidence_of(name: str):
-    run = store.load(references.find(f"ref:{name}"))
+    run = store.load(find.reference(f"ref:{name}"))
     kind = name.partition("/")[0].partition("-")[0]
 
     assert len(run.records) == len(run.manifest.plan)
@@ -59,7 +63,7 @@ def test_the_wheel_takes_the_records_of_every_one_and_no_pictures():
 
 def test_the_main_job_at_full_size_is_rehearsed_within_the_bytes_that_are_right():
     """By hand, with PyTorch's own allocator: 1,011 to 1,018 MiB in every row, static bytes 703.7 MiB."""
-    run = store.load(references.find("ref:rehearsed-h100/mnist-cnn"))
+    run = store.load(find.reference("ref:rehearsed-h100/mnist-cnn"))
     peaks = {str(record.case.strategy): record.readings.peak_bytes / 2**20 for record in run.records}
 
     assert list(peaks) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
@@ -76,7 +80,7 @@ def test_the_readme_shows_the_rehearsed_table_as_the_command_prints_it(capsys):
 
 def test_an_unknown_one_is_refused_with_the_nearest():
     with pytest.raises(UserError, match="no reference run is called 'predicted-h100/mnist'") as refused:
-        references.find("ref:predicted-h100/mnist")
+        find.reference("ref:predicted-h100/mnist")
 
     assert refused.value.exit_code == 4
     assert refused.value.hint == "did you mean 'ref:predicted-h100/mnist-cnn'?"
@@ -85,13 +89,13 @@ def test_an_unknown_one_is_refused_with_the_nearest():
 @pytest.mark.parametrize("word", ["ref:../../configs", "ref:", "ref:cpu"])
 def test_nothing_but_a_run_is_read(word: str):
     with pytest.raises(UserError):
-        references.find(word)
+        find.reference(word)
 
 
 def test_they_are_listed_and_shown_by_their_names(here: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["list", "--ref", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [
-        f"ref:{name}" for name in references.names()
+        f"ref:{name}" for name in find.reference_names()
     ]
 
     assert answer(["show", "ref:predicted-t4/mnist-cnn"]) == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from profiler.analysis.growth import exponent
+from profiler.analysis.axes import exponent
 from profiler.analysis.quantities import TABLE, activation_bytes
-from profiler.analysis.reproduction import Reproduction, Wanted, lines
+from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice
 from profiler.core.record import Built, Equality
@@ -27,7 +27,7 @@ SWEEP = rows(
 
 def one(strategy: str, quantity: str, **fields):
     (line,) = lines(
-        [Wanted(label="", quantity=quantity, strategy=Choice(strategy), **fields)],
+        [PublishedFigure(label="", quantity=quantity, strategy=Choice(strategy), **fields)],
         SWEEP,
         reduced=fields.pop("reduced", False),
     )
@@ -139,7 +139,7 @@ def test_a_difference_is_never_hidden(strategy, quantity, unit, published, shown
 
 def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
     wanted = [
-        Wanted(label="", quantity=quantity, strategy=Choice("segments:k=2"), published=-40, unit=unit)
+        PublishedFigure(label="", quantity=quantity, strategy=Choice("segments:k=2"), published=-40, unit=unit)
         for quantity, unit in (("peak_bytes", "MB"), ("step_seconds", "s"), ("peak_change", "%"))
     ]
 
@@ -161,7 +161,9 @@ AGAINST_NONE = ("saved_change", "peak_change", "time_change", "saved_share", "pe
 def test_a_row_that_is_invalid_is_no_saving(quantity):
     none, good = record("none", saved=80 * MIB), record("segments:k=2", saved=30 * MIB)
     bad = record("segments:k=4", saved=1, peak=1, seconds=(0.01, 0.01), outcome="invalid", detail="gradients differ")
-    wanted = [Wanted(label="", quantity=quantity, unit="%", strategy=Choice(f"segments:k={k}")) for k in (2, 4)]
+    wanted = [
+        PublishedFigure(label="", quantity=quantity, unit="%", strategy=Choice(f"segments:k={k}")) for k in (2, 4)
+    ]
 
     measured, lost = lines(wanted, rows([none, good, bad]), reduced=False)
 
@@ -183,7 +185,7 @@ def test_a_row_that_is_invalid_is_no_saving(quantity):
     ],
 )
 def test_a_baseline_that_is_not_there_is_no_change_of_nothing(quantity, baseline, reason):
-    wanted = Wanted(label="", quantity=quantity, unit="%", strategy=Choice("segments:k=2"))
+    wanted = PublishedFigure(label="", quantity=quantity, unit="%", strategy=Choice("segments:k=2"))
 
     (line,) = lines([wanted], rows([*baseline, record("segments:k=2", saved=MIB, peak=30 * MIB)]), reduced=False)
 
@@ -195,7 +197,7 @@ def test_a_baseline_that_is_not_there_is_no_change_of_nothing(quantity, baseline
 def test_one_round_of_one_sample_has_no_spread(rounds, expected):
     timed = [record("none", round=number, seconds=(1.0,)) for number in range(1, rounds + 1)]
     timed += [record("all", round=number, seconds=(1.1 + number / 10,)) for number in range(1, rounds + 1)]
-    wanted = Wanted(label="", quantity="time_change", unit="%", strategy=Choice("all"))
+    wanted = PublishedFigure(label="", quantity="time_change", unit="%", strategy=Choice("all"))
 
     (line,) = lines([wanted], rows(timed), reduced=False)
 
@@ -206,7 +208,7 @@ def test_one_round_of_one_sample_has_no_spread(rounds, expected):
 def test_every_row_that_ran_out_of_memory_is_named_with_the_reason():
     found = rows([failed(strategy, "out_of_memory", "tried 1 GiB") for strategy in ("all", "segments:k=2")])
     wanted = [
-        Wanted(label=row.case.strategy, quantity=quantity, strategy=row.case.strategy, unit="MiB")
+        PublishedFigure(label=row.case.strategy, quantity=quantity, strategy=row.case.strategy, unit="MiB")
         for row in found
         for quantity in ("saved_bytes", "peak_bytes")
     ]

@@ -7,7 +7,7 @@ from profiler.analysis.composition import compose
 from profiler.analysis.rows import rows
 from profiler.core.case import Case, Trial
 from profiler.core.record import Equality, Readings
-from profiler.core.stats.spread import spread
+from profiler.core.stats import spread
 from tests import make
 from tests.make import MIB
 

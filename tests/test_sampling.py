@@ -13,7 +13,7 @@ from profiler.cli import answer
 from profiler.core.case import Case, Choice, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Conditions, Record
-from profiler.core.stats.stopping import Sampling
+from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
 from profiler.request import sweep
 from profiler.request.sampling import sampling

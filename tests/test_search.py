@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.analysis.search import MOST, largest
+from profiler.analysis.fit import MOST_TRIED, largest_that_fits
 
 
 class Counted:
@@ -42,7 +42,7 @@ def test_it_is_what_a_scan_over_all_numbers_finds(rises, limit, start, fails):
     def needed(number: int) -> int | None:
         return values[number - 1] if number <= len(values) and number < fails else None
 
-    assert largest(needed, limit=limit, start=start) == by_scan(needed, limit, len(values) + 1)
+    assert largest_that_fits(needed, limit=limit, start=start) == by_scan(needed, limit, len(values) + 1)
 
 
 @given(
@@ -56,7 +56,7 @@ def test_bytes_that_grow_by_the_same_with_every_sample_take_few_steps(fixed, eac
     limit = fixed + each * answer + int(over * each)
     needed = Counted(lambda number: fixed + each * number)
 
-    found = largest(needed, limit=limit, start=start)
+    found = largest_that_fits(needed, limit=limit, start=start)
 
     assert found == answer
     assert len(needed.asked) <= 8
@@ -70,23 +70,23 @@ def test_bytes_that_grow_by_the_same_with_every_sample_take_few_steps(fixed, eac
         (lambda number: number if number < 1000 else None, 999),  # and from above
         (lambda number: number**3, 100),
         (lambda number: 2**20 * (number // 700), 699),
-        (lambda number: int(number**0.5), MOST),
+        (lambda number: int(number**0.5), MOST_TRIED),
     ],
 )
 def test_bytes_that_grow_in_other_ways_take_no_more_than_some_bisections(needed, answer):
     counted = Counted(needed)
 
-    found = largest(counted, limit=10**6, start=64)
+    found = largest_that_fits(counted, limit=10**6, start=64)
 
     assert found == answer
     assert len(counted.asked) <= 50  # a scan would take up to sixteen million
 
 
-@pytest.mark.parametrize(("needed", "found"), [(5, 0), (4, MOST), (None, 0)])
+@pytest.mark.parametrize(("needed", "found"), [(5, 0), (4, MOST_TRIED), (None, 0)])
 def test_what_does_not_grow_fits_never_or_always(needed, found):
-    assert largest(lambda number: needed, limit=4, start=64) == found
+    assert largest_that_fits(lambda number: needed, limit=4, start=64) == found
 
 
 @pytest.mark.parametrize("start", [1, 7, 10**9])
 def test_where_to_start_changes_nothing_of_the_answer(start):
-    assert largest(lambda number: 10 * number, limit=77, start=start) == 7
+    assert largest_that_fits(lambda number: 10 * number, limit=77, start=start) == 7

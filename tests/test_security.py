@@ -10,12 +10,11 @@ import msgspec
 import pytest
 
 from profiler.cli import answer, following, resume
-from profiler.core import catalogue, code_digests
+from profiler.core import catalogue, safe_files
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.files import locking, regular
 from profiler.engines import capped_log
-from profiler.runs import store
+from profiler.runs import run_diff, store
 from profiler.training import models
 from profiler.views.export import derived, files
 from profiler.views.sanitize import plain
@@ -44,7 +43,7 @@ STARTS_PROCESSES = {"engines/local.py", "training/models/faults.py", "rehearsal/
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/local.py": "its server",
-    "core/files/atomic_write.py": "nothing: signal 0 asks whether one lives",
+    "core/safe_files.py": "nothing: signal 0 asks whether one lives",
     "training/models/faults.py": "itself",
 }
 
@@ -154,7 +153,7 @@ def theirs(here: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     none, every, owed = (make.case(word, model=model, batch_size=None) for word in ("none", "all", "sqrt"))
     records = [make.record(case=none), make.record(case=every)]
     run = examples.run(here / "base", records, more=(Trial(case=owed),))
-    forged = msgspec.structs.replace(run.manifest, sources={file: code_digests.digest(text.encode())})
+    forged = msgspec.structs.replace(run.manifest, sources={file: run_diff.digest(text.encode())})
     (run.folder / "manifest.json").write_bytes(encode(forged))
     (here / "evilpackage").mkdir()
     for path in (run.folder / "evil.py", here / "evilpackage" / "__init__.py", here / "evilpackage" / "part.py"):
@@ -282,13 +281,13 @@ def test_nor_is_a_link_read_to_say_who_writes(tmp_path):
     mine, link = links(tmp_path)
     os.mkfifo(tmp_path / "pipe")
 
-    assert {locking.holder(path) for path in (link, tmp_path / "pipe")} == {"it does not say who it is"}
-    assert locking.holder(mine) == "mine"
+    assert {safe_files.lock_holder(path) for path in (link, tmp_path / "pipe")} == {"it does not say who it is"}
+    assert safe_files.lock_holder(mine) == "mine"
 
 
 def test_a_writer_that_follows_links_would_be_seen(tmp_path, monkeypatch):
     mine, link = links(tmp_path)
-    monkeypatch.setattr(regular, "anew", lambda path: path.open("wb", buffering=0))
+    monkeypatch.setattr(safe_files, "anew", lambda path: path.open("wb", buffering=0))
     monkeypatch.setattr(capped_log.Log, "_remove_earlier", lambda log: None)
 
     written = capped_log.Log(link)

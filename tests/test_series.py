@@ -8,11 +8,7 @@ from statistics import median
 
 import pytest
 
-from profiler.core.stats.drift import drift
-from profiler.core.stats.interval import EXACT, interval, uncertainty
-from profiler.core.stats.largest import highest
-from profiler.core.stats.stopping import Sampling, is_look, reason
-from profiler.core.stats.warmup import num_warmup
+from profiler.core.stats import EXACT, Sampling, drift, highest, interval, is_look, num_warmup, stop_reason, uncertainty
 
 STEADY = (1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00)
 ENDLESS = Sampling(max_samples=10_000, max_seconds=1e9)
@@ -155,35 +151,37 @@ def test_sampling_is_looked_at_after_a_fifth_more_samples():
 
 
 def test_sampling_ends_where_the_median_is_sure_enough():
-    assert reason((1.0, 1.01, 0.99, 1.0, 1.0, 1.0), ENDLESS, least=5) == "target"
-    assert reason((1.0, 1.03, 0.99, 1.0, 1.0, 1.0), ENDLESS, least=5) is None  # its interval reaches 3 %
-    assert reason((1.0,) * 7, ENDLESS, least=5) is None  # seven are not looked at
-    assert reason((1.0,) * 5, ENDLESS, least=5) is None
+    assert stop_reason((1.0, 1.01, 0.99, 1.0, 1.0, 1.0), ENDLESS, least=5) == "target"
+    assert stop_reason((1.0, 1.03, 0.99, 1.0, 1.0, 1.0), ENDLESS, least=5) is None  # its interval reaches 3 %
+    assert stop_reason((1.0,) * 7, ENDLESS, least=5) is None  # seven are not looked at
+    assert stop_reason((1.0,) * 5, ENDLESS, least=5) is None
 
 
 def test_sampling_ends_where_its_number_or_its_time_is_spent():
     wide = (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.5)
 
-    assert reason(wide, Sampling(max_samples=7, max_seconds=99), least=5) == "samples"
-    assert reason(wide, Sampling(max_samples=99, max_seconds=14), least=5) == "seconds"
-    assert reason(wide, Sampling(max_samples=99, max_seconds=15), least=5) is None
-    assert reason(wide[:4], Sampling(max_samples=99, max_seconds=1), least=5) is None  # the least there are in any case
-    assert reason(wide[:5], Sampling(max_samples=99, max_seconds=1), least=5) == "seconds"
+    assert stop_reason(wide, Sampling(max_samples=7, max_seconds=99), least=5) == "samples"
+    assert stop_reason(wide, Sampling(max_samples=99, max_seconds=14), least=5) == "seconds"
+    assert stop_reason(wide, Sampling(max_samples=99, max_seconds=15), least=5) is None
+    assert (
+        stop_reason(wide[:4], Sampling(max_samples=99, max_seconds=1), least=5) is None
+    )  # the least there are in any case
+    assert stop_reason(wide[:5], Sampling(max_samples=99, max_seconds=1), least=5) == "seconds"
 
 
 def test_warm_up_counts_for_the_limits_and_not_for_the_target():
     series = (9.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
-    assert reason(series, ENDLESS, least=5) is None  # five steady ones have no interval
-    assert reason((*series, 1.0, 1.0), ENDLESS, least=5) == "target"
-    assert reason((9.0, *series, 1.0, 1.0), ENDLESS, least=9) is None
+    assert stop_reason(series, ENDLESS, least=5) is None  # five steady ones have no interval
+    assert stop_reason((*series, 1.0, 1.0), ENDLESS, least=5) == "target"
+    assert stop_reason((9.0, *series, 1.0, 1.0), ENDLESS, least=9) is None
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.05])
 def test_looking_again_and_again_costs_little_of_the_certainty(noise):
     def sampled(seed: int) -> list[float]:
         series = noisy(2000, noise, seed=seed)
-        end = next(count for count in range(5, 2000) if reason(series[:count], ENDLESS, least=5))
+        end = next(count for count in range(5, 2000) if stop_reason(series[:count], ENDLESS, least=5))
         return series[:end]
 
     found = [sampled(seed) for seed in range(300)]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from profiler.analysis import progress
 from profiler.analysis.rows import rows
 from profiler.cli import answer
-from profiler.core import schedule, shards
+from profiler.core import schedule
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.core.shards import Shard
+from profiler.core.schedule import Shard
 from profiler.engines.order import in_waves
 from profiler.runs import store
 from profiler.runs.merge import merge, write
@@ -83,7 +83,7 @@ def in_parts(folder: Path, plan: Sequence[Trial], count: int, outcome: str = "sk
     """The run folders of all parts that are not empty."""
     found = []
     for index in range(1, count + 1):
-        part, shard = shards.cut(plan, Shard(index=index, count=count))
+        part, shard = schedule.cut(plan, Shard(index=index, count=count))
         if part:
             carried_out(folder / f"part-{index}", part, Fake(outcome), shard)
             found.append(folder / f"part-{index}")
@@ -94,7 +94,7 @@ def in_parts(folder: Path, plan: Sequence[Trial], count: int, outcome: str = "sk
 
 
 def num_pairings(plan: Sequence[Trial]) -> int:
-    return len({shards.pairing(trial) for trial in plan})
+    return len({schedule.pairing(trial) for trial in plan})
 
 
 @settings(max_examples=60, deadline=None)
@@ -104,19 +104,19 @@ def num_pairings(plan: Sequence[Trial]) -> int:
 def test_every_trial_is_in_exactly_one_part_and_no_pairing_is_cut(count, models, rounds, predict):
     plan = sweep(models=models, rounds=rounds, predict=predict)
 
-    parts = shards.deal(plan, count)
+    parts = schedule.deal(plan, count)
 
     assert sorted(place for part in parts for place in part) == list(range(len(plan)))
-    where = {(shards.pairing(plan[place]), number) for number, part in enumerate(parts) for place in part}
+    where = {(schedule.pairing(plan[place]), number) for number, part in enumerate(parts) for place in part}
     assert len(where) == len({pairing for pairing, _ in where}) == num_pairings(plan)
-    largest = max(Counter(map(shards.pairing, plan)).values())
+    largest = max(Counter(map(schedule.pairing, plan)).values())
     assert max(map(len, parts)) - min(map(len, parts)) <= largest
 
 
 def test_a_pairing_is_a_baseline_in_a_round_with_what_is_predicted_of_it():
     plan = sweep(models=1, rounds=2, predict=True)
 
-    assert Counter(shards.pairing(trial)[1] for trial in plan) == {1: 2 * len(STRATEGIES), 2: len(STRATEGIES)}
+    assert Counter(schedule.pairing(trial)[1] for trial in plan) == {1: 2 * len(STRATEGIES), 2: len(STRATEGIES)}
     assert num_pairings(plan) == 2
 
 
@@ -124,7 +124,7 @@ def test_a_part_keeps_the_order_of_the_plan():
     plan = sweep()
 
     for index in (1, 2):
-        part, shard = shards.cut(plan, Shard(index=index, count=2))
+        part, shard = schedule.cut(plan, Shard(index=index, count=2))
         assert list(shard.places) == sorted(shard.places)
         assert list(part) == [plan[place] for place in shard.places]
 
@@ -132,7 +132,7 @@ def test_a_part_keeps_the_order_of_the_plan():
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1/0", "1", "a/b", "1/2/3", "-1/2", "1/1000000", "", "\u0661/2"])
 def test_a_part_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="--shard cannot be"):
-        shards.parse(text)
+        schedule.parse_shard(text)
 
 
 # One run of them again
@@ -185,7 +185,7 @@ def test_parts_without_one_of_them_are_in_order_and_owe_it(tmp_path):
 
 
 def test_a_part_goes_on_with_what_it_owes(tmp_path):
-    part, shard = shards.cut(sweep(), Shard(index=2, count=2))
+    part, shard = schedule.cut(sweep(), Shard(index=2, count=2))
     store.create(tmp_path / "part", plan=part, command="", environment=HERE, sources={}, shard=shard)
     begun = runner.carry_out(Fake(), tmp_path / "part")
     next(begun)

@@ -20,13 +20,13 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer, resume
 from profiler.cli.consent import resume_words
 from profiler.cli.output import COMMAND
-from profiler.core import code_digests, schedule
+from profiler.core import schedule
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines.slurm_results import Gathered, Part
 from profiler.engines.slurm_shards import Array, write_agreed
-from profiler.runs import store
+from profiler.runs import run_diff, store
 from profiler.runs.merge import merge
 from profiler.workflows import runner, slurm_job
 from tests import make
@@ -234,7 +234,7 @@ def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_
 
 
 def test_a_part_that_somebody_writes_is_not_given_to_another_job(run, monkeypatch):
-    monkeypatch.setattr("profiler.core.files.locking.sleep", lambda seconds: None)
+    monkeypatch.setattr("profiler.core.safe_files.sleep", lambda seconds: None)
     before = Cluster(run)
     before.start(1)
     writer = store.Writer(before.jobs[0].folder)
@@ -510,7 +510,7 @@ class Hanging:
         names = [("mlp", "none"), ("mlp", "all"), ("hanging.py:first", "none"), ("hanging.py:second", "none")]
         quick = {"samples": 1, "warmup": 0, "batch_size": 4, "verify": "off"}
         cases = [make.case(strategy, model=Choice(model), **quick) for model, strategy in names]
-        plan, digests = schedule.measured(cases, 1), code_digests.digests(cases)
+        plan, digests = schedule.measured(cases, 1), run_diff.code_digests(cases)
         store.create(self.run, plan=plan, command="", environment=LOGIN, sources=digests)
 
     def go_on(self) -> Iterator[Record]:

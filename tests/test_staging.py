@@ -17,7 +17,7 @@ from profiler.core.trace_data import live
 from profiler.planning.candidates import largest_stage
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan
-from profiler.planning.plan_files import recipe as recipe_of
+from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from profiler.predicting.prediction import observe_case, trace_case

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from profiler.core import strict_files
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
-from profiler.core.files import strict_json
 from profiler.core.record import Environment
 from profiler.runs import reading, store
 from tests import make
@@ -63,8 +63,8 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
 @pytest.mark.parametrize("text", [b"garbage", b"\xff\xfe{", b"[1", b"{" + b" " * 2000])
 @pytest.mark.parametrize("piece", [3, 1 << 20])
 def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text, piece, monkeypatch):
-    monkeypatch.setattr(strict_json, "PIECE_BYTES", piece)
-    monkeypatch.setattr(strict_json, "LINE_BYTES", 1999)
+    monkeypatch.setattr(strict_files, "PIECE_BYTES", piece)
+    monkeypatch.setattr(strict_files, "LINE_BYTES", 1999)
     folder = filled(tmp_path / "run")
     with (folder / "trials.jsonl").open("ab") as file:
         file.write(text)
@@ -81,7 +81,7 @@ def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text, piece
 @pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
 @pytest.mark.parametrize("text", [b"", b"{", b'{"schema": 1', b"\0" * 9])
 def test_only_the_end_of_a_file_is_read_to_cut_it(tmp_path, text, piece, monkeypatch):
-    monkeypatch.setattr(strict_json, "PIECE_BYTES", piece)
+    monkeypatch.setattr(strict_files, "PIECE_BYTES", piece)
     (tmp_path / "lines").write_bytes(b"{}\n{}\n" + text)
     (tmp_path / "one").write_bytes(text)
 

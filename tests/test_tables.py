@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from profiler import views
-from profiler.analysis.flat_row import COLUMNS, line
+from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.errors import UserError
@@ -25,7 +25,7 @@ CASES = {
 
 
 def expected(records):
-    return [msgspec.structs.asdict(line(row)) for row in rows(records)]
+    return [msgspec.structs.asdict(flat_row(row)) for row in rows(records)]
 
 
 def read_parquet(folder, records):

@@ -10,7 +10,7 @@ import pytest
 
 from profiler.analysis.rows import rows
 from profiler.core.record import Conditions, Record
-from profiler.core.stats.stopping import Sampling
+from profiler.core.stats import Sampling
 from tests import make
 
 PAGES = Path(__file__).parent.parent / "docs" / "notes"

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.analysis.rows import Row
 from profiler.core.record import Note, Readings
-from profiler.core.stats.stopping import Sampling
+from profiler.core.stats import Sampling
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal

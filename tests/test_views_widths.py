@@ -12,11 +12,11 @@ from rich.text import Text
 
 from profiler.analysis.explanation import explain
 from profiler.analysis.fit import Fit
-from profiler.analysis.reproduction import Reproduction, Wanted, lines
+from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.core import catalogue
 from profiler.core.case import Choice
-from profiler.core.model_summary import Block, Outline
-from profiler.core.stats.stopping import Sampling
+from profiler.core.record import BlockSummary, ModelSummary
+from profiler.core.stats import Sampling
 from profiler.training import models, strategies
 from profiler.views.tables import blocks, explanation, fits, listing, overviews, reproduction, samples, terminal
 from tests import examples, golden_files, make
@@ -46,13 +46,17 @@ def _beside(**how: object) -> Text:
 
 
 def _blocks(**how: object) -> Text:
-    layer = Block(name="model.layers.0", kind="DecoderLayer", num_parameters=12_345_678, output="64 x 512 x 1024")
+    layer = BlockSummary(
+        name="model.layers.0", kind="DecoderLayer", num_parameters=12_345_678, output="64 x 512 x 1024"
+    )
     found = (
         replace(layer, feeds_next=True),
         replace(layer, name="model.layers.1", feeds_next=False),
-        Block(name="head", kind="Linear", num_parameters=1, output=None),
+        BlockSummary(name="head", kind="Linear", num_parameters=1, output=None),
     )
-    return blocks.blocks(Outline(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found), **how)
+    return blocks.blocks(
+        ModelSummary(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found), **how
+    )
 
 
 def _fits(**how: object) -> Text:
@@ -66,9 +70,11 @@ def _fits(**how: object) -> Text:
 
 def _reproduction(**how: object) -> Text:
     wanted = (
-        Wanted(label="", quantity="saved_bytes", strategy=Choice("segments:k=2"), unit="MiB", published=1139.25),
-        Wanted(label="", quantity="peak_change", strategy=Choice("segments:k=4"), unit="%", published=-60),
-        Wanted(label="", quantity="peak_change", strategy=Choice("segments:k=3"), unit="%", published=-50),
+        PublishedFigure(
+            label="", quantity="saved_bytes", strategy=Choice("segments:k=2"), unit="MiB", published=1139.25
+        ),
+        PublishedFigure(label="", quantity="peak_change", strategy=Choice("segments:k=4"), unit="%", published=-60),
+        PublishedFigure(label="", quantity="peak_change", strategy=Choice("segments:k=3"), unit="%", published=-50),
     )
     found = [*examples.sweep((2, 4)), *examples.troubled()]
     return reproduction.table(

@@ -1,4 +1,4 @@
-"""What to do, told from the rows of one group, and no more than they tell. Pure: knows nothing of words.
+"""Which strategy to take, told from the rows of one group, and no more than they tell.
 
 Only rows that are ok are ever advised: wrong gradients are no saving, and neither is what did not run.
 """
@@ -9,13 +9,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.certainty import certainty, is_apart
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
 
 MOST = 0.9  # of the largest saving: of those that reach so much, the fastest is advised
 LEAST = 0.02  # of the baseline's peak: what saves less saves nothing
 SAME = 0.005  # of the lowest peak: so close to it, others have the same
+MOST_POINTS = 40  # of a frontier
+NOISY = "GCP012"
+
+RatioRange = tuple[float, float]
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,30 +46,30 @@ def advise(rows: Sequence[Row]) -> Advice:
 
     Of those whose times cannot be told from the fastest, it is the one with the lowest peak.
     """
-    known = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
-    if not known:
+    measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
+    if not measured:
         return Advice()
-    baseline = next((row for row in known if row.case.strategy == "none"), None)
-    good = _good(known, baseline) if baseline else known
+    baseline = next((row for row in measured if row.case.strategy == "none"), None)
+    good = _good(measured, baseline) if baseline else measured
     chosen = _fastest(good, baseline) if good else baseline
     assert chosen, "where nothing is good, there is a baseline that it was compared with"
-    lowest = min(known, key=_peak)
+    lowest = min(measured, key=_peak)
     return Advice(
         chosen=chosen,
         baseline=baseline,
         rivals=tuple(row for row in good if row is not chosen and _is_rival(row, chosen, baseline)),
         certainty=certainty(chosen, baseline=baseline),
         lowest=lowest,
-        limit=_limit(lowest, known),
+        limit=_limit(lowest, measured),
     )
 
 
-def _good(known: Sequence[Row], baseline: Row) -> list[Row]:
+def _good(measured: Sequence[Row], baseline: Row) -> list[Row]:
     """The rows that save nearly as much as any; empty where none saves."""
-    least = min(map(_peak, known))
+    least = min(map(_peak, measured))
     if _peak(baseline) - least < LEAST * _peak(baseline):
         return []
-    return [row for row in known if _peak(baseline) - _peak(row) >= MOST * (_peak(baseline) - least)]
+    return [row for row in measured if _peak(baseline) - _peak(row) >= MOST * (_peak(baseline) - least)]
 
 
 def _fastest(rows: Sequence[Row], baseline: Row | None) -> Row:
@@ -84,7 +87,7 @@ def _is_rival(row: Row, chosen: Row, baseline: Row | None) -> bool:
     return timed and not is_apart(row, chosen, baseline=baseline)
 
 
-def _limit(lowest: Row, known: Sequence[Row]) -> Limit | None:
+def _limit(lowest: Row, measured: Sequence[Row]) -> Limit | None:
     """None where the parts of the peak were not measured."""
     parts = compose(lowest.readings)
     if parts is None:
@@ -92,7 +95,7 @@ def _limit(lowest: Row, known: Sequence[Row]) -> Limit | None:
     sizes = {"static": parts.static, "transient": parts.transient, "saved": parts.saved}
     kind = max(sizes, key=sizes.__getitem__)
     phase = lowest.readings.peak_phase
-    alike = {row.readings.saved_bytes for row in known if _peak(row) <= (1 + SAME) * _peak(lowest)}
+    alike = {row.readings.saved_bytes for row in measured if _peak(row) <= (1 + SAME) * _peak(lowest)}
     return Limit(
         kind="optimizer" if phase == "optimizer" else kind, nbytes=sizes[kind], phase=phase, num_alike=len(alike)
     )
@@ -101,3 +104,116 @@ def _limit(lowest: Row, known: Sequence[Row]) -> Limit | None:
 def _peak(row: Row) -> int:
     assert row.readings.peak_bytes is not None, "only rows with a peak are looked at"
     return row.readings.peak_bytes
+
+
+class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """From this budget on, until that of the next point, this strategy is the best that fits."""
+
+    budget_bytes: int
+    best: Row
+    by: str  # "time", "flops" (where no time is known), or "peak" (where neither is): why it is the best
+    rivals: tuple[Row, ...] = ()  # fit as well, in times that cannot be told from its own
+
+
+def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
+    """One point for each budget at which the answer changes, the smallest first; empty where nothing is ok.
+
+    Where times are known they decide, else FLOPs, else the lowest peak is all that can be said. Of more than
+    MOST_POINTS so many are given, evenly and with both ends: each is true, and a budget between may have a better one.
+    """
+    measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
+    measured.sort(key=lambda row: (_peak(row), row.case.strategy != "none"))
+    baseline = next((row for row in measured if row.case.strategy == "none"), None)
+    best: list[Row] = []
+    for row in measured:
+        if not best or _is_better(row, best[-1], baseline):
+            if best and _peak(best[-1]) == _peak(row):
+                best.pop()
+            best.append(row)
+    if len(best) > MOST_POINTS:
+        best = [best[at * (len(best) - 1) // (MOST_POINTS - 1)] for at in range(MOST_POINTS)]
+    return tuple(_budget_point(row, measured, baseline) for row in best)
+
+
+def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
+    """Faster; and where it takes more memory, or stands in for `none`, not by what may be chance."""
+    if _cost(row) >= _cost(before):
+        return False
+    by_time = _cost(row)[0] == _cost(before)[0] == 0
+    is_free = _peak(row) == _peak(before) and before is not baseline
+    return is_free or not by_time or not overlaps(row, before, baseline=baseline)
+
+
+def _budget_point(best: Row, measured: Sequence[Row], baseline: Row | None) -> BudgetPoint:
+    by = ("time", "flops", "peak")[_cost(best)[0]]
+    timed = [row for row in measured if by == "time" and row.step_seconds is not None and row is not best]
+    fitting = [row for row in timed if _peak(row) <= _peak(best)]
+    rivals = tuple(row for row in fitting if not is_apart(row, best, baseline=baseline))
+    return BudgetPoint(budget_bytes=_peak(best), best=best, by=by, rivals=rivals)
+
+
+def _cost(row: Row) -> tuple[int, float]:
+    """What is known beats what is not."""
+    if row.step_seconds is not None:
+        return 0, row.step_seconds
+    if row.readings.forward_flops is not None and row.readings.backward_flops is not None:
+        return 1, float(row.readings.forward_flops + row.readings.backward_flops)
+    return 2, 0.0
+
+
+def span(row: Row, *, baseline: Row) -> RatioRange | None:
+    """Where the time of a row lies, as a ratio to its baseline; None where nobody can say.
+
+    Over several rounds it is the range of their own ratios. In a single one, the spreads of both rows are added.
+    """
+    if row is baseline:
+        return 1.0, 1.0
+    if row.case.is_predicted:
+        return None
+    if row.time_ratio_range and row.time_ratio_range[0] < row.time_ratio_range[1]:
+        return row.time_ratio_range
+    if row.step_spread is None or baseline.step_spread is None:
+        return None
+    return _around(row.time_ratio, row.step_spread + baseline.step_spread)
+
+
+def is_apart(row: Row, other: Row, *, baseline: Row | None) -> bool:
+    """Whether the times of two rows can be told apart. Estimates have no spread: they differ where they do."""
+    if row.case.is_predicted and other.case.is_predicted:
+        return row.step_seconds != other.step_seconds
+    mine, others = _spans(row, other, baseline)
+    return mine is not None and others is not None and (mine[1] < others[0] or others[1] < mine[0])
+
+
+def overlaps(row: Row, other: Row, *, baseline: Row | None) -> bool:
+    """Whether the spreads of two rows are known and reach into each other: a faster one may then be so by chance."""
+    if row.case.is_predicted and other.case.is_predicted:
+        return False
+    mine, others = _spans(row, other, baseline)
+    return mine is not None and others is not None and mine[0] <= others[1] and others[0] <= mine[1]
+
+
+def certainty(row: Row, *, baseline: Row | None) -> str:
+    """Of the time against the baseline: "missing", "estimated", "single", "noisy", "same" or "sure"."""
+    if row.time_ratio is None:
+        return "missing"
+    if row.case.is_predicted:
+        return "estimated"
+    ratios = span(row, baseline=baseline) if baseline else None
+    if ratios is None:
+        return "single"
+    if any(note.code == NOISY for one in (row, baseline) if one for note in one.notes):
+        return "noisy"
+    return "same" if ratios[0] <= 1 <= ratios[1] else "sure"
+
+
+def _spans(row: Row, other: Row, baseline: Row | None) -> tuple[RatioRange | None, RatioRange | None]:
+    """Of both by one measure: ratios to the baseline where there are rounds, or it is one of them; else seconds."""
+    rounds = [one.time_ratio_range for one in (row, other)]
+    if baseline and (row is baseline or other is baseline or all(one and one[0] < one[1] for one in rounds)):
+        return span(row, baseline=baseline), span(other, baseline=baseline)
+    return _around(row.step_seconds, row.step_spread), _around(other.step_seconds, other.step_spread)
+
+
+def _around(middle: float | None, spread: float | None) -> RatioRange | None:
+    return None if middle is None or spread is None else (middle * (1 - spread), middle * (1 + spread))

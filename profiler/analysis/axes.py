@@ -1,16 +1,17 @@
-"""Which settings of a run vary, and its rows laid out over them. Pure: knows nothing of files or of screens."""
+"""Which settings of a run vary, its rows laid out over them, and how a quantity grows along one."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from math import exp, log
+from statistics import linear_regression
 
 import msgspec
 from msgspec import UNSET
 
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, nearest
 
 Value = int | float | str | None
 STRATEGY = "strategy"
@@ -61,8 +62,7 @@ def named(space: Space, word: str) -> Axis:
     name = word.strip().replace("-", "_")
     known = {axis.name: axis for axis in space.axes}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"its axes are {', '.join(known) or 'none'}"
+        hint = nearest(name, known) or f"its axes are {', '.join(known) or 'none'}"
         raise UserError(f"'{word}' is no axis of this run", hint=hint)
     return known[name]
 
@@ -101,10 +101,10 @@ def rising(space: Space, words: Sequence[str] = ()) -> Axis:
 def apart(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
     """The rows that differ in no axis but those of `over`, together."""
     others = [axis for axis in space.axes if axis.name not in set(over)]
-    found: dict[tuple[Value, ...], list[Row]] = {}
+    groups: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(space.at(row.case, axis) for axis in others), []).append(row)
-    return list(found.values())
+        groups.setdefault(tuple(space.at(row.case, axis) for axis in others), []).append(row)
+    return list(groups.values())
 
 
 def grid(rows: Iterable[Row], space: Space, across: Axis, up: Axis) -> dict[tuple[Value, Value], Row]:
@@ -151,3 +151,31 @@ def _is_number(value: object) -> bool:
 
 def _ordered(values: list[Value]) -> tuple[Value, ...]:
     return tuple(sorted(values) if all(map(_is_number, values)) else values)  # type: ignore[type-var]
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True):
+    """values = scale * sizes^exponent: 1 is linear, 0.5 the square root."""
+
+    scale: float
+    exponent: float
+
+    def at(self, size: float) -> float:
+        return float(self.scale * size**self.exponent)
+
+
+def power(sizes: Sequence[float], values: Sequence[float]) -> Power | None:
+    """The power that is nearest, by least squares on logarithms.
+
+    None for fewer than three points, where a power would fit anything, and where the sizes are all the same.
+    """
+    points = [(log(size), log(value)) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0]
+    if len(points) < 3 or len({size for size, _ in points}) < 2:
+        return None
+    line = linear_regression([size for size, _ in points], [value for _, value in points])
+    return Power(scale=exp(line.intercept), exponent=line.slope)
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
+    """That of the nearest power; None where there is none."""
+    nearest_power = power(sizes, values)
+    return None if nearest_power is None else nearest_power.exponent

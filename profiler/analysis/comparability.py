@@ -1,7 +1,4 @@
-"""What is the same, what differs, and what must not differ between the sides of a comparison.
-
-Pure: knows nothing of files or of screens.
-"""
+"""What is the same, what differs, and what must not differ between the sides of a comparison."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from profiler.analysis.pairing import ALLOWED, BUILT, MEANING, Side, value
 from profiler.analysis.rows import Row
-from profiler.analysis.sides import ALLOWED, BUILT, MEANING, Side, value
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.core.units import bytes_text
@@ -36,15 +33,15 @@ def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
 
     A side with several values, as two precisions, has them all in one text.
     """
-    readers: dict[str, Callable[[Row], str]] = {"how": _how}
+    readers: dict[str, Callable[[Row], str]] = {"how": lambda row: row.evidence}
     readers |= {name: _of_environment(name) for name in Environment.__struct_fields__ if name not in UNTOLD}
     readers |= {name: _of_case(name) for name in (*MEANING, "warmup", "samples") if name not in ("model", "strategy")}
-    found = [
+    differences = [
         Difference(what=WORDS.get(name, name.replace("_", " ")), values=tuple(_values(side, read) for side in sides))
         for name, read in readers.items()
     ]
     rounds = tuple(str(max((len(point.rounds) for point in side.points.values()), default=0)) for side in sides)
-    return *found, Difference(what="rounds", values=rounds)
+    return *differences, Difference(what="rounds", values=rounds)
 
 
 def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str]) -> None:
@@ -61,8 +58,8 @@ def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequen
         names = [name for name in ALLOWED if name not in (*align, *allowed, *implied)]
         wrong = {name: pair for name in names if (pair := _unequal(baseline, side, shared, name))}
         if wrong:
-            told = (_told(baseline, side, name, *pair) for name, pair in wrong.items())
-            raise UserError("; ".join(told), hint=_allowing(wrong), exit_code=4)
+            sentences = (_told(baseline, side, name, *pair) for name, pair in wrong.items())
+            raise UserError("; ".join(sentences), hint=_allowing(wrong), exit_code=4)
 
 
 def idle(sides: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
@@ -80,14 +77,14 @@ def _unequal(baseline: Side, side: Side, shared: Sequence[tuple[str, ...]], name
 
 
 def _nothing_shared(baseline: Side, side: Side, align: Sequence[str]) -> UserError:
-    told, apart = [f"no row of {_named(side)} is in {_named(baseline)}"], []
+    sentences, apart = [f"no row of {_named(side)} is in {_named(baseline)}"], []
     for name in align:
         first, second = (list(dict.fromkeys(value(row, name) for row in one.rows)) for one in (baseline, side))
         if not set(first) & set(second):
             apart.append(name)
-            told.append(_told(baseline, side, name, " or ".join(first), " or ".join(second)))
+            sentences.append(_told(baseline, side, name, " or ".join(first), " or ".join(second)))
     hint = _allowing(apart) if apart else "`gcprof show` lists the rows of each"
-    return UserError("; ".join(told), hint=hint, exit_code=4)
+    return UserError("; ".join(sentences), hint=hint, exit_code=4)
 
 
 def _told(baseline: Side, side: Side, name: str, first: str, second: str) -> str:
@@ -106,14 +103,10 @@ def _values(side: Side, read: Callable[[Row], str]) -> str:
     return ", ".join(dict.fromkeys(text for row in side.rows if (text := read(row)))) or NOTHING
 
 
-def _how(row: Row) -> str:
-    return row.evidence
-
-
 def _of_environment(name: str) -> Callable[[Row], str]:
     def read(row: Row) -> str:
-        found = getattr(row.environment, name) if row.environment else None
-        return "" if found is None else bytes_text(found) if name.endswith("_bytes") else str(found)
+        field = getattr(row.environment, name) if row.environment else None
+        return "" if field is None else bytes_text(field) if name.endswith("_bytes") else str(field)
 
     return read
 

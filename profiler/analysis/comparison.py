@@ -1,4 +1,4 @@
-"""Several runs side by side: rows that mean the same, each against the baseline's. Pure: knows nothing of screens."""
+"""Several runs side by side: rows that mean the same, each against the baseline's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.comparability import Difference, circumstances, idle, refuse_mixed
-from profiler.analysis.points import Point, peaks, times
+from profiler.analysis.fit import SideAdvice, advise_sides
+from profiler.analysis.pairing import ALIGN, Key, SampledRow, Side, peaks, sides, times
 from profiler.analysis.ranking import Order, orders
 from profiler.analysis.ratio_test import Contrast
-from profiler.analysis.recommendation import Advice, advise
-from profiler.analysis.sides import ALIGN, Key, Side, sides
 from profiler.core.case import FAKE
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -36,7 +35,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Cell | None, ...]
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class SideSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One side, without its rows."""
 
     label: str
@@ -50,12 +49,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All that is said of several runs; the first side is the baseline."""
 
-    sides: tuple[Column, ...]
+    sides: tuple[SideSummary, ...]
     differences: tuple[Difference, ...]
     same: tuple[Difference, ...]
     matches: tuple[Match, ...]
     orders: tuple[Order, ...]
-    advice: tuple[Advice, ...]
+    advice: tuple[SideAdvice, ...]
     remarks: tuple[str, ...]
 
 
@@ -77,54 +76,53 @@ def compare(
     told = circumstances(found)
     keys = dict.fromkeys(key for side in found for key in side.points)
     return Comparison(
-        sides=tuple(_column(side) for side in found),
+        sides=tuple(_summary(side) for side in found),
         differences=tuple(one for one in told if not one.is_one),
         same=tuple(one for one in told if one.is_one),
         matches=tuple(_match(key, found, align) for key in keys),
         orders=orders(found, align=align),
-        advice=advise(found, align=align),
+        advice=advise_sides(found, align=align),
         remarks=(*_remarks(found), *_idle(found, allowed)),
     )
 
 
-def _column(side: Side) -> Column:
+def _summary(side: Side) -> SideSummary:
     predicted = side.device.startswith(FAKE)
     evidence = ", ".join(sorted({row.evidence for row in side.rows}))
-    return Column(
+    return SideSummary(
         label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted, evidence=evidence
     )
 
 
-def _match(key: Key, found: Sequence[Side], align: Sequence[str]) -> Match:
-    points = [side.points.get(key) for side in found]
+def _match(key: Key, compared: Sequence[Side], align: Sequence[str]) -> Match:
+    points = [side.points.get(key) for side in compared]
     cells = (_cell(point, points[0] if place else None) for place, point in enumerate(points))
     return Match(key=dict(zip(align, key, strict=True)), cells=tuple(cells))
 
 
-def _cell(point: Point | None, baseline: Point | None) -> Cell | None:
+def _cell(point: SampledRow | None, baseline: SampledRow | None) -> Cell | None:
     if point is None:
         return None
     row = point.row
-    is_ok = row.outcome == "ok"
     return Cell(
         outcome=row.outcome,
         detail=row.detail,
         predicted=row.case.is_predicted,
-        peak_bytes=row.readings.peak_bytes if is_ok else None,
-        step_seconds=row.step_seconds if is_ok else None,
+        peak_bytes=point.peak_bytes,
+        step_seconds=point.step_seconds,
         peak=peaks(baseline, point) if baseline else None,
         time=times(baseline, point) if baseline else None,
     )
 
 
-def _remarks(found: Sequence[Side]) -> tuple[str, ...]:
-    once = [side.label for side in found if _is_of_one_round(side)]
+def _remarks(compared: Sequence[Side]) -> tuple[str, ...]:
+    once = [side.label for side in compared if _is_of_one_round(side)]
     text = "of one round: its intervals know the spread within a process, not that between processes"
     return (f"{', '.join(once)}: {text}; --rounds 3 shows both",) if once else ()
 
 
-def _idle(found: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
-    names = idle(found, allowed)
+def _idle(compared: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
+    names = idle(compared, allowed)
     return (f"--allow-different {','.join(names)} has no effect: it does not differ",) if names else ()
 
 

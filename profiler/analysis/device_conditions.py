@@ -1,34 +1,36 @@
-"""What a device says of itself and of its other users -> what is wrong with it, in words. Pure arithmetic."""
+"""What a device says of itself and of its other users -> what is wrong with times that were taken on it, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean, median
 
-from profiler.core.record import Conditions
-from profiler.core.units import bytes_text, in_unit_text
+from profiler.core.record import Conditions, Record
+from profiler.core.units import bytes_text, change_text, in_unit_text
 
 SLOWED = 0.95  # of the highest clock: a clock that is held no lower is let pass, and so is one that falls no further
 SHARE = 0.1  # of all cores
 LEAST_SECONDS = 0.5  # the system counts in hundredths; of less one cannot tell a share
 
 Series = Sequence[Sequence[Conditions]]  # of each round, in order of time
+APART = 0.05  # a smaller difference of the clocks is let pass
 
 
-def held(series: Series) -> str | None:
+def clock_held(series: Series) -> str | None:
     """Whether the clock was held down, or fell, while steps were timed; by what, and how hot and busy it was."""
-    found = [one for round_ in series for one in round_]
-    clocks = [one.clock_hertz for one in found if one.clock_hertz is not None]
-    highest = max((one.highest_clock_hertz for one in found if one.highest_clock_hertz is not None), default=None)
-    reasons = list(dict.fromkeys(reason for one in found for reason in one.held_by))
+    moments = [one for round_ in series for one in round_]
+    clocks = [one.clock_hertz for one in moments if one.clock_hertz is not None]
+    highest = max((one.highest_clock_hertz for one in moments if one.highest_clock_hertz is not None), default=None)
+    reasons = list(dict.fromkeys(reason for one in moments for reason in one.held_by))
     is_held = bool(reasons) and (not clocks or highest is None or min(clocks) < SLOWED * highest)
     if not is_held and not any(_falls(round_) for round_ in series):
         return None
-    state = ", ".join([*_clock(clocks, highest), *_heat(found)])
+    state = ", ".join([*_clock(clocks, highest), *_heat(moments)])
     by = f" by {' and '.join(reasons)}" if reasons else ""
     return f"the clock was held down{by}: {state}; cooling, or nvidia-smi --lock-gpu-clocks, makes times comparable"
 
 
-def others(series: Series) -> str | None:
+def other_processes(series: Series) -> str | None:
     """Whether other processes used the device while steps were timed."""
     on_device = max((one.num_others or 0 for round_ in series for one in round_), default=0)
     if on_device:
@@ -57,10 +59,10 @@ def _clock(clocks: Sequence[float], highest: float | None) -> list[str]:
     return [span if highest is None else f"{span} of {_megahertz(highest)}"]
 
 
-def _heat(found: Sequence[Conditions]) -> list[str]:
-    celsius = max((one.celsius for one in found if one.celsius is not None), default=None)
-    watts = max((one.watts for one in found if one.watts is not None), default=None)
-    limit = max((one.limit_watts for one in found if one.limit_watts is not None), default=None)
+def _heat(moments: Sequence[Conditions]) -> list[str]:
+    celsius = max((one.celsius for one in moments if one.celsius is not None), default=None)
+    watts = max((one.watts for one in moments if one.watts is not None), default=None)
+    limit = max((one.limit_watts for one in moments if one.limit_watts is not None), default=None)
     power = [] if watts is None else [f"up to {in_unit_text(round(watts), 'W')}"]
     power = [f"{one} of {in_unit_text(round(limit), 'W')}" for one in power] if limit is not None else power
     return [*([] if celsius is None else [f"up to {in_unit_text(round(celsius), 'C')}"]), *power]
@@ -68,3 +70,36 @@ def _heat(found: Sequence[Conditions]) -> list[str]:
 
 def _megahertz(hertz: float) -> str:
     return in_unit_text(round(hertz / 1e6), "MHz")
+
+
+def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
+    """Whether a round ran at another clock than its baseline, so that part of the ratio is the clock's."""
+    pairs = [(mine, none) for one, other in _pairs(rounds, baseline) if (mine := clock(one)) and (none := clock(other))]
+    mine, none = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1), default=(1.0, 1.0))
+    if abs(mine / none - 1) <= APART:
+        return None
+    clocks = f"{_megahertz(mine)}, that of its baseline at {_megahertz(none)}"
+    return f"the clock was another: a round ran at {clocks}; nvidia-smi --lock-gpu-clocks makes times comparable"
+
+
+def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:
+    """The change of the time in cycles, as the end of a sentence; nothing where no clocks are known."""
+    ratios = [
+        median(one.readings.step_seconds or ()) / median(other.readings.step_seconds or ()) * mine / none
+        for one, other in _pairs(rounds, baseline)
+        if (mine := clock(one)) and (none := clock(other))
+    ]
+    return f"; in cycles the step is {change_text(median(ratios))}" if ratios else ""
+
+
+def clock(record: Record) -> float | None:
+    """The mean clock while the steps of a round were timed, in hertz."""
+    clocks = [one.clock_hertz for one in record.readings.conditions or () if one.clock_hertz]
+    return fmean(clocks) if clocks else None
+
+
+def _pairs(rounds: Sequence[Record], baseline: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Each timed record with the baseline's of the same round; nothing for the baseline itself."""
+    of_round = {record.round: record for record in baseline if record.readings.step_seconds}
+    pairs = [(record, of_round.get(record.round)) for record in rounds if record.readings.step_seconds]
+    return [(one, other) for one, other in pairs if other is not None and one.case != other.case]

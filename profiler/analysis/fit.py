@@ -1,16 +1,21 @@
-"""Which devices hold a training step, and with which strategy. Pure: knows nothing of files or of screens."""
+"""What fits which memory: strategies on devices, the largest batch, samples a second, the sides of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from profiler.analysis.advice import budget_frontier
+from profiler.analysis.pairing import Side, without_strategy
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.gpu_specs import Rates
 
 CONTEXT = 600 * 2**20  # bytes that a process with CUDA, cuBLAS and cuDNN takes of a device before the first tensor
+MOST_TRIED = 2**24
+FARTHEST = 8  # how many times the last number that fitted is tried next
+PATIENCE = 2  # guesses in turn that may narrow it down by less than half: a line crawls along a bend
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,3 +65,139 @@ def _fit(device: Rates, case: Case, rows: Sequence[Row]) -> Fit:
 
 def _flops(row: Row) -> int:
     return (row.readings.forward_flops or 0) + (row.readings.backward_flops or 0)
+
+
+def samples_per_second(row: Row) -> float | None:
+    """Of the median step, all micro-batches and ranks; None where there is no time, or no size of the batch."""
+    case = row.case
+    if case.batch_size is None or not row.step_seconds:
+        return None
+    return case.batch_size * case.accumulate * case.num_ranks / row.step_seconds
+
+
+def holds(row: Row) -> bool | None:
+    """Whether its device has the memory for it: what was measured had it; a prediction is asked. None: not known."""
+    if row.outcome == "out_of_memory":
+        return False
+    if row.outcome != "ok":
+        return None
+    if not row.case.is_predicted:
+        return True
+    limit = row.environment.device_bytes if row.environment else None
+    if limit is None or row.readings.peak_bytes is None:
+        return None
+    return (row.readings.peak_bytes if row.case.twin.device == "cpu" else needed(row)) <= limit
+
+
+def device_memory(rows: Sequence[Row]) -> int | None:
+    """That of the one device of these rows, where it is known."""
+    sizes = {row.environment.device_bytes for row in rows if row.environment}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def throughput_frontier(rows: Iterable[Row]) -> list[Row]:
+    """The rows that give more samples a second than all that take no more memory; the smallest first.
+
+    What the device has no memory for is none of them.
+    """
+    fitting = [row for row in rows if row.outcome == "ok" and holds(row) is not False and _point(row) is not None]
+    best: list[Row] = []
+    for row in sorted(fitting, key=lambda row: (row.readings.peak_bytes or 0, -(samples_per_second(row) or 0.0))):
+        if not best or (samples_per_second(row) or 0.0) > (samples_per_second(best[-1]) or 0.0):
+            best.append(row)
+    return best
+
+
+def _point(row: Row) -> tuple[int, float] | None:
+    peak, rate = row.readings.peak_bytes, samples_per_second(row)
+    return None if peak is None or rate is None else (peak, rate)
+
+
+class SideAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest that fits, of one group on one side, or why there is none."""
+
+    group: tuple[str, ...]
+    label: str
+    memory_bytes: int | None
+    strategy: str | None = None
+    needed_bytes: int | None = None  # of that strategy, else of the one that needs least
+    step_seconds: float | None = None
+    reason: str | None = None
+
+
+def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAdvice, ...]:
+    """For every group that the baseline has, and every side."""
+    groups = dict.fromkeys(without_strategy(key, align) for key in sides[0].points)
+    return tuple(_side_advice(group, side, align) for group in groups for side in sides)
+
+
+def taken(row: Row) -> int | None:
+    """Bytes that the step takes of its device's memory: on a GPU what is reserved, with CUDA's own context."""
+    if row.outcome != "ok" or row.readings.peak_bytes is None:
+        return None
+    return row.readings.peak_bytes if row.case.device == "cpu" else needed(row)
+
+
+def _side_advice(group: tuple[str, ...], side: Side, align: Sequence[str]) -> SideAdvice:
+    of_group = [point.row for key, point in side.points.items() if without_strategy(key, align) == group]
+    known = [(row, nbytes) for row in of_group if (nbytes := taken(row)) is not None]
+    memory = next((row.environment.device_bytes for row in of_group if row.environment), None)
+    said = SideAdvice(group=group, label=side.label, memory_bytes=memory)
+    if not known:
+        return msgspec.structs.replace(said, reason="nothing ran" if of_group else "not in this run")
+    if memory is None:
+        return msgspec.structs.replace(said, reason="its memory is not known")
+    fitting = [(row.step_seconds, nbytes, row) for row, nbytes in known if nbytes <= memory]
+    if not fitting:
+        least = min(nbytes for _, nbytes in known)
+        return msgspec.structs.replace(said, needed_bytes=least, reason="none of these fits")
+    if all(seconds is None for seconds, _, _ in fitting):
+        return msgspec.structs.replace(said, reason="no times")
+    best = budget_frontier([row for _, _, row in fitting])[-1].best
+    return msgspec.structs.replace(
+        said, strategy=str(best.case.strategy), needed_bytes=taken(best), step_seconds=best.step_seconds
+    )
+
+
+def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start: int) -> int:
+    """The largest n from 1 on with needed(n) <= limit, where `needed` grows; 0 where none has it.
+
+    None is more than any limit. The next guess is where a line through the two nearest known points meets the limit,
+    and the middle where that does not narrow it down.
+    """
+    sizes: dict[int, int] = {}
+    low, high, guess, slow = 0, MOST_TRIED + 1, min(start, MOST_TRIED), 0
+    while high - low > 1:
+        width, before = high - low, low
+        size = needed(guess)
+        if size is not None:
+            sizes[guess] = size
+        if size is not None and size <= limit:
+            low = guess
+        else:
+            high = guess
+        is_narrow = 2 * (high - low) <= width or low >= 2 * before > 0
+        slow = 0 if is_narrow else slow + 1
+        guess = _next_guess(sizes if slow < PATIENCE else {}, low, high, limit)
+    return low
+
+
+def _next_guess(sizes: dict[int, int], low: int, high: int, limit: int) -> int:
+    middle = (low + high) // 2 if high <= MOST_TRIED else low * FARTHEST
+    line = _line_meets(sizes, low, high, limit)
+    if line is None:
+        return max(low + 1, min(middle, high - 1))
+    farthest = min(low * FARTHEST or high - 1, high - 1)
+    return max(low + 1, min(line, farthest))
+
+
+def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int | None:
+    """Where the line through the nearest two points meets the limit: below it by one, where it was tried already."""
+    nearest = sorted(sizes, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
+    if len(nearest) < 2:
+        return None
+    one, other = sorted(nearest)
+    rise = (sizes[other] - sizes[one]) / (other - one)
+    if rise <= 0:
+        return None
+    return int(one + (limit - sizes[one]) / rise)

@@ -1,4 +1,4 @@
-"""A row as one flat line of named values, for every kind of table: knows nothing of files or of text."""
+"""A row as one flat line of named values, for every kind of table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.core.trace_data import BUCKETS, GATHERED
 Samples = tuple[float, ...]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class FlatRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One case. Bytes and seconds; times are medians, with their raw samples; None where it was not measured."""
 
     case: str
@@ -90,13 +90,13 @@ PEAKS = {f"{phase}_peak_bytes": phase for phase in PHASES}
 TIMES = ("forward", "backward", "optimizer", "step")
 COLUMNS: dict[str, type] = {  # name -> str, int, float, bool, or tuple for samples
     field.name: next((kind for kind in (bool, int, float, str) if kind in (field.type, *get_args(field.type))), tuple)
-    for field in msgspec.structs.fields(Line)
+    for field in msgspec.structs.fields(FlatRow)
 }
 
 
-def line(row: Row) -> Line:
+def flat_row(row: Row) -> FlatRow:
     """All columns of one row."""
-    return Line(**_what(row), **_memory(row.readings, row), **_time(row), **_verdict(row), **_where(row))
+    return FlatRow(**_what(row), **_memory(row.readings, row), **_time(row), **_verdict(row), **_where(row))
 
 
 def _what(row: Row) -> dict[str, Any]:

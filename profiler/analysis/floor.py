@@ -1,4 +1,4 @@
-"""The least that checkpointing of blocks can reach, from the trace of one step: knows nothing of strategies."""
+"""The lowest peak that checkpointing of blocks can reach, from the trace of one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate, count, groupby, pairwise
 
 import msgspec
 
-from profiler.analysis.stages import OUTSIDE, stage_of
+from profiler.analysis.live_bytes import OUTSIDE, stage_of
 from profiler.core.trace_data import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, as_asked, held_at
 
 THROUGHOUT = (*STATIC, WORKSPACES, BUCKETS)
@@ -116,17 +116,17 @@ class _Needs:
 
 def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
     """The block of each operator; where autograd has lost the module, that around it if its forward ran once a pass."""
-    found = [stage(operator.module) for operator in trace.operators]
-    forward = [one for one, operator in zip(found, trace.operators, strict=True) if operator.phase == "forward"]
+    at_work = [stage(operator.module) for operator in trace.operators]
+    forward = [one for one, operator in zip(at_work, trace.operators, strict=True) if operator.phase == "forward"]
     runs = Counter(one for one, _ in groupby(forward))
     passes = sum(phase == "forward" for phase, _ in trace.marks)
     backward = [at for at, operator in enumerate(trace.operators) if operator.phase == "backward"]
-    last = {found[at]: at for at in backward}
+    last = {at_work[at]: at for at in backward}
     for before, at in pairwise(backward):
-        around = found[before]
-        if found[at] == OUTSIDE and around != OUTSIDE and passes == 1 == runs[around] and at < last[around]:
-            found[at] = around
-    return found
+        around = at_work[before]
+        if at_work[at] == OUTSIDE and around != OUTSIDE and passes == 1 == runs[around] and at < last[around]:
+            at_work[at] = around
+    return at_work
 
 
 def _calls(trace: Trace, at_work: list[str]) -> list[int]:

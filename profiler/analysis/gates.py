@@ -1,4 +1,4 @@
-"""What a comparison must not show: `peak:>2%,time:>5%`. Pure: knows nothing of screens or of exit codes."""
+"""Limits that a comparison must not pass, as `peak:>2%,time:>5%`, and the rows that pass them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.quantity}:>{self.most * 100:g}%"
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     """A row of a side, held against a rule."""
 
     rule: Rule
@@ -49,8 +49,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """What tripped, and what would have if it were not too noisy to be sure of."""
 
-    tripped: tuple[Held, ...]
-    unsure: tuple[Held, ...]
+    tripped: tuple[RuleResult, ...]
+    unsure: tuple[RuleResult, ...]
 
 
 def parse(text: str) -> tuple[Rule, ...]:
@@ -58,12 +58,12 @@ def parse(text: str) -> tuple[Rule, ...]:
     hint = "write --fail-on 'peak:>2%,time:>5%'"
     rules: dict[str, Rule] = {}
     for piece in text.split(","):
-        found = RULE.fullmatch(piece)
-        if not found or found[1] not in READINGS:
+        rule = RULE.fullmatch(piece)
+        if not rule or rule[1] not in READINGS:
             raise UserError(f"--fail-on cannot be '{piece.strip()}'", hint=hint)
-        if found[1] in rules:
-            raise UserError(f"--fail-on gives {found[1]} twice", hint=hint)
-        rules[found[1]] = Rule(quantity=found[1], most=float(found[2]) / 100)
+        if rule[1] in rules:
+            raise UserError(f"--fail-on gives {rule[1]} twice", hint=hint)
+        rules[rule[1]] = Rule(quantity=rule[1], most=float(rule[2]) / 100)
     return tuple(rules.values())
 
 
@@ -73,26 +73,28 @@ def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
     A time trips where it is surely worse and its ratio of medians is over the limit; a row that is not there or not ok
     any more trips every rule. Raises UserError (exit code 4) where a rule finds nothing that it could judge.
     """
-    found = [(rule, list(_held(rule, comparison))) for rule in rules]
-    empty = next((rule for rule, held in found if not held), None)
+    results = [(rule, list(_results(rule, comparison))) for rule in rules]
+    empty = next((rule for rule, held in results if not held), None)
     if empty:
         raise UserError(
             f"--fail-on {empty}: no row of the baseline has a {empty.quantity}", hint="leave it out", exit_code=4
         )
-    over = [one for _, held in found for one in held if one.is_over]
+    over = [one for _, held in results for one in held if one.is_over]
     return Judgement(
         tripped=tuple(one for one in over if one.is_sure), unsure=tuple(one for one in over if not one.is_sure)
     )
 
 
-def _held(rule: Rule, comparison: Comparison) -> Iterator[Held]:
+def _results(rule: Rule, comparison: Comparison) -> Iterator[RuleResult]:
     """Every cell beside one of the baseline that has the quantity."""
     for match in comparison.matches:
         baseline, *cells = match.cells
         if baseline is not None and getattr(baseline, READINGS[rule.quantity]) is not None:
             for side, cell in zip(comparison.sides[1:], cells, strict=True):
                 contrast = getattr(cell, rule.quantity) if cell else None
-                yield Held(rule=rule, label=side.label, key=match.key, contrast=contrast, reason=_reason(rule, cell))
+                yield RuleResult(
+                    rule=rule, label=side.label, key=match.key, contrast=contrast, reason=_reason(rule, cell)
+                )
 
 
 def _reason(rule: Rule, cell: Cell | None) -> str | None:

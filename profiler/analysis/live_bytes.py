@@ -1,4 +1,4 @@
-"""What a step holds at one operator, by category and by module: knows nothing of why."""
+"""What a traced step holds: at its peak by category and by module, and over time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from profiler.analysis.stages import stage_of
-from profiler.core.trace_data import Allocation, Trace, held_at, live
+from profiler.core.stats import highest
+from profiler.core.trace_data import Allocation, Trace, by_category, held_at, live
 
+OUTSIDE = ""  # of all blocks: embeddings, head, loss, optimizer
 BEFORE = "before"  # the step
 HIDDEN = "temporaries"  # what an operator takes besides its outputs counts as this
+
+
+def stage_of(blocks: tuple[str, ...]) -> Callable[[str], str]:
+    """A function from a module's full name to the block that it is or is in; OUTSIDE where it is in none."""
+    stages = {"": OUTSIDE} | {block: block for block in blocks}
+
+    def stage(module: str) -> str:
+        if module not in stages:
+            stages[module] = stage(module.rpartition(".")[0])
+        return stages[module]
+
+    return stage
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +76,49 @@ def nbytes(allocations: Iterable[Allocation]) -> int:
 
 
 def _shares(trace: Trace, operator: int, *, of: Callable[[Allocation], str], hidden: str) -> tuple[Share, ...]:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for one in held_at(trace, operator):
-        found[of(one)] = found.get(of(one), 0) + one.nbytes
+        sizes[of(one)] = sizes.get(of(one), 0) + one.nbytes
     if operator and trace.operators[operator - 1].hidden_bytes:
-        found[hidden] = found.get(hidden, 0) + trace.operators[operator - 1].hidden_bytes
-    shares = [Share(name=name, nbytes=bytes_) for name, bytes_ in found.items()]
+        sizes[hidden] = sizes.get(hidden, 0) + trace.operators[operator - 1].hidden_bytes
+    shares = [Share(name=name, nbytes=bytes_) for name, bytes_ in sizes.items()]
     return tuple(sorted(shares, key=lambda share: (-share.nbytes, share.name)))
+
+
+class LiveCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """What is live at some of a step's operators; 0 is before the step."""
+
+    operators: tuple[int, ...]
+    nbytes: dict[str, tuple[int, ...]]  # by category
+
+
+def curve(trace: Trace, *, num_points: int) -> LiveCurve:
+    """The step in at most so many points: of every stretch of operators, the one at which most is live.
+
+    So the peak is always among them. Bytes.
+    """
+    held, categories = live(trace), by_category(trace)
+    chosen = highest(held, num_points)
+    return LiveCurve(
+        operators=tuple(chosen),
+        nbytes={category: tuple(values[at] for at in chosen) for category, values in categories.items()},
+    )
+
+
+def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
+    """The first and the last operator of every recompute.
+
+    Views between two are within one: hooks make them, outside of the recompute's own mode. What runs outside of all
+    modules alone is none: autograd makes its first gradient in the same phase.
+    """
+    spans: list[tuple[int, int]] = []
+    is_open = False
+    for number, operator in enumerate(trace.operators, start=1):
+        if operator.phase == "recompute":
+            first = spans.pop()[0] if is_open else number
+            spans.append((first, number))
+            is_open = True
+        elif operator.moved_bytes:
+            is_open = False
+    operators = trace.operators
+    return tuple((first, last) for first, last in spans if any(one.module for one in operators[first - 1 : last]))

@@ -1,11 +1,12 @@
-"""How far a run has come, from its plan and its records. Pure: knows nothing of files or of screens."""
+"""How far a run has come, from its plan and its records, and what its records tell predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 
 from profiler.analysis.rows import latest
-from profiler.core.case import Trial
+from profiler.core.case import Calibration, Case, Trial
 from profiler.core.record import Record
 
 FAILURES = ("failed", "crashed", "timed_out", "invalid")  # out of memory and skipped are findings
@@ -30,7 +31,7 @@ def settled(records: Iterable[Record]) -> list[Record]:
     compared with a baseline which did.
     """
     last = latest(records)
-    lost = {record.case.twin for record in last if record.outcome in LOST and _is_compared_with(record)}
+    lost = {record.case.twin for record in last if record.outcome in LOST and _is_baseline(record)}
     return [
         record
         for record in last
@@ -38,7 +39,8 @@ def settled(records: Iterable[Record]) -> list[Record]:
     ]
 
 
-def _is_compared_with(record: Record) -> bool:
+def _is_baseline(record: Record) -> bool:
+    """Whether others of its round are compared with it."""
     return record.round == 1 and record.case == record.case.baseline
 
 
@@ -51,3 +53,21 @@ def exit_code(records: Iterable[Record]) -> int:
     """What a run with these records ends with: 1 where a trial went wrong, or where none could be measured at all."""
     outcomes = {record.outcome for record in latest(records)}
     return int(bool(outcomes.intersection(FAILURES)) or "ok" not in outcomes)
+
+
+def calibrations(records: Iterable[Record]) -> dict[Case, Calibration]:
+    """What was read of each baseline that was measured, by `case.baseline.twin` of the cases that it tells of."""
+    by_twin: dict[Case, Calibration] = {}
+    for record in records:
+        if record.readings.hidden_bytes is not None:
+            by_twin.setdefault(record.case.twin, _calibration(record, record.readings.hidden_bytes))
+    return by_twin
+
+
+def _calibration(record: Record, hidden_bytes: dict[str, int]) -> Calibration:
+    seconds = record.readings.step_seconds
+    return Calibration(
+        hidden_bytes=hidden_bytes,
+        device_name=record.environment.device_name if record.environment else None,
+        step_seconds=median(seconds) if seconds else None,
+    )

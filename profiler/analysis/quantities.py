@@ -1,4 +1,4 @@
-"""The table of quantities in which a published figure can be stood beside ours. Pure: knows nothing of files.
+"""The table of quantities in which published figures are compared with ours.
 
 A quantity is one function of the rows that a figure is about and of all rows of the run, and one line here.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from profiler.analysis.growth import exponent
+from profiler.analysis.axes import exponent
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 
@@ -116,8 +116,8 @@ def _static(category: str) -> Callable[[Row], int | None]:
 
 
 def _optimizer_ratio(row: Row) -> float | None:
-    found = row.readings.static_bytes
-    return found["optimizer"] / found["parameters"] if found and found["parameters"] else None
+    static = row.readings.static_bytes
+    return static["optimizer"] / static["parameters"] if static and static["parameters"] else None
 
 
 def _time_change(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
@@ -142,10 +142,15 @@ def _live_activations(row: Row) -> int | None:
 
 def _peak_activations(row: Row) -> int | None:
     """Whole activations among all that is live at the peak beside the static bytes, gradients of activations too."""
-    one, found = activation_bytes(row.case), row.readings
-    if one is None or found.peak_bytes is None or found.start_bytes is None or found.peak_gradient_bytes is None:
+    one, readings = activation_bytes(row.case), row.readings
+    if (
+        one is None
+        or readings.peak_bytes is None
+        or readings.start_bytes is None
+        or readings.peak_gradient_bytes is None
+    ):
         return None
-    return (found.peak_bytes - found.start_bytes - found.peak_gradient_bytes) // one
+    return (readings.peak_bytes - readings.start_bytes - readings.peak_gradient_bytes) // one
 
 
 def activation_bytes(case: Case) -> int | None:

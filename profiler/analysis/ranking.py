@@ -1,4 +1,4 @@
-"""Whether the sides of a comparison put the strategies in the same order. Pure: knows nothing of screens."""
+"""Whether the sides of a comparison put the strategies in the same order."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from itertools import combinations
 
 import msgspec
 
-from profiler.analysis.points import Point, peaks, times
+from profiler.analysis.pairing import Key, SampledRow, Side, peaks, times, without_strategy
 from profiler.analysis.ratio_test import Contrast
-from profiler.analysis.sides import Key, Side, without_strategy
 
-Pair = tuple[Point, Point]  # one strategy, on the baseline and on a side
-Compared = Callable[[Point, Point], Contrast | None]
+Pair = tuple[SampledRow, SampledRow]  # one strategy, on the baseline and on a side
+Compared = Callable[[SampledRow, SampledRow], Contrast | None]
 QUANTITIES: dict[str, Compared] = {"peak": peaks, "time": times}
 
 
@@ -39,13 +38,13 @@ def orders(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[Order, ...]:
         return ()
     baseline, *others = sides
     groups = dict.fromkeys(without_strategy(key, align) for key in baseline.points)
-    found = [
+    compared = [
         _order(group, baseline, side, quantity, align)
         for group in groups
         for side in others
         for quantity in QUANTITIES
     ]  # fmt: skip
-    return tuple(order for order in found if order is not None)
+    return tuple(order for order in compared if order is not None)
 
 
 def _order(group: Key, baseline: Side, side: Side, quantity: str, align: Sequence[str]) -> Order | None:

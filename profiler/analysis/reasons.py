@@ -1,4 +1,4 @@
-"""Why checkpointing saved little, told from two traces: knows nothing of the strategy's name."""
+"""Why checkpointing saved little, read from two traces; the strategy's name is not looked at."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.analysis.curve import recomputes
-from profiler.analysis.live_bytes import Peak, nbytes
-from profiler.analysis.stages import OUTSIDE, stage_of
+from profiler.analysis.live_bytes import OUTSIDE, Peak, nbytes, recomputes, stage_of
 from profiler.core.trace_data import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
 from profiler.core.units import bytes_text, count_text
 
@@ -79,11 +77,11 @@ def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
 
 def _recomputed(trace: Trace, stage: Callable[[str], str]) -> list[tuple[int, tuple[str, ...]]]:
     """Every recompute: its first operator, and the blocks that it ran, in order."""
-    found = []
+    recomputed = []
     for first, last in recomputes(trace):
         blocks = dict.fromkeys(stage(operator.module) for operator in trace.operators[first - 1 : last])
-        found.append((first, tuple(block for block in blocks if block != OUTSIDE)))
-    return found
+        recomputed.append((first, tuple(block for block in blocks if block != OUTSIDE)))
+    return recomputed
 
 
 def _unreached(step: _Step) -> Reason | None:

@@ -1,4 +1,4 @@
-"""Published figures beside ours, line by line. Pure: knows nothing of files or of screens."""
+"""Published figures beside ours, line by line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.record import Environment
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True):
     """One published figure, and which rows of a run it is to be stood beside; None chooses any."""
 
     label: str
@@ -34,7 +34,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return all(getattr(self, key) in (None, getattr(case, key)) for key in keys)
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
     """A published figure and ours, in the published unit."""
 
     what: str
@@ -61,15 +61,15 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
     reduced: str | None  # what was reduced; None: this is the full size
     environment: Environment | None
     device: str
-    lines: tuple[Line, ...]
+    lines: tuple[ComparedFigure, ...]
 
 
-def lines(wanted: Iterable[Wanted], rows: Sequence[Row], *, reduced: bool) -> tuple[Line, ...]:
+def lines(wanted: Iterable[PublishedFigure], rows: Sequence[Row], *, reduced: bool) -> tuple[ComparedFigure, ...]:
     """Each published figure beside ours. `reduced`: sizes and times of ours are those of a smaller model."""
-    return tuple(_line(one, rows, reduced) for one in wanted)
+    return tuple(_compared(one, rows, reduced) for one in wanted)
 
 
-def _line(wanted: Wanted, rows: Sequence[Row], reduced: bool) -> Line:
+def _compared(wanted: PublishedFigure, rows: Sequence[Row], reduced: bool) -> ComparedFigure:
     quantity = TABLE[wanted.quantity]
     chosen = [row for row in rows if wanted.chooses(row.case)]
     value = quantity.read(chosen, rows) if chosen else None
@@ -79,7 +79,7 @@ def _line(wanted: Wanted, rows: Sequence[Row], reduced: bool) -> Line:
     other = reduced and quantity.kind in ("bytes", "seconds") and not wanted.arithmetic
     both = isinstance(ours, (int, float)) and isinstance(wanted.published, (int, float)) and not other
     difference = ours - wanted.published if both else None  # type: ignore[operator]  # both are numbers here
-    return Line(
+    return ComparedFigure(
         what=f"{wanted.label}: {quantity.about}" if wanted.label else quantity.about,
         kind=quantity.kind,
         unit=wanted.unit,

@@ -1,17 +1,16 @@
-"""Records -> one row a case, against its baseline. Pure: knows nothing of files or of screens."""
+"""Records -> one row a case, against its baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 import msgspec
 
 from profiler.analysis import trust
 from profiler.core.case import Case
-from profiler.core.record import Built, Environment, Equality, Evidence, Note, Readings, Record, evidence
-from profiler.core.stats.interval import interval
-from profiler.core.stats.spread import spread
+from profiler.core.record import Built, Environment, Equality, Evidence, Note, Readings, Record, Shortage, evidence
+from profiler.core.stats import interval, spread
 
 UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
 
@@ -30,7 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     equality: Equality | None
     environment: Environment | None
     gradients: str  # "bit-equal", "within noise", "not verifiable", "differ", "missing", "not checked", "-"
-    static_bytes: int | None  # the sum over the categories: the floor that no checkpointing passes
+    static_bytes: int | None  # the sum over the categories: there in every step, whatever one checkpoints
     peak_ratio: float | None  # to the same case without checkpointing; None where the outcome is not ok: no saving
     step_seconds: float | None  # median over all rounds
     step_spread: float | None  # half the interquartile range over the median
@@ -83,8 +82,6 @@ def _pool(records: list[Record]) -> Record:
         return records[0]
     records = sorted(records, key=lambda record: record.round)
     first = records[0]
-    if len(records) == 1:
-        return first
     worst = next((record for record in records if record.outcome != "ok"), first)
     names = ("warmup_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
     samples = {name: _joined([getattr(record.readings, name) for record in records]) for name in names}
@@ -100,13 +97,13 @@ def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None
 def _row(
     case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks, drift: Note | None
 ) -> Row:
-    record, found, baseline = pooled[case], rounds[case], case.baseline
+    record, own_rounds, baseline = pooled[case], rounds[case], case.baseline
     none = pooled.get(baseline)
-    ratios = _time_ratios(found, rounds.get(baseline, [])) if record.outcome == "ok" else []
+    ratios = _time_ratios(own_rounds, rounds.get(baseline, [])) if record.outcome == "ok" else []
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
-    doubts = trust.doubts(found, ratios, baseline=rounds.get(baseline, []))
-    notes = [*(note for one in found for note in one.notes), *([drift] if drift else []), *doubts]
+    doubts = trust.doubts(own_rounds, ratios, baseline=rounds.get(baseline, []))
+    notes = [*(note for one in own_rounds for note in one.notes), *([drift] if drift else []), *doubts]
     return Row(
         case=case,
         outcome=record.outcome,
@@ -121,7 +118,7 @@ def _row(
         step_seconds=median(seconds) if seconds else None,
         step_spread=spread(seconds) if seconds else None,
         step_interval=interval(seconds) if seconds else None,
-        rounds=tuple(sorted(found, key=lambda record: record.round)),
+        rounds=tuple(sorted(own_rounds, key=lambda record: record.round)),
         time_ratio=median(ratios) if ratios else None,
         time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
         prediction_error=_prediction_error(peaks.get(case.twin, {})) if peaks else None,
@@ -162,10 +159,10 @@ def verdict(record: Record) -> str:
     return "not verifiable" if (equality.noise_floor or 0.0) > UNSURE else "within noise"
 
 
-def _time_ratios(found: list[Record], baseline: list[Record]) -> list[float]:
+def _time_ratios(rounds: list[Record], baseline: list[Record]) -> list[float]:
     """Each round's median step over the baseline's of the same round, so that drift cancels."""
     of_round = {record.round: record.readings.step_seconds for record in baseline}
-    pairs = [(record.readings.step_seconds, of_round.get(record.round)) for record in found]
+    pairs = [(record.readings.step_seconds, of_round.get(record.round)) for record in rounds]
     return [median(mine) / median(none) for mine, none in pairs if mine and none and median(none)]
 
 
@@ -178,17 +175,30 @@ def _frontiers(rows: list[Row]) -> dict[Case, set[Point]]:
     points: dict[Case, set[Point]] = {}
     for row in rows:
         points.setdefault(group(row), set()).update([point] if (point := _point(row)) else [])
-    found: dict[Case, set[Point]] = {}
+    frontiers: dict[Case, set[Point]] = {}
     for case, known in points.items():
         fastest = float("inf")
-        found[case] = set()
+        frontiers[case] = set()
         for peak, seconds in sorted(known):
             if seconds < fastest:
                 fastest = seconds
-                found[case].add((peak, seconds))
-    return found
+                frontiers[case].add((peak, seconds))
+    return frontiers
 
 
 def _point(row: Row) -> Point | None:
     peak, seconds = row.readings.peak_bytes, row.step_seconds
     return (peak, seconds) if row.outcome == "ok" and peak is not None and seconds is not None else None
+
+
+def is_all_out_of_memory(rows: Iterable[Row]) -> bool:
+    """Whether nothing that could be tried at all fits; what was skipped was not tried."""
+    tried = {row.outcome for row in rows} - {"skipped"}
+    return tried == {"out_of_memory"}
+
+
+def smallest_request(rows: Sequence[Row]) -> Shortage | None:
+    """The failed request for the fewest bytes; None where no error told its size."""
+    shortages = [record.shortage for row in rows for record in row.rounds if record.shortage]
+    known = [one for one in shortages if one.asked_bytes is not None]
+    return min(known, key=lambda one: one.asked_bytes or 0, default=None)

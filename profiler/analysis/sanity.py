@@ -1,4 +1,4 @@
-"""A record -> what no measurement can have given: knows nothing of who sent it, nor of where it is stored."""
+"""Numbers in a record that no measurement can have given."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.rows import static
-from profiler.core.limits import LARGEST
 from profiler.core.record import Readings, Record, evidence
+from profiler.core.strict_files import LARGEST
 from profiler.core.units import bytes_text
 
 COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # none of them can be below zero either

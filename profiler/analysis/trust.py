@@ -1,17 +1,14 @@
-"""What makes the times of a row less than sure, as notes. Pure: knows nothing of files or of screens."""
+"""What makes the times of a row less than sure, as notes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from profiler.analysis import clock_correction
-from profiler.analysis.device_conditions import held, others
+from profiler.analysis.device_conditions import clock_held, clocks_apart, in_cycles, other_processes
 from profiler.core.case import Case
 from profiler.core.record import Note, Record
-from profiler.core.stats.drift import drift
-from profiler.core.stats.interval import uncertainty
-from profiler.core.stats.spread import spread
+from profiler.core.stats import drift, spread, uncertainty
 from profiler.core.units import bytes_text, change_text, count_text, seconds_text, spread_text
 
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
@@ -32,7 +29,7 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Seque
         "GCP021": _unsure(_joined(series), timed),
         **_within_rounds(drift(series)),
         "GCP024": _clocks(timed, baseline),
-        "GCP025": others(conditions),
+        "GCP025": other_processes(conditions),
         "GCP030": _host_bound(timed),
         "GCP032": _spilled(timed),
         "GCP033": _in_a_row(timed),
@@ -42,10 +39,10 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Seque
     return tuple(Note(code=code, text=text) for code, text in texts.items() if text)
 
 
-def between_rounds(found: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:
+def between_rounds(rounds_of: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:
     """By baseline: of all cases that are compared with it, whether they became slower or faster together."""
     groups: dict[Case, list[list[float]]] = {}
-    for case, records in found.items():
+    for case, records in rounds_of.items():
         rounds = sorted(records, key=lambda record: record.round)
         medians = [median(record.readings.step_seconds) for record in rounds if record.readings.step_seconds]
         groups.setdefault(case.baseline, []).append(medians)
@@ -77,8 +74,8 @@ def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
     if not conditions:
         return None
-    found = held(conditions) or clock_correction.apart(rounds, baseline)
-    return f"{found}{clock_correction.told(rounds, baseline)}" if found else None
+    doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
+    return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None
 
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:

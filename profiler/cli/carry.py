@@ -22,7 +22,7 @@ TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every li
 if TYPE_CHECKING:
     from profiler.core.case import Trial
     from profiler.core.record import Environment
-    from profiler.core.shards import Shard
+    from profiler.core.schedule import Shard
     from profiler.engines import Engine
     from profiler.request.spec import Plan, Request
     from profiler.runs.store import Run
@@ -42,7 +42,7 @@ def start(
 ) -> int:
     """Run what is asked for, show it and write it; the exit code. Raises UserError."""
     from profiler import engines
-    from profiler.core import shards
+    from profiler.core import schedule
     from profiler.request import device_choice, spec, sweep
     from profiler.runs import store
 
@@ -50,7 +50,7 @@ def start(
     asked = spec.plan(request, device_choice.any_device)  # refuse what is wrong before torch is imported: seconds
     refuse_idle(asked.trials, exclusive=exclusive)
     store.refuse_existing(output or RESULTS / "new")
-    part = shards.parse(where.shard) if where.shard else None
+    part = schedule.parse_shard(where.shard) if where.shard else None
     with engines.connect(where.engine, stage_seconds=limit, plan=asked.trials) as engine:
         devices = where.survey(engine)
         plan = planned(request, devices, part=part)
@@ -102,9 +102,8 @@ def begin(
     """Make a run folder of these trials, and run them; the exit code."""
     from msgspec import UNSET
 
-    from profiler.core import code_digests
     from profiler.request import device_choice
-    from profiler.runs import store
+    from profiler.runs import run_diff, store
 
     folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in trials])
     store.create(
@@ -112,7 +111,7 @@ def begin(
         plan=trials,
         command=command,
         environment=device_choice.environment(trials[0].case.device, devices),
-        sources=code_digests.digests(trial.case for trial in trials),
+        sources=run_diff.code_digests(trial.case for trial in trials),
         shard=shard or UNSET,
     )
     return go_on(engine, folder, data, devices, json, remarks, fit=fit, exclusive=exclusive)

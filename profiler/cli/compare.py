@@ -12,7 +12,7 @@ from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of,
 
 if TYPE_CHECKING:
     from profiler.analysis.comparison import Comparison
-    from profiler.analysis.gates import Held, Judgement
+    from profiler.analysis.gates import Judgement, RuleResult
     from profiler.core.record import Record
 
 FORMATS = ("table", "md", "json", "csv")
@@ -42,7 +42,7 @@ def compare(
     """
     from profiler.analysis import gates
     from profiler.analysis.comparison import compare as compared
-    from profiler.analysis.sides import ALLOWED, MEANING
+    from profiler.analysis.pairing import ALLOWED, MEANING
     from profiler.core.errors import UserError
 
     one_of(format, FORMATS, flag="--format")
@@ -78,8 +78,7 @@ def _ordered(runs: list[str], baseline: str | None) -> list[str]:
 
 def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
     """Every run by the name that it is shown by; no path of this machine, but what tells runs of one name apart."""
-    from profiler.runs.find import run_folder
-    from profiler.runs.references import PREFIX
+    from profiler.runs.find import REFERENCE, run_folder
     from profiler.runs.store import load
 
     found = []
@@ -87,7 +86,7 @@ def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
         run = load(run_folder(word))
         for warning in run.warnings:
             aside(f"warning: {word}: {warning}")
-        found.append(((word,) if word.startswith(PREFIX) else run.folder.resolve().parts, run.records))
+        found.append(((word,) if word.startswith(REFERENCE) else run.folder.resolve().parts, run.records))
     every = {parts for parts, _ in found}
     return [(_named_apart(parts, every), records) for parts, records in found]
 
@@ -122,7 +121,7 @@ def _tell(judgement: Judgement) -> None:
         aside("gate: nothing is over the limits")
 
 
-def _named(one: Held) -> str:
+def _named(one: RuleResult) -> str:
     from profiler.core.units import change_range_text, change_text
 
     contrast = one.contrast

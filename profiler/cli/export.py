@@ -39,8 +39,7 @@ def export(
     from profiler import views
     from profiler.core.errors import UserError
     from profiler.integrations import trackers
-    from profiler.runs.find import run_folder
-    from profiler.runs.references import PREFIX
+    from profiler.runs.find import REFERENCE, run_folder
     from profiler.runs.store import load
 
     kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
@@ -49,7 +48,7 @@ def export(
         raise UserError(f"--force has no effect on {where}", hint="name a file with -o")
     if kind == "parquet" and output is None and sys.stdout.isatty():
         raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
-    if kind in trackers.TRACKERS and output is None and run.startswith(PREFIX):
+    if kind in trackers.TRACKERS and output is None and run.startswith(REFERENCE):
         raise UserError(f"'{run}' comes with gcprof and is not written to", hint="name a folder with -o")
     found = load(run_folder(run))
     for warning in found.warnings:

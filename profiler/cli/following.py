@@ -101,7 +101,7 @@ def _trials_of(target: str, records: Sequence[Record], words: Request) -> list[T
     """The first case's rows under these strategies, predicted with what was read of their operators."""
     import msgspec
 
-    from profiler.analysis.calibration import calibrations
+    from profiler.analysis.progress import calibrations
     from profiler.core.case import FAKE, Trial
 
     first = records[0].case.baseline

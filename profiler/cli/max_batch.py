@@ -46,7 +46,7 @@ def max_batch(
     Predicted, then measured there and with one sample more. Example: gcprof max-batch transformer --memory 4GiB
     """
     from profiler.cli.planning import Model
-    from profiler.planning.budget import parse_bytes
+    from profiler.core.units import parse_bytes
     from profiler.request.spec import Request, strategies_of
 
     limit = parse_bytes(memory, flag="--memory")
@@ -136,9 +136,8 @@ def _measured(
 ) -> tuple[list[Line], int]:
     from profiler.analysis import progress
     from profiler.cli.carry import follow
-    from profiler.core import code_digests
     from profiler.request import device_choice
-    from profiler.runs import store
+    from profiler.runs import run_diff, store
     from profiler.views.tables.max_batch import line
     from profiler.workflows import max_batch as capacity
 
@@ -146,7 +145,7 @@ def _measured(
     if measure and not case.is_predicted:
         environment = device_choice.environment(case.device, asked.devices)
         planned = capacity.trials(case, found, rounds=rounds)
-        digests = code_digests.digests(trial.case for trial in planned)
+        digests = run_diff.code_digests(trial.case for trial in planned)
         store.create(folder, plan=planned, command=command_line(), environment=environment, sources=digests)
         code = follow(asked.engine, folder)
         run = store.load(folder)

@@ -31,7 +31,7 @@ class Wish(NamedTuple):
 
 def refuse(words: Request, wish: Wish) -> None:
     """Raises UserError for what cannot be, or would have no effect."""
-    from profiler.planning.budget import parse_budget
+    from profiler.core.units import parse_budget
     from profiler.views.export.files import refuse_existing_file
 
     if words.model is None and wish.stages is None:

@@ -63,9 +63,9 @@ class _Planning:
         self.title = model.title if model else wish.stages.name if wish.stages else ""
 
     def go(self) -> int:
-        from profiler.planning.budget import parse_budget
+        from profiler.core.units import parse_budget
         from profiler.planning.candidates import largest_stage
-        from profiler.planning.plan_files import recipe
+        from profiler.planning.plan import recipe
 
         if self.model or self.wish.emit or self._writes_plan:
             recipe(self.chain, self.none.plan)  # refuse stages of no known modules before there is work
@@ -130,7 +130,7 @@ class _Planning:
 
     def _show_plan(self, frontier: Frontier, budget: int, settled: Settled) -> int:
         from profiler.planning.candidates import ways
-        from profiler.planning.plan_files import recipe
+        from profiler.planning.plan import recipe
 
         if self.wish.emit:
             from profiler.planning.plan_code import emit
@@ -228,7 +228,7 @@ class _Planning:
     def _write(self, points: list[Point], settled: Settled | None) -> None:
         """The file that was asked for: the plan, or the frontier as a table or a picture."""
         from profiler.core import optional_deps, plan_file
-        from profiler.planning.plan_files import recipe as recipe_of
+        from profiler.planning.plan import recipe as recipe_of
         from profiler.views.export.files import write_whole
         from profiler.views.tables import plans
 

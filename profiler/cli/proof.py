@@ -41,10 +41,10 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
     from profiler.cli.carry import follow
-    from profiler.core import code_digests, plan_file
+    from profiler.core import plan_file
     from profiler.core.case import FAKE
     from profiler.request import device_choice
-    from profiler.runs import store
+    from profiler.runs import run_diff, store
     from profiler.workflows import planner
 
     case, calibrate = model.case, not wish.measure and not model.case.is_predicted
@@ -54,8 +54,8 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     rounds = 1 if case.device in device_choice.hollow(model.devices) else wish.rounds or ROUNDS
     cases, planned, files = planner.comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
     environment = device_choice.environment(case.device, model.devices)
-    digests = code_digests.digests(trial.case for trial in planned)
-    digests |= {str(path): code_digests.digest(plan_file.encoded(one)) for path, one in files.items()}  # written below
+    digests = run_diff.code_digests(trial.case for trial in planned)
+    digests |= {str(path): run_diff.digest(plan_file.encoded(one)) for path, one in files.items()}  # written below
     store.create(folder, plan=planned, command=command_line(), environment=environment, sources=digests)
     (folder / "plans").mkdir()
     for path, one in files.items():

@@ -88,10 +88,10 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
 
     from profiler import engines
     from profiler.analysis import progress
-    from profiler.core import catalogue, code_digests
+    from profiler.core import catalogue
     from profiler.core.case import FAKE, Choice
     from profiler.request import device_choice, spec
-    from profiler.runs import store
+    from profiler.runs import run_diff, store
     from profiler.views.export.files import write_whole
     from profiler.views.tables import reproduction
     from profiler.workflows import published
@@ -112,7 +112,7 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
             plan=plan.trials,
             command=command_line(),
             environment=device_choice.environment(where, devices),
-            sources=code_digests.digests(trial.case for trial in plan.trials),
+            sources=run_diff.code_digests(trial.case for trial in plan.trials),
         )
         say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
         code = follow(engine, folder)

@@ -136,14 +136,14 @@ def _refuse_other_data(before: Run, data: str | None) -> None:
 
 def _same(before: Run, data: str | None, devices: dict[str, Environment]) -> Plan:
     """The plan of a run, where its devices and files are here."""
-    from profiler.core import code_digests
     from profiler.request import device_choice
     from profiler.request.spec import Plan
+    from profiler.runs import run_diff
 
     trials = before.manifest.plan
     for device in dict.fromkeys(trial.case.device for trial in trials):
         device_choice.choose_device(device, list(devices))
-    gone = code_digests.missing(trial.case for trial in trials)
+    gone = run_diff.missing_code(trial.case for trial in trials)
     if gone:
         message = f"this run is of files that are not here: {', '.join(gone)}"
         raise UserError(message, hint="put them back, or go to the folder where the run was begun")
@@ -154,7 +154,6 @@ def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environm
     """A run is of one plan, one set of files and versions, and one device."""
     import msgspec
 
-    from profiler.core import code_digests
     from profiler.core.record import HARDWARE
     from profiler.request import device_choice
     from profiler.runs import run_diff
@@ -167,7 +166,7 @@ def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environm
     found = run_diff.changes(
         msgspec.structs.replace(before.manifest, environment=then),
         environment=now,
-        sources=code_digests.digests(trial.case for trial in plan),
+        sources=run_diff.code_digests(trial.case for trial in plan),
         plan=asked.trials if asked else None,
     )
     if found:

@@ -1,20 +1,21 @@
-"""One point to measure, as plain data: knows nothing of torch, of the catalogue or of screens."""
+"""One point to measure, as plain data; models and strategies are words here."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import gpu_kinds
 from profiler.core.errors import UserError
-from profiler.core.limits import Real, Whole
-from profiler.core.stats.stopping import Sampling
+from profiler.core.stats import Sampling
 
+Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # two of them add up within 64 bits
+Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is larger; its square is still finite
 PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
 OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
 FAKE = "fake:"  # what the name of a device begins with that is predicted for, and need not be there
@@ -31,7 +32,7 @@ class Choice(str):
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, object]) -> Choice:
-        text = ",".join(f"{key}={_word(value)}" for key, value in options.items())
+        text = ",".join(f"{key}={as_word(value)}" for key, value in options.items())
         return cls(f"{name}:{text}" if text else name)
 
     @property
@@ -169,7 +170,8 @@ def _span(choice: Choice) -> list[Choice]:
     return [Choice.of(choice.name, options) for options in spread]
 
 
-def _word(value: object) -> str:
+def as_word(value: object) -> str:
+    """A value as users write it: a switch is `true` or `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -12,7 +12,6 @@ options are the parameters of that function, which is the user's.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import importlib.util
 import math
@@ -24,8 +23,8 @@ from typing import Any
 
 import msgspec
 
-from profiler.core.case import Choice
-from profiler.core.errors import UserError
+from profiler.core.case import Choice, as_word
+from profiler.core.errors import UserError, nearest
 
 Count = int  # as an annotation of an option: a whole number from 1
 KINDS = {
@@ -63,10 +62,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 def entries(table: Mapping[str, str], *, hidden: bool = False) -> list[Entry]:
     """All entries of a table in its order, families as `family:NAME`; those that begin with `_` where asked for."""
-    found = [(name, _entry(name, table[name])) for name in table if hidden or not name.startswith("_")]
-    shown = {name: f"{name}:NAME" if FAMILY in entry.parameters else name for name, entry in found}
+    listed = [(name, _entry(name, table[name])) for name in table if hidden or not name.startswith("_")]
+    shown = {name: f"{name}:NAME" if FAMILY in entry.parameters else name for name, entry in listed}
     shown[USERS] = "path/to/file.py:FACTORY"
-    return [msgspec.structs.replace(entry, name=shown[name]) for name, entry in found]
+    return [msgspec.structs.replace(entry, name=shown[name]) for name, entry in listed]
 
 
 def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
@@ -102,10 +101,9 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
             raise UserError(
                 f"'{choice}' needs {option.name}", hint=f"write {choice.name}:{option.name}=... with {kind}"
             )
-    for key, text in given.items():
-        _value(text, known.get(key, _any(key)), choice)
+    values = _values(choice, known)
     ordered = [*(key for key in known if key in given), *sorted(given.keys() - known.keys())]
-    canonical = {key: _canonical(given[key], known.get(key, _any(key)), choice) for key in ordered}
+    canonical = {key: as_word(values[key]) for key in ordered}
     kept = {key: text for key, text in canonical.items() if key not in known or text != known[key].default}
     return Choice.of(choice.name, kept)
 
@@ -114,8 +112,7 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
     """The function behind a choice, imported, and its options as keywords of the right type."""
     entry = read(choice.name, table)
     module, _, attribute = entry.target.partition(":")
-    known = {option.name: option for option in entry.options}
-    keywords = {key: _value(value, known.get(key, _any(key)), choice) for key, value in choice.options.items()}
+    keywords = _values(choice, {option.name: option for option in entry.options})
     if entry.member is not None:
         keywords[FAMILY] = entry.member
     return getattr(importlib.import_module(module), attribute), keywords
@@ -153,7 +150,8 @@ def _users_entry(name: str, adapter: str) -> Entry:
     parameters = {**_parameters(function)}
     for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
         parameters[argument.arg] = _text(default)
-    annotations = {argument.arg: argument.annotation for argument in _all_arguments(function)}
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    annotations = {argument.arg: argument.annotation for argument in arguments}
     options = [
         Option(name=key, kind=_kind(annotations[key]), default=default)
         for key, default in parameters.items()
@@ -170,10 +168,6 @@ def _users_entry(name: str, adapter: str) -> Entry:
     )
 
 
-def _all_arguments(function: ast.FunctionDef) -> list[ast.arg]:
-    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-
-
 def _parameters(function: ast.FunctionDef) -> dict[str, str | None]:
     """Positional parameters with their defaults as text."""
     positional = [*function.args.posonlyargs, *function.args.args]
@@ -185,10 +179,6 @@ def _parameters(function: ast.FunctionDef) -> dict[str, str | None]:
 def _kind(annotation: ast.expr | None) -> str:
     kind = ast.unparse(annotation) if annotation else ""
     return kind if kind in KINDS else "value"
-
-
-def _any(key: str) -> Option:
-    return Option(name=key, kind="value")
 
 
 def _option(argument: ast.arg, default: ast.expr | None) -> Option:
@@ -209,7 +199,15 @@ def _text(default: ast.expr | None) -> str | None:
         value = ast.literal_eval(default)
     except ValueError:
         return ast.unparse(default)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return as_word(value)
+
+
+def _values(choice: Choice, known: Mapping[str, Option]) -> dict[str, Any]:
+    """The options of a choice, each of its kind; an unknown one is read as a value. Raises UserError."""
+    return {
+        key: _value(text, known.get(key) or Option(name=key, kind="value"), choice)
+        for key, text in choice.options.items()
+    }
 
 
 def _value(text: str, option: Option, choice: Choice) -> Any:
@@ -235,11 +233,6 @@ def _allowed(value: Any, option: Option) -> bool:
     if option.kind == "Count":
         return bool(1 <= value < 2**31)
     return math.isfinite(value) if option.kind == "float" else not option.words or value in option.words
-
-
-def _canonical(text: str, option: Option, choice: Choice) -> str:
-    value = _value(text, option, choice)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _literal(text: str) -> Any:
@@ -294,5 +287,4 @@ def _source(name: str) -> tuple[Path, Callable[[], str]]:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(known) or 'none'}"
+    return nearest(word, known) or f"choose from {', '.join(known) or 'none'}"

@@ -1,4 +1,4 @@
-"""What goes wrong by the user's doing or the machine's: knows nothing of how it is shown."""
+"""Errors that the user or the machine causes, to be shown as one line."""
 
 from __future__ import annotations
 
@@ -29,5 +29,6 @@ class Invalid(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
+    """A hint that names the known word most like this one; None where none is like it."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'?" if near else None

@@ -1,4 +1,4 @@
-"""Devices that are named by the kind of GPU, as `cuda:a100`: which GPU is of a kind. Knows nothing of clusters."""
+"""Devices that are named by the kind of GPU, as `cuda:a100`, and which GPU is of a kind."""
 
 from __future__ import annotations
 

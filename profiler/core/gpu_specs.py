@@ -11,8 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from profiler.core import strict_files
 from profiler.core.errors import UserError
-from profiler.core.files import strict_toml
 from profiler.core.gpu_kinds import HOLLOW
 
 ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-3080", "rtx-4070-12": "rtx-4070"}
@@ -94,9 +94,9 @@ def word_of(device_name: str) -> str | None:
 
 def read(path: Path) -> Rates:
     """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
-    text, found = strict_toml.load(path, hint="examples are in configs/devices/")
+    text, document = strict_files.load_toml(path, hint="examples are in configs/devices/")
     try:
-        return msgspec.convert(found, Rates)
+        return msgspec.convert(document, Rates)
     except msgspec.ValidationError as error:
         raise _refused(path, text, error) from None
 

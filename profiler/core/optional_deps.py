@@ -1,4 +1,4 @@
-"""Libraries that not every user has, or has whole, imported with advice: knows nothing of what they do."""
+"""Imports libraries that not every user has, or has whole, and says what to install."""
 
 from __future__ import annotations
 

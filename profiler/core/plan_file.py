@@ -1,4 +1,4 @@
-"""A plan as users keep it: which blocks run under which checkpoints, in a JSON file. Knows nothing of costs."""
+"""A plan as users keep it: which blocks run under which checkpoints, in a JSON file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from profiler.core import safe_files, strict_files
 from profiler.core.errors import UserError
-from profiler.core.files import atomic_write, strict_json
 
 SCHEMA = 1
 HINT = "`gcprof plan` writes one with -o plan.json"
@@ -57,13 +57,13 @@ class _Numbered(msgspec.Struct, frozen=True, kw_only=True):
 def read(path: Path) -> Recipe:
     """Raises UserError for a file that is not there, is damaged, or of another schema."""
     try:
-        text = strict_json.read(path)
+        text = strict_files.read_json(path)
         schema = msgspec.json.decode(text, type=_Numbered).schema
         if schema != SCHEMA:
             raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
-        found = msgspec.json.decode(text, type=Recipe)
-        strict_json.check(text)
-        return found
+        plan = msgspec.json.decode(text, type=Recipe)
+        strict_files.check_json(text)
+        return plan
     except OSError as error:
         raise UserError(f"cannot read the plan '{path}': {error.strerror}", hint=HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -72,7 +72,7 @@ def read(path: Path) -> Recipe:
 
 def write(recipe: Recipe, path: Path) -> None:
     """As JSON, over what is there. Raises UserError (exit code 74) where the file cannot be written."""
-    atomic_write.write(path, encoded(recipe))
+    safe_files.write(path, encoded(recipe))
 
 
 def encoded(recipe: Recipe) -> bytes:

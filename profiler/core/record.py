@@ -1,4 +1,4 @@
-"""What a trial found, as plain data: knows nothing of torch or of screens.
+"""What a trial found, as plain data.
 
 Schema history (a change is a new number, a line here, and an old file kept in tests/records/):
 1  first release
@@ -14,8 +14,7 @@ from typing import Literal
 import msgspec
 
 from profiler.core import gpu_kinds
-from profiler.core.case import Case, Choice
-from profiler.core.limits import Real, Whole
+from profiler.core.case import Case, Choice, Real, Whole
 
 SCHEMA = 1
 
@@ -207,7 +206,27 @@ def evidence(case: Case, environment: Environment | None) -> Evidence:
 def moment(text: str | None) -> datetime | None:
     """What `started` and `created` say, in UTC where they do not say where; None for what is no time."""
     try:
-        found = datetime.fromisoformat(text or "")
+        time = datetime.fromisoformat(text or "")
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One block, as one forward saw it."""
+
+    name: str
+    kind: str  # its class
+    num_parameters: int
+    output: str  # the shapes of what it returns; "" where it was not run
+    feeds_next: bool | None = None  # whether its output is all that the next one takes that is new; None: not known
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's blocks in order, or why they cannot be had."""
+
+    model: str
+    num_parameters: int
+    batch_size: int | None
+    blocks: tuple[BlockSummary, ...]
+    remark: str | None = None  # why it is not known what feeds what

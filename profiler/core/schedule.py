@@ -1,12 +1,18 @@
-"""Cases -> trials, in the order in which they are run: knows nothing of words or of engines."""
+"""Cases -> trials in the order in which they are run, and the shards of such a schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from profiler.core.case import FAKE, OPERATORS, PASSES, Case, Trial
+from profiler.core.case import FAKE, OPERATORS, PASSES, Case, Trial, Whole
+from profiler.core.errors import UserError
+
+DDP_SETTLING = 3  # steps before memory is read: buckets are made anew in the second, and DDP tells of it in the third
+MOST_SHARDS = 100_000
+Pairing = tuple[Case, int]
 
 
 def measured(cases: Iterable[Case], rounds: int, *, predict: bool = False) -> tuple[Trial, ...]:
@@ -57,3 +63,55 @@ def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:
         for number in range(1, rounds + 1)
         for case in (forth if number % 2 else reversed(forth))
     )
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a sweep a run is."""
+
+    index: Whole  # from 1
+    count: Whole  # parts in all
+    places: tuple[Whole, ...] = ()  # where its trials stand in the whole plan, from 0
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+def parse_shard(text: str) -> Shard:
+    """`2/8`, the second of eight. Raises UserError."""
+    numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), flags=re.ASCII)
+    index, count = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if not 1 <= index <= count <= MOST_SHARDS:
+        raise UserError(f"--shard cannot be '{text}'", hint="which part of how many: 1/8 is the first of eight")
+    return Shard(index=index, count=count)
+
+
+def cut(trials: Sequence[Trial], shard: Shard) -> tuple[tuple[Trial, ...], Shard]:
+    """The trials of one shard, in their order, and the shard with their places; none if there are too few pairings."""
+    places = deal(trials, shard.count)[shard.index - 1]
+    return tuple(trials[place] for place in places), msgspec.structs.replace(shard, places=tuple(places))
+
+
+def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
+    """The places of the trials of each of `count` shards: every trial is in exactly one.
+
+    What is never cut is a pairing, since ratios are of one round on one device. The largest come first, each to the
+    shard that has the fewest trials; of equals the first. So the shards differ by no more than the largest pairing.
+    """
+    places_of: dict[Pairing, list[int]] = {}
+    for place, trial in enumerate(trials):
+        places_of.setdefault(pairing(trial), []).append(place)
+    shards: list[list[int]] = [[] for _ in range(count)]
+    for places in sorted(places_of.values(), key=len, reverse=True):
+        min(shards, key=len).extend(places)
+    return [sorted(shard) for shard in shards]
+
+
+def pairing(trial: Trial) -> Pairing:
+    """What must stay together: a baseline in one round, with all that is compared with it or predicted of it."""
+    return trial.case.baseline.twin, trial.round
+
+
+def joined_shards(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> list[Trial]:
+    """The trials of all shards of one sweep in the order of the whole plan."""
+    placed = [one for shard, trials in shards for one in zip(shard.places, trials, strict=False)]
+    return [trial for _, trial in sorted(placed, key=lambda one: one[0])]

@@ -1,4 +1,4 @@
-"""What is a secret, by its name or by its shape: knows nothing of where texts come from or go.
+"""What is a secret, by its name or by its shape, and texts without it.
 
 Every text that is stored and not of our own making passes here: a command, what a failure said, what a trial printed.
 """
@@ -92,5 +92,5 @@ def _as_bytes() -> list[str]:
 def _of_environment() -> list[str]:
     """The longest first, since one may begin with another; also as Python and JSON write them within quotes."""
     values = {value for name, value in os.environ.items() if NAME.search(name) and len(value) >= SHORTEST}
-    found = values | {repr(value)[1:-1] for value in values} | {json.dumps(value)[1:-1] for value in values}
-    return sorted(found, key=len, reverse=True)
+    written = values | {repr(value)[1:-1] for value in values} | {json.dumps(value)[1:-1] for value in values}
+    return sorted(written, key=len, reverse=True)

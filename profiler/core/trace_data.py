@@ -1,4 +1,4 @@
-"""What a traced step allocated, as plain data: knows nothing of torch."""
+"""What a traced step allocated, as plain data: its fields, and sums over them."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def as_asked(trace: Trace) -> Trace:
 
 def held_at(trace: Trace, operator: int) -> list[Allocation]:
     """What is there while an operator runs, the largest first."""
-    found = [one for one in trace.allocations if one.born <= operator <= one.died]
-    return sorted(found, key=lambda one: -one.nbytes)
+    held = [one for one in trace.allocations if one.born <= operator <= one.died]
+    return sorted(held, key=lambda one: -one.nbytes)
 
 
 def by_category(trace: Trace) -> dict[str, list[int]]:

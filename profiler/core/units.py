@@ -1,9 +1,27 @@
-"""The only functions that turn numbers into text. Bytes, seconds and ratios in; text with its unit out."""
+"""Numbers as text with their units, and the sizes that users write as bytes."""
 
+from __future__ import annotations
+
+import math
+import re
 from collections.abc import Iterable
+
+from profiler.core.errors import UserError
 
 MISSING = "-"  # a number that was not measured is shown so, never as 0
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+BYTE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
+BUDGET_HINT = "8GiB, 750MiB, 60% of the peak without checkpointing, or max"
 
 
 def bytes_text(count: int | None) -> str:
@@ -92,3 +110,29 @@ def _percent(ratio: float) -> str:
 def _three_digits(value: float) -> str:
     magnitude = abs(value)
     return f"{value:,.0f}" if magnitude >= 99.95 else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
+
+
+def parse_bytes(word: str, *, flag: str, hint: str = "8GiB, 750MiB or plain bytes") -> int:
+    """`8GiB`, `750 MiB`, `1e9`. Raises UserError for what is no number of bytes above 0."""
+    size_text = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
+    size = BYTE_UNITS.get(size_text[2]) if size_text else None
+    value = float(size_text[1]) * size if size_text and size else 0.0
+    if not 1 <= value < 2**63:
+        raise UserError(f"{flag} cannot be '{word}'", hint=hint)
+    return int(value)
+
+
+def parse_budget(word: str, *, whole_bytes: int) -> int:
+    """A budget in bytes; `whole_bytes` is the peak without checkpointing, which `max` and percent are of.
+
+    Raises UserError.
+    """
+    if word.strip().lower() == "max":
+        return whole_bytes
+    percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", word.strip(), flags=re.ASCII)
+    if percent is None:
+        return parse_bytes(word, flag="--budget", hint=BUDGET_HINT)
+    fraction = float(percent[1]) / 100
+    if not (0 < fraction <= 1 and math.isfinite(fraction)):
+        raise UserError(f"--budget cannot be '{word}'", hint=BUDGET_HINT)
+    return int(fraction * whole_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import FileIO
 from pathlib import Path
 
-from profiler.core.files import regular
+from profiler.core import safe_files
 from profiler.core.secret_filter import LONGEST, border, hide_bytes
 
 LOG_BYTES = 1 << 20  # of each child's output; of the rest the last TAIL_BYTES are kept, and how much it was
@@ -77,7 +77,7 @@ class Log:
             return
         try:
             self._path.parent.mkdir(exist_ok=True)
-            self._file = self._file or regular.anew(self._path)
+            self._file = self._file or safe_files.anew(self._path)
             self._file.write(hidden)
         except OSError:  # a full disk: what was printed is no reason to lose a result
             self._path = None

@@ -9,7 +9,7 @@ from threading import Thread
 
 from profiler.core.case import Trial
 from profiler.core.record import Record
-from profiler.core.shards import Pairing, pairing
+from profiler.core.schedule import Pairing, pairing
 
 Lane = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
 

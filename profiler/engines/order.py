@@ -8,7 +8,7 @@ from itertools import groupby
 import msgspec
 
 from profiler.analysis import progress
-from profiler.analysis.calibration import calibrations
+from profiler.analysis.progress import calibrations
 from profiler.core.case import Case, Trial
 from profiler.core.record import Record
 

@@ -23,10 +23,9 @@ import ray
 from ray import exceptions
 
 from profiler import __version__
-from profiler.core import gpu_kinds
+from profiler.core import gpu_kinds, safe_files
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
-from profiler.core.files import regular
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
 from profiler.engines import code_bundle, ray_task
@@ -240,7 +239,7 @@ class RayCluster:
             path.unlink(missing_ok=True)
             if log:
                 path.parent.mkdir(exist_ok=True)
-                with regular.anew(path) as file:
+                with safe_files.anew(path) as file:
                     file.write(hide_bytes(log))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from profiler import __version__
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
+from profiler.core import safe_files
 from profiler.core.case import Case, Trial
-from profiler.core.files import regular
 from profiler.core.record import Environment, Record
 from profiler.runs import store
 
@@ -27,7 +27,7 @@ class Part:
 
     def look(self) -> None:
         """Take the lines that are whole by now. Raises UserError (exit code 4) for one that cannot be read."""
-        with regular.opened(self.folder / "trials.jsonl") as file:
+        with safe_files.opened(self.folder / "trials.jsonl") as file:
             file.seek(self._num_read)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._num_read += len(whole) + len(newline)

@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import shards
+from profiler.core import safe_files, schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.files import atomic_write, regular
 from profiler.core.record import Record
+from profiler.core.schedule import Shard
 from profiler.core.secret_filter import hide
-from profiler.core.shards import Shard
 from profiler.engines.order import informed
 from profiler.engines.slurm_results import Gathered, Part
 from profiler.runs import find, store
@@ -70,7 +69,7 @@ class Array:
             jobs = send(folders)
         except UserError:
             for folder in folders:
-                atomic_write.remove(folder)
+                safe_files.remove(folder)
             raise
         self._following += zip(map(self._part, folders), jobs, strict=True)
         self._own += jobs
@@ -124,7 +123,7 @@ class Array:
     def _made(self, trials: list[Trial], count: int) -> list[Path]:
         manifest, before = store.read_manifest(self._run), self._folders()
         places, first = _places(manifest), int(before[-1].name) + 1 if before else 1
-        dealt = [part for part in shards.deal(trials, count) if part]
+        dealt = [part for part in schedule.deal(trials, count) if part]
         folders = []
         for number, part in enumerate(dealt, start=first):
             plan = tuple(msgspec.structs.replace(trials[index], data_directory=None) for index in part)
@@ -140,7 +139,7 @@ class Array:
     def _ids(self) -> dict[str, str]:
         """The job of each part, as far as it was written down."""
         try:
-            with regular.opened(self.jobs_folder / "ids.json") as file:
+            with safe_files.opened(self.jobs_folder / "ids.json") as file:
                 found = msgspec.json.decode(file.read(), type=dict[str, str])
                 return {part: job for part, job in found.items() if re.fullmatch(r"\d+(_\d+)?", job, flags=re.ASCII)}
         except (OSError, msgspec.DecodeError):
@@ -155,9 +154,9 @@ class Array:
         name = f"{store.log_name(record.case, record.round)}.log"
         log = self._where[record.case, record.round] / "logs" / name
         try:
-            if regular.is_regular(log):
+            if safe_files.is_regular(log):
                 (self._run / "logs").mkdir(exist_ok=True)
-                with regular.opened(log) as file, regular.anew(self._run / "logs" / name) as copy:
+                with safe_files.opened(log) as file, safe_files.anew(self._run / "logs" / name) as copy:
                     shutil.copyfileobj(file, copy)
         except OSError:  # what was printed is no reason to lose a result
             return

@@ -1,1 +1,1 @@
-"""What a chain of stages costs under a plan, and the best plans for every budget: knows nothing of torch."""
+"""What a chain of stages costs under a plan, and the best plans for every budget; without torch."""

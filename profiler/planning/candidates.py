@@ -1,17 +1,88 @@
-"""A plan beside what a user would pick instead, at the same budget: knows nothing of measurements."""
+"""The plans that one would pick without a solver, and a plan beside them at the same budget."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+
 import msgspec
 
-from profiler.planning import heuristics
-from profiler.planning.chain import Chain, Option, Stage
-from profiler.planning.plan import Plan
+from profiler.planning.chain import Chain, SaveOption, Stage
+from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Point
 
-KINDS = ("uniform", "first", "every")
 PLAN = "plan"
+
+
+def uniform(chain: Chain, k: int) -> Plan:
+    """`torch.utils.checkpoint.checkpoint_sequential` with k segments: all of equal length, the last one is kept.
+
+    Pinned stages are left out of the count; a segment that one falls into is cut there.
+    """
+    free = _free(chain)
+    size = len(free) // k
+    segment = {stage: place // size for place, stage in enumerate(free[: size * (k - 1)])}
+    return _plan(chain, segment)
+
+
+def first(chain: Chain, n: int) -> Plan:
+    """The first n stages, each by itself, as Megatron's `block`."""
+    return _singles(chain, _free(chain)[:n])
+
+
+def every(chain: Chain, j: int) -> Plan:
+    """Every j-th stage by itself, the first one among them."""
+    return _singles(chain, _free(chain)[::j])
+
+
+def all_stages(chain: Chain) -> Plan:
+    """Every stage by itself, as in most libraries where checkpointing is on or off."""
+    return _singles(chain, _free(chain))
+
+
+RULES: dict[str, Callable[[Chain, int], Plan]] = {"uniform": uniform, "first": first, "every": every}
+KINDS = tuple(RULES)
+
+
+def plans(chain: Chain, kind: str) -> Iterator[tuple[str, Plan]]:
+    """Every plan of one rule, with its word: `uniform(4)`."""
+    for number in range(1, len(_free(chain)) + 1):
+        yield f"{kind}({number})", RULES[kind](chain, number)
+
+
+def best_of(chain: Chain, kind: str, budget: int) -> tuple[str, Plan, Cost] | None:
+    """The fastest plan of one rule within so many bytes; None where none fits."""
+    fitting = [one for one in costed(chain, kind) if one[2].peak_bytes <= budget]
+    return min(fitting, key=lambda one: (one[2].step_seconds, one[2].peak_bytes), default=None)
+
+
+def costed(chain: Chain, kind: str) -> list[tuple[str, Plan, Cost]]:
+    """Every plan of one rule, with its word and what it costs."""
+    return [(word, plan, simulate(chain, plan)) for word, plan in plans(chain, kind)]
+
+
+def _free(chain: Chain) -> list[int]:
+    """The stages that may be checkpointed."""
+    return [stage for stage, costs in enumerate(chain.stages) if not costs.pinned]
+
+
+def _singles(chain: Chain, stages: Sequence[int]) -> Plan:
+    return _plan(chain, {stage: place for place, stage in enumerate(stages)})
+
+
+def _plan(chain: Chain, segment: dict[int, int]) -> Plan:
+    """Stages that follow each other in one segment are checkpointed together; those in none are kept."""
+    items: list[Item] = []
+    run: list[int] = []
+    for stage in range(len(chain.stages)):
+        if run and segment.get(stage) != segment[run[0]]:
+            items.append(tuple(run))
+            run = []
+        if stage in segment:
+            run.append(stage)
+        else:
+            items.append(stage)
+    return Plan(items=(*items, tuple(run)) if run else tuple(items))
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,14 +98,14 @@ def ways(chain: Chain, point: Point, budget_bytes: int) -> tuple[Way, ...]:
 
     A kind of which nothing fits, or only what all is too, is left out.
     """
-    every = heuristics.all_stages(chain)
-    found = [Way(label=PLAN, plan=point.plan, cost=simulate(chain, point.plan))]
+    each = all_stages(chain)
+    shown = [Way(label=PLAN, plan=point.plan, cost=simulate(chain, point.plan))]
     for kind in KINDS:
-        best = heuristics.best_of(chain, kind, budget_bytes)
-        if best is not None and best[1] != every:
+        best = best_of(chain, kind, budget_bytes)
+        if best is not None and best[1] != each:
             word, plan, cost = best
-            found.append(Way(label=word, plan=plan, cost=cost))
-    return (*found, Way(label="all", plan=every, cost=simulate(chain, every)))
+            shown.append(Way(label=word, plan=plan, cost=cost))
+    return (*shown, Way(label="all", plan=each, cost=simulate(chain, each)))
 
 
 def none(chain: Chain) -> Way:
@@ -47,14 +118,13 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     """The stage that needs most while it is at work alone, by name, and the bytes of the whole step then: no plan by
     stages gets below it.
     """
-    behind, found = 0, list[tuple[int, str]]()
+    behind, peaks = 0, list[tuple[int, str]]()
     before = [0, *map(_given, chain.stages)]  # besides the chain's own input
     for stage, given in zip(chain.stages[::-1], before[-2::-1], strict=True):
-        kept: tuple[Stage | Option, ...] = (stage, *stage.options)
-        least = min(_at_work(stage, costs, behind) for costs in kept)
+        least = min(_at_work(stage, costs, behind) for costs in stage.ways)
         behind += stage.gradient_bytes
-        found.append((chain.static_bytes + chain.input_bytes + given + least, stage.name))
-    nbytes, name = max(found)
+        peaks.append((chain.static_bytes + chain.input_bytes + given + least, stage.name))
+    nbytes, name = max(peaks)
     return name, max(nbytes, chain.floor_bytes)
 
 
@@ -63,10 +133,9 @@ def _given(stage: Stage) -> int:
     return min(stage.output_bytes, stage.saved_bytes, *(option.saved_bytes for option in stage.options))
 
 
-def _at_work(stage: Stage, costs: Stage | Option, behind: int) -> int:
+def _at_work(stage: Stage, costs: Stage | SaveOption, behind: int) -> int:
     """What a stage needs beside its input, forward or backward; `behind` are the gradients of the stages behind it,
     which are not there yet in the forward of a stage that is kept."""
-    own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
     forward = costs.saved_bytes + costs.forward_extra_bytes
-    backward = stage.output_bytes + own + costs.backward_extra_bytes + stage.gradient_bytes
+    backward = stage.output_bytes + costs.own_bytes + costs.backward_extra_bytes + stage.gradient_bytes
     return max(forward, backward + behind)

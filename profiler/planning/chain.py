@@ -1,4 +1,4 @@
-"""A chain of stages and what each costs, and its file: plain data, knows nothing of how it was measured."""
+"""A chain of stages and what each costs, as plain data, and its JSON file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from profiler.core import strict_files
 from profiler.core.errors import UserError
-from profiler.core.files import strict_json
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # a TiB: sums for hundreds of stages fit 64 bits
 ExtraBytes = Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)]
@@ -20,7 +20,7 @@ HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, sa
 HINT += "backward_extra_bytes"
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SaveOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A kept stage that saves less and recomputes the rest in its own backward: selective checkpointing."""
 
     name: Word
@@ -31,8 +31,13 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     forward_seconds: Seconds
     backward_seconds: Seconds
 
+    @property
+    def own_bytes(self) -> int:
+        """What is left of the saved bytes once the output is gone."""
+        return self.saved_bytes if self.own_saved_bytes is None else self.own_saved_bytes
 
-class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class StageModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A module of the model that was measured."""
 
     name: str
@@ -55,9 +60,30 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     plain_forward_extra_bytes: Bytes | None = None  # live only during a forward that saves nothing; None: as saving
     gradient_bytes: Bytes = 0  # parameter gradients that the backward allocates and leaves
     early_stop_seconds: Seconds | None = None  # a forward that stops at its last saved tensor; None: the whole
-    options: tuple[Option, ...] = ()
-    blocks: tuple[Block, ...] = ()  # the modules that it is; they are not interpreted here
+    options: tuple[SaveOption, ...] = ()
+    blocks: tuple[StageModule, ...] = ()  # the modules that it is; they are not interpreted here
     pinned: bool = False  # always kept, never inside a checkpoint
+
+    @property
+    def own_bytes(self) -> int:
+        """What is left of the saved bytes once the output is gone."""
+        return self.saved_bytes if self.own_saved_bytes is None else self.own_saved_bytes
+
+    @property
+    def ways(self) -> tuple[Stage | SaveOption, ...]:
+        """What the stage costs kept plainly, and under each save option."""
+        return (self, *self.options)
+
+    @property
+    def plain_extra_bytes(self) -> int:
+        """Live only during a forward that saves nothing."""
+        plain = self.plain_forward_extra_bytes
+        return self.forward_extra_bytes if plain is None else plain
+
+    @property
+    def stop_seconds(self) -> float:
+        """A forward that stops at its last saved tensor."""
+        return self.forward_seconds if self.early_stop_seconds is None else self.early_stop_seconds
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,9 +99,9 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read(path: Path) -> Chain:
     """The chain in a JSON file. Raises UserError for one that cannot be read or makes no sense."""
     try:
-        text = strict_json.read(path)
+        text = strict_files.read_json(path)
         chain = msgspec.json.decode(text, type=Chain)
-        strict_json.check(text)
+        strict_files.check_json(text)
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror}", hint="a JSON file with a chain's stages") from None
     except msgspec.ValidationError as error:
@@ -98,9 +124,8 @@ def _check(chain: Chain, path: Path) -> None:
     _unique(blocks, path, "blocks", "a block is of one stage")
     for stage in chain.stages:
         _unique((one.name for one in stage.options), path, f"options of '{stage.name}'", "give each its own name")
-        costs: tuple[Stage | Option, ...] = (stage, *stage.options)
-        for one in costs:
-            if one.own_saved_bytes is not None and one.own_saved_bytes > one.saved_bytes:
+        for one in stage.ways:
+            if one.own_bytes > one.saved_bytes:
                 raise UserError(
                     f"{path}: own_saved_bytes of '{one.name}' are {one.own_saved_bytes}, saved_bytes {one.saved_bytes}",
                     hint="own_saved_bytes are saved_bytes without the output",

@@ -7,27 +7,21 @@ from itertools import accumulate
 import numpy as np
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, Option, Stage
-from profiler.planning.pareto import Whole
+from profiler.planning.chain import Chain, SaveOption, Stage
+from profiler.planning.pareto import LARGEST, Whole
 
 FINEST = 10**12  # ticks in a second: in whole picoseconds, sums in any order are equal
-LARGEST = 1 << 61  # two of them can be added
 
 
 class Keep:
     """One way to keep a stage: plain, or under a save option."""
 
-    def __init__(self, stage: Stage, costs: Stage | Option, second: int) -> None:
-        own = costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes
+    def __init__(self, stage: Stage, costs: Stage | SaveOption, second: int) -> None:
         self.name = None if costs is stage else costs.name
         self.saved = costs.saved_bytes
         self.forward = costs.saved_bytes + costs.forward_extra_bytes
-        self.backward = stage.output_bytes + own + costs.backward_extra_bytes
+        self.backward = stage.output_bytes + costs.own_bytes + costs.backward_extra_bytes
         self.ticks = round(costs.forward_seconds * second) + round(costs.backward_seconds * second)
-
-
-def _ways(stage: Stage, second: int) -> tuple[Keep, ...]:
-    return Keep(stage, stage, second), *(Keep(stage, option, second) for option in stage.options)
 
 
 class Costs:
@@ -38,11 +32,15 @@ class Costs:
         self.num_stages = len(stages)
         self.second = second = _ticks_in_a_second(chain)
         self.output = [chain.input_bytes, *(one.output_bytes for one in stages), 0]
-        self.keeps = [(), *(_ways(one, second) for one in stages), ()]
+        self.keeps = [(), *(tuple(Keep(one, way, second) for way in one.ways) for one in stages), ()]
         self.forward_ticks = [0, *(round(one.forward_seconds * second) for one in stages), 0]
-        self.plain_extra = [0, *map(_plain_extra, stages), 0]
-        self.stop_bytes = [0, *(_own(one) + one.forward_extra_bytes for one in stages), 0]
-        self.stop_ticks = [0, *(_stop_ticks(one, second) for one in stages), 0]
+        self.plain_extra = [0, *(one.plain_extra_bytes for one in stages), 0]
+        self.stop_bytes = [0, *(one.own_bytes + one.forward_extra_bytes for one in stages), 0]
+        self.stop_ticks = [
+            0,
+            *(round(one.stop_seconds * second) + round(one.backward_seconds * second) for one in stages),
+            0,
+        ]
         kinds: dict[object, int] = {}
         self.kinds = [-1, *(kinds.setdefault(_figures(one), len(kinds)) for one in stages), -1]  # one for equal stages
         self._forward_sums = np.array([*accumulate(self.forward_ticks)], dtype=np.int64)
@@ -96,7 +94,7 @@ class Costs:
 def _ticks_in_a_second(chain: Chain) -> int:
     """As many as leave room for the slowest plan, in which each forward is run once for each stage."""
     number = len(chain.stages)
-    ways: list[Stage | Option] = [*chain.stages, *(way for stage in chain.stages for way in stage.options)]
+    ways = [way for stage in chain.stages for way in stage.ways]
     slowest = sum(number * way.forward_seconds + way.backward_seconds for way in ways)
     slowest += sum(one.early_stop_seconds or 0.0 for one in chain.stages) * number
     second = FINEST
@@ -108,17 +106,3 @@ def _ticks_in_a_second(chain: Chain) -> int:
 def _figures(stage: Stage) -> Stage:
     """What tells stages apart but their names and modules."""
     return replace(stage, name="", blocks=())
-
-
-def _own(stage: Stage) -> int:
-    return stage.saved_bytes if stage.own_saved_bytes is None else stage.own_saved_bytes
-
-
-def _plain_extra(stage: Stage) -> int:
-    plain = stage.plain_forward_extra_bytes
-    return stage.forward_extra_bytes if plain is None else plain
-
-
-def _stop_ticks(stage: Stage, second: int) -> int:
-    forward = stage.forward_seconds if stage.early_stop_seconds is None else stage.early_stop_seconds
-    return round(forward * second) + round(stage.backward_seconds * second)

@@ -13,9 +13,8 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from profiler.planning.costs import LARGEST, Costs
-from profiler.planning.merge import Cuts, Sides, merged
-from profiler.planning.pareto import Points, Staircase, Whole, lowest, single, thinned
+from profiler.planning.costs import Costs
+from profiler.planning.pareto import LARGEST, Cuts, ParetoFront, Points, Sides, Whole, lowest, merged, single, thinned
 
 
 class Segments(Struct, frozen=True, kw_only=True):
@@ -31,12 +30,12 @@ class Segments(Struct, frozen=True, kw_only=True):
 class Inner(Protocol):
     """Where checkpointed segments are found."""
 
-    def of(self, first: int, target: int) -> Staircase: ...
+    def of(self, first: int, target: int) -> ParetoFront: ...
     def segments(self, first: int, last: int) -> Segments: ...
 
 
 class Table:
-    """Staircases P(s, t) of segments, and of the chain's end where t is the loss, n + 1."""
+    """Fronts P(s, t) of segments, and of the chain's end where t is the loss, n + 1."""
 
     def __init__(self, costs: Costs, edges: Whole, *, inner: Inner | None, points: int | None) -> None:
         """`inner` has the checkpointed segments; this table itself where it is None."""
@@ -45,8 +44,8 @@ class Table:
         self.points = points
         size = costs.num_stages + 2
         self._inner: Inner = self if inner is None else inner
-        self._numbers = np.full((size, size), -1, dtype=np.int64)  # [s, t] -> which staircase: equal intervals share
-        self._staircases: list[Staircase] = []
+        self._numbers = np.full((size, size), -1, dtype=np.int64)  # [s, t] -> which front: equal intervals share
+        self._fronts: list[ParetoFront] = []
         self._known: dict[Hashable, int] = {}
         self._lost = np.zeros(64, dtype=np.int64)
         self._here = np.empty((64, len(edges)), dtype=np.int64)  # the time at each edge
@@ -54,15 +53,13 @@ class Table:
         self._here_counts = np.empty((64, len(edges)), dtype=np.int32)  # steps up to each edge
         self._behind_counts = np.empty((64, len(edges)), dtype=np.int32)
 
-    def of(self, first: int, target: int) -> Staircase:
-        return self._staircases[int(self._numbers[first, target])]
+    def of(self, first: int, target: int) -> ParetoFront:
+        return self._fronts[int(self._numbers[first, target])]
 
     def segments(self, first: int, last: int) -> Segments:
         """P(first, e) for e from `first` to `last`."""
         numbers: Whole = self._numbers[first, first : last + 1]
-        sides = Sides(
-            staircases=self._staircases, numbers=numbers, counts=self._here_counts, held=np.zeros_like(numbers)
-        )
+        sides = Sides(fronts=self._fronts, numbers=numbers, counts=self._here_counts, held=np.zeros_like(numbers))
         return Segments(sides=sides, times=self._here[numbers], floors=0, ticks=0, lost=self._lost[numbers])
 
     def fill(self, targets: Iterable[int]) -> Table:
@@ -79,7 +76,7 @@ class Table:
         key = self._key(first, target)
         if key not in self._known:
             self._add(self._solve(first, target), input_bytes=self.costs.output[first - 1])
-            self._known[key] = len(self._staircases) - 1
+            self._known[key] = len(self._fronts) - 1
         self._numbers[first, target] = self._known[key]
 
     def _key(self, first: int, target: int) -> Hashable:
@@ -87,15 +84,15 @@ class Table:
         behind = self._numbers[first + 1, target] if first < target else -1 - self.costs.left[target + 1]
         return int(behind), self.costs.kinds[first], self.costs.output[first - 1]
 
-    def _add(self, staircase: Staircase, *, input_bytes: int) -> None:
-        number = len(self._staircases)
+    def _add(self, front: ParetoFront, *, input_bytes: int) -> None:
+        number = len(self._fronts)
         if number == len(self._lost):
             self._grow()
-        self._staircases.append(staircase)
-        here, behind = staircase.counts(self.edges), staircase.counts(self.edges - input_bytes)
-        self._lost[number] = staircase.lost
-        self._here[number] = staircase.after(here, LARGEST)
-        self._behind[number] = staircase.after(behind, LARGEST)
+        self._fronts.append(front)
+        here, behind = front.counts(self.edges), front.counts(self.edges - input_bytes)
+        self._lost[number] = front.lost
+        self._here[number] = front.after(here, LARGEST)
+        self._behind[number] = front.after(behind, LARGEST)
         self._here_counts[number] = here
         self._behind_counts[number] = behind
 
@@ -105,7 +102,7 @@ class Table:
             one = getattr(self, name)
             setattr(self, name, np.concatenate([one, np.empty_like(one)]))
 
-    def _solve(self, first: int, target: int) -> Staircase:
+    def _solve(self, first: int, target: int) -> ParetoFront:
         costs = self.costs
         if first == target:
             return single(*costs.last(target))
@@ -121,7 +118,7 @@ class Table:
         found.lost = lost
         return thinned(found, self.points)
 
-    def _kept(self, behind: Staircase, first: int, target: int, number: int) -> Points:
+    def _kept(self, behind: ParetoFront, first: int, target: int, number: int) -> Points:
         """The first stage kept, in one of its ways; several steps may stand at the floor."""
         way = self.costs.keeps[first][number]
         floor = self.costs.keep_floor(first, target, way)
@@ -144,7 +141,7 @@ class Table:
         segments = self._inner.segments(first, last)
         numbers: Whole = self._numbers[first + 1 : last + 2, target]
         outer = Sides(
-            staircases=self._staircases,
+            fronts=self._fronts,
             numbers=numbers,
             counts=self._behind_counts,
             held=np.array(self.costs.output[first : last + 1]),
@@ -157,3 +154,28 @@ class Table:
             times=self._behind[numbers] + segments.times,
             lost=self._lost[numbers] + segments.lost,
         )
+
+
+class KeptIntervals:
+    """P(s, t) where nothing is checkpointed."""
+
+    def __init__(self, costs: Costs) -> None:
+        num = costs.num_stages
+        self._nbytes = np.full((num + 2, num + 1), LARGEST, dtype=np.int64)
+        self._ticks = np.full((num + 2, num + 1), LARGEST, dtype=np.int64)
+        target_bytes = np.array(costs.output[: num + 1]) + np.array(costs.left[1 : num + 2])
+        for first in range(num, 0, -1):
+            way = costs.keeps[first][0]
+            self._nbytes[first, first], self._ticks[first, first], _ = costs.last(first)
+            behind = slice(first + 1, num + 1)
+            floors = np.maximum(target_bytes[behind] + way.forward, way.backward + costs.left[first])
+            self._nbytes[first, behind] = np.maximum(self._nbytes[first + 1, behind] + way.saved, floors)
+            self._ticks[first, behind] = self._ticks[first + 1, behind] + way.ticks
+
+    def of(self, first: int, target: int) -> ParetoFront:
+        return single(self._nbytes[first, target], self._ticks[first, target], 0)
+
+    def segments(self, first: int, last: int) -> Segments:
+        """P(first, e) for e from `first` to `last`."""
+        row = first, slice(first, last + 1)
+        return Segments(sides=None, times=0, floors=self._nbytes[row], ticks=self._ticks[row], lost=0)

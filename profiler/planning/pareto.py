@@ -1,16 +1,19 @@
-"""Staircases: least time by memory, as falling steps. Knows nothing of chains."""
+"""Pareto fronts: the least time by memory, as falling steps; and sums of two, merged over every place to cut."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+LARGEST = 1 << 61  # two of them can be added
 Whole = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
 
 
-class Staircase:
+class ParetoFront:
     """`ticks[i]` is the least time from `nbytes[i]` on; `choices[i]` says how it is reached. Bytes rise, ticks fall."""
 
     __slots__ = ("choices", "lost", "nbytes", "ticks")
@@ -36,10 +39,10 @@ class Staircase:
         return found
 
 
-def single(nbytes: int, ticks: int, choice: int) -> Staircase:
+def single(nbytes: int, ticks: int, choice: int) -> ParetoFront:
     """One step."""
     columns = np.array([[nbytes], [ticks], [choice]], dtype=np.int64)
-    return Staircase(columns[0], columns[1], columns[2])
+    return ParetoFront(columns[0], columns[1], columns[2])
 
 
 class Points(Struct, frozen=True, kw_only=True):
@@ -50,22 +53,22 @@ class Points(Struct, frozen=True, kw_only=True):
     choice: int | Whole
 
 
-def lowest(parts: list[Points]) -> Staircase:
-    """The lower envelope of points as a staircase."""
+def lowest(parts: list[Points]) -> ParetoFront:
+    """The lower envelope of points as a front."""
     nbytes = np.concatenate([one.nbytes for one in parts])
     order = nbytes.argsort(kind="stable")  # most come in sorted pieces, which this sort makes use of
     nbytes, ticks = nbytes[order], np.concatenate([one.ticks for one in parts])[order]
     falls = np.ones(len(ticks), dtype=bool)
     falls[1:] = ticks[1:] < np.minimum.accumulate(ticks)[:-1]
-    (found,) = falls.nonzero()
-    last = np.ones(len(found), dtype=bool)  # of several at the same memory
-    last[:-1] = nbytes[found[1:]] > nbytes[found[:-1]]
-    found = found[last]
+    (kept,) = falls.nonzero()
+    last = np.ones(len(kept), dtype=bool)  # of several at the same memory
+    last[:-1] = nbytes[kept[1:]] > nbytes[kept[:-1]]
+    kept = kept[last]
     choices = np.concatenate([np.broadcast_to(one.choice, one.nbytes.shape) for one in parts])
-    return Staircase(nbytes[found], ticks[found], choices[order[found]])
+    return ParetoFront(nbytes[kept], ticks[kept], choices[order[kept]])
 
 
-def thinned(whole: Staircase, points: int | None) -> Staircase:
+def thinned(whole: ParetoFront, points: int | None) -> ParetoFront:
     """At most this many steps (never fewer than two), spread evenly over the time; `lost` grows by what that costs."""
     if points is None or len(whole.ticks) <= max(points, 2):
         return whole
@@ -77,4 +80,103 @@ def thinned(whole: Staircase, points: int | None) -> Staircase:
     chosen[-1] = True
     kept = chosen.nonzero()[0]
     worst = int((ticks[kept[:-1]] - ticks[kept[1:] - 1]).max())
-    return Staircase(whole.nbytes[kept], ticks[kept], whole.choices[kept], whole.lost + worst)
+    return ParetoFront(whole.nbytes[kept], ticks[kept], whole.choices[kept], whole.lost + worst)
+
+
+class Sides(Struct, frozen=True, kw_only=True):
+    """One of the two fronts to be summed, for every cut."""
+
+    fronts: Sequence[ParetoFront]
+    numbers: Whole  # (cut): which of the fronts
+    counts: Counts  # (front, edge): how many of its steps are at or below the edge, with what is held
+    held: Whole  # (cut): bytes that are held besides
+
+
+class Cuts(Struct, frozen=True, kw_only=True):
+    """The segments that begin at one stage, by their ends."""
+
+    outer: Sides  # what follows the segment, run backward
+    inner: Sides | None  # the segment, run backward; None where that is one step, in floors and ticks
+    floors: Whole  # (cut): bytes below which there is nothing
+    ticks: Whole  # (cut): time besides the fronts'
+    times: Whole  # (cut, edge): ticks of the fronts together
+    lost: Whole  # (cut)
+
+
+def merged(cuts: Cuts, kept: list[Whole], edges: Whole) -> list[Points]:
+    """For every cut its steps in those cells of the grid where it may be below all the others and `kept` (edge).
+
+    In the cell behind one edge up to the next, a cut is never below its time at the next, and the lowest never above
+    its time at the first: where the one is no less than the other, the cut need not be merged.
+    """
+    times = cuts.times + cuts.ticks[:, None]
+    times[edges < cuts.floors[:, None]] = LARGEST
+    least = np.minimum(times.min(axis=0), LARGEST)  # LARGEST and more: nothing fits
+    for one in kept:
+        np.minimum(least, one, out=least)
+    alive = times[:, 1:] < least[:-1]
+    (alive_cuts,) = alive.any(axis=1).nonzero()
+    if cuts.inner is None:
+        return [_one_sided(cuts, cut, np.where(alive[cut], least[:-1], -1)) for cut in alive_cuts.tolist()]
+    return [_two_sided(cuts, cuts.inner, alive_cuts, alive[alive_cuts], edges)] if len(alive_cuts) else []
+
+
+def _one_sided(cuts: Cuts, cut: int, limits: Whole) -> Points:
+    """The steps of one cut that are below the limits of their cells, and that at the floor."""
+    outer, number = cuts.outer, cuts.outer.numbers[cut]
+    steps, counts, held = outer.fronts[number], outer.counts[number], int(outer.held[cut])
+    floor = max(int(cuts.floors[cut]), int(steps.nbytes[0]) + held)
+    above = steps.at(floor - held) + 1
+    span = slice(max(above, int(counts[0])), int(counts[-1]))
+    ticks = steps.ticks[span] + cuts.ticks[cut]
+    below = ticks < limits.repeat(np.diff(counts))[span.start - counts[0] :]
+    return Points(
+        nbytes=np.concatenate([[floor], steps.nbytes[span][below] + held]),
+        ticks=np.concatenate([steps.ticks[above - 1 : above] + cuts.ticks[cut], ticks[below]]),
+        choice=cut + 1,
+    )
+
+
+def _two_sided(cuts: Cuts, inner: Sides, alive_cuts: Whole, alive: npt.NDArray[np.bool_], edges: Whole) -> Points:
+    """The steps of all cuts from the first cell in which each is alive to the last; they come unsorted.
+
+    The steps of cut number i are moved up by i times more than any memory: so all cuts are searched at once.
+    """
+    first = alive.argmax(axis=1)
+    last = alive.shape[1] - alive[:, ::-1].argmax(axis=1)
+    apart = np.arange(len(alive_cuts)) * (edges[-1] + 1)
+    sides = [_between(side, alive_cuts, first, last, apart) for side in (inner, cuts.outer)]
+    lowest = np.maximum.reduce(
+        [cuts.floors[alive_cuts], *(_least_bytes(side, alive_cuts) for side in (inner, cuts.outer))]
+    )
+    keys = np.concatenate([lowest + apart, *(keys for keys, _ in sides)])
+    owner = keys // (edges[-1] + 1)
+    nbytes = keys - apart[owner]
+    ours = (nbytes > edges[first][owner]) & (nbytes >= lowest[owner])
+    keys, owner, nbytes = keys[ours], owner[ours], nbytes[ours]
+    ticks = cuts.ticks[alive_cuts][owner]
+    for steps, times in sides:
+        ticks += times[steps.searchsorted(keys, "right") - 1]
+    return Points(nbytes=nbytes, ticks=ticks, choice=alive_cuts[owner] + 1)
+
+
+def _between(side: Sides, alive_cuts: Whole, first: Whole, last: Whole, apart: Whole) -> tuple[Whole, Whole]:
+    """Keys and ticks of one side's steps behind one edge up to another, with the one before them."""
+    numbers = side.numbers[alive_cuts]
+    starts = np.maximum(side.counts[numbers, first] - 1, 0)
+    ends = side.counts[numbers, last]
+    slices = [
+        (side.fronts[number], slice(start, end))
+        for number, start, end in zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    ]
+    keys = np.concatenate([steps.nbytes[span] for steps, span in slices])
+    keys += (apart + side.held[alive_cuts]).repeat(ends - starts)
+    return keys, np.concatenate([steps.ticks[span] for steps, span in slices])
+
+
+def _least_bytes(side: Sides, alive_cuts: Whole) -> Whole:
+    """The least memory of each."""
+    return (
+        np.array([side.fronts[number].nbytes[0] for number in side.numbers[alive_cuts].tolist()])
+        + side.held[alive_cuts]
+    )

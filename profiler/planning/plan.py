@@ -1,4 +1,4 @@
-"""A plan, which says of every stage whether it is kept or checkpointed, and its text: knows no costs."""
+"""A plan: of every stage whether it is kept or checkpointed; its text, and its plan file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from itertools import groupby
 import msgspec
 
 from profiler.core.errors import UserError
+from profiler.core.plan_file import Recipe, Segment
+from profiler.planning.chain import Chain
 
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
 HINT = "stages from 1 on, each once, brackets round what is checkpointed: [1-3] 4 [5] 6-12"
@@ -32,7 +34,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str, num_stages: int) -> Plan:
-    """The plan that `render` writes so. Raises UserError for what is none of this many stages."""
+    """The plan that `render` writes so. Raises UserError if the text is no valid plan for this number of stages."""
     stack: list[list[Item]] = [[]]
     options = []
     at = 0
@@ -73,10 +75,10 @@ def fault(plan: Plan, num_stages: int) -> str | None:
     stages = tuple(flat(plan.items))
     if stages != tuple(range(num_stages)):
         return f"stages are {_brief(stages)}, not 1 to {num_stages} in order"
-    for run in runs(plan.items):
+    for run in segments(plan.items):
         if not run or isinstance(run[-1], tuple):
             return "a checkpointed run is empty or ends in another"
-    inside = [stage for run in runs(plan.items) for stage in run if stage in dict(plan.options)]
+    inside = [stage for run in segments(plan.items) for stage in run if stage in dict(plan.options)]
     if inside:
         return f"stage {inside[0] + 1} is in a checkpointed run, and takes no save option there"
     named = [stage for stage, _ in plan.options]
@@ -94,12 +96,12 @@ def flat(items: tuple[Item, ...]) -> Iterator[int]:
             yield from flat(item)
 
 
-def runs(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
+def segments(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
     """Every checkpointed run, the outer ones before those in them."""
     for item in items:
         if isinstance(item, tuple):
             yield item
-            yield from runs(item)
+            yield from segments(item)
 
 
 def _depth(item: Item) -> int:
@@ -113,7 +115,7 @@ def _brief(stages: tuple[int, ...]) -> str:
 def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
     words = []
     numbered = enumerate(items)
-    for _, group in groupby(numbered, key=lambda one: _run_key(one, options)):
+    for _, group in groupby(numbered, key=lambda one: _group_key(one, options)):
         run = [item for _, item in group]
         first, last = run[0], run[-1]
         if isinstance(first, tuple):
@@ -126,8 +128,29 @@ def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
     return " ".join(words)
 
 
-def _run_key(one: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
+def _group_key(one: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
     """Plain stages that follow each other are written as one range; everything else stands alone."""
     place, item = one
     alone = isinstance(item, tuple) or item in options
     return ("alone", place) if alone else ("range", place - item if isinstance(item, int) else 0)
+
+
+def recipe(chain: Chain, plan: Plan) -> Recipe:
+    """The plan as a file for the model: named blocks. Raises UserError where the chain does not say which they are."""
+    blocks = {block.name: block.parameters for stage in chain.stages for block in stage.blocks}
+    if not blocks:
+        hint = "`gcprof stages MODEL -o costs.json` writes stages with their modules"
+        raise UserError("these stages are of no known modules: their plan can be carried out nowhere", hint=hint)
+    options = dict(plan.options)
+    pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
+    changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # blocks that are plainly kept stand alone
+    return Recipe(plan=render(plan), segments=changed, fingerprint=blocks)
+
+
+def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
+    """The blocks of an item, in a segment where it is checkpointed or kept under a save option."""
+    if isinstance(item, tuple):
+        inside = [piece for inner in item for piece in _blocks(chain, inner, options)]
+        return [Segment(blocks=tuple(inside))]
+    names: list[str | Segment] = [block.name for block in chain.stages[item].blocks]
+    return [Segment(blocks=tuple(names), save=options[item])] if item in options else names

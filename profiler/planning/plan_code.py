@@ -1,4 +1,4 @@
-"""A recipe as code that stands without gcprof: text alone, knows nothing of torch."""
+"""A plan file as Python code that runs without gcprof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan costs, by carrying it out on a ledger of live bytes: the judge, which knows nothing of the recurrence."""
+"""What a plan costs, by carrying it out on a ledger of live bytes; it shares no code with the recurrence it judges."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from math import fsum
 
 import msgspec
 
-from profiler.planning.chain import Chain, Option, Stage
-from profiler.planning.plan import Item, Plan, fault, flat, runs
+from profiler.planning.chain import Chain, SaveOption, Stage
+from profiler.planning.plan import Item, Plan, fault, flat, segments
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ def simulate(chain: Chain, plan: Plan) -> Cost:
 
 
 def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
-    for run in runs(plan.items):
+    for run in segments(plan.items):
         for stage in flat(run):
             if chain.stages[stage].pinned:
                 return f"stage {stage + 1} is pinned, and cannot be checkpointed"
@@ -51,7 +51,7 @@ class _Machine:
 
     def __init__(self, chain: Chain, plan: Plan) -> None:
         self.stages = chain.stages
-        self.kept: list[Stage | Option] = list(chain.stages)  # what each costs where it is kept
+        self.kept: list[Stage | SaveOption] = list(chain.stages)  # what each costs where it is kept
         for stage, name in plan.options:
             self.kept[stage] = next(one for one in chain.stages[stage].options if one.name == name)
         self.seconds: list[float] = []
@@ -91,24 +91,22 @@ class _Machine:
 
     def saving_forward(self, stage: int) -> None:
         costs = self.kept[stage]
-        own = _own(costs)
         self.work(costs.forward_seconds, costs.saved_bytes + costs.forward_extra_bytes, needs=(("output", stage - 1),))
-        self.hold("saved", stage, own)
-        self.hold("output", stage, costs.saved_bytes - own)
+        self.hold("saved", stage, costs.own_bytes)
+        self.hold("output", stage, costs.saved_bytes - costs.own_bytes)
 
     def stopping_forward(self, stage: int) -> None:
-        costs, own = self.stages[stage], _own(self.stages[stage])
-        seconds = costs.forward_seconds if costs.early_stop_seconds is None else costs.early_stop_seconds
-        self.work(seconds, own + costs.forward_extra_bytes, needs=(("output", stage - 1), ("gradient", stage)))
-        self.hold("saved", stage, own)
+        costs = self.stages[stage]
+        needs = (("output", stage - 1), ("gradient", stage))
+        self.work(costs.stop_seconds, costs.own_bytes + costs.forward_extra_bytes, needs=needs)
+        self.hold("saved", stage, costs.own_bytes)
 
     def plain_forward(self, run: tuple[int, ...]) -> None:
         """Every output goes when the next is there; the first one's input belongs to the checkpoint."""
         for stage in run:
             costs = self.stages[stage]
-            plain = costs.plain_forward_extra_bytes
-            extra = costs.forward_extra_bytes if plain is None else plain
-            self.work(costs.forward_seconds, costs.output_bytes + extra, needs=(("output", stage - 1),))
+            at_work = costs.output_bytes + costs.plain_extra_bytes
+            self.work(costs.forward_seconds, at_work, needs=(("output", stage - 1),))
             self.hold("output", stage, costs.output_bytes)
             if stage > run[0]:
                 self.release("output", stage - 1)
@@ -138,7 +136,3 @@ class _Machine:
 
     def release(self, kind: str, stage: int) -> None:
         self.live_bytes -= self.held.pop((kind, stage))
-
-
-def _own(costs: Stage | Option) -> int:
-    return costs.saved_bytes if costs.own_saved_bytes is None else costs.own_saved_bytes

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from profiler.planning import lattice
 from profiler.planning.chain import Chain
 from profiler.planning.costs import Costs
-from profiler.planning.dp_table import Inner, Table
-from profiler.planning.kept_intervals import Kept
-from profiler.planning.lattice import Lattice
-from profiler.planning.pareto import Staircase, Whole
+from profiler.planning.dp_table import Inner, KeptIntervals, Table
+from profiler.planning.pareto import Whole
 from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import simulate
 
@@ -30,16 +26,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
 
 
-class Solved(Protocol):
-    """Where the intervals of one level are found."""
-
-    def of(self, first: int, target: int) -> Staircase: ...
-
-
 class Frontier:
     """Plans of which none is both smaller and faster than another: memory rises, time falls."""
 
-    def __init__(self, chain: Chain, costs: Costs, tables: tuple[Solved, ...]) -> None:
+    def __init__(self, chain: Chain, costs: Costs, tables: tuple[Inner, ...]) -> None:
         """`tables`: of the chain's end, of segments, of segments in them, and so on; the last serves all the rest."""
         self._chain = chain
         self._costs = costs
@@ -99,20 +89,17 @@ class Frontier:
 def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None) -> Frontier:
     """Every best plan with checkpoints nested this deep at most; None is any depth.
 
-    `points` thins every staircase to so many steps: then plans are still what they say, but faster ones may exist, by
+    `points` thins every front to so many steps: then plans are still what they say, but faster ones may exist, by
     `lost_fraction` of the fastest at most. None is exact.
     """
     assert levels is None or 1 <= levels <= DEEPEST
     costs = Costs(chain)
-    if levels is None and (units := lattice.units(costs)):
-        segments = Lattice(costs, units)
-        return Frontier(chain, costs, (Lattice(costs, units, segments), segments))
     edges = _edges(costs, 1024 if levels == 1 else 160)
     whole = costs.num_stages
     if levels is None:
         inner: list[Inner] = [Table(costs, edges, inner=None, points=points).fill(range(1, whole + 1))]
     else:
-        inner = [Kept(costs)]
+        inner = [KeptIntervals(costs)]
         for _ in range(levels - 1):
             deeper = Table(costs, edges, inner=inner[0], points=points)
             inner.insert(0, deeper.fill(range(1, whole + 1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from profiler.core.errors import UserError
-from profiler.core.stats.stopping import Sampling
+from profiler.core.stats import Sampling
 
 FEWEST, MOST = 6, 10_000  # samples a round: with fewer than six no median is sure
 LONGEST = 100_000  # seconds of sampling a round

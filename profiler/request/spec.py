@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import catalogue, schedule, secret_filter, shards
+from profiler.core import catalogue, schedule, secret_filter
 from profiler.core.case import FAKE, Case, Choice, Trial, split_choices
 from profiler.core.errors import UserError
-from profiler.core.shards import Shard
-from profiler.core.stats.stopping import Sampling
+from profiler.core.schedule import Shard
+from profiler.core.stats import Sampling
 from profiler.request import device_choice, integer_lists
 from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.request.sampling import sampling
@@ -67,7 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def part_of(plan: Plan, shard: Shard) -> Plan:
     """That part of a plan."""
-    trials, placed = shards.cut(plan.trials, shard)
+    trials, placed = schedule.cut(plan.trials, shard)
     return msgspec.structs.replace(plan, trials=trials, shard=placed)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from profiler.core import strict_files
 from profiler.core.errors import UserError
-from profiler.core.files import strict_toml
 from profiler.request.spec import Request
 
 NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be one number
@@ -18,7 +18,7 @@ NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be
 
 def read(path: Path) -> Request:
     """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
-    text, found = strict_toml.load(path, hint="examples are in configs/")
+    text, found = strict_files.load_toml(path, hint="examples are in configs/")
     return as_request(found, path=path, text=text)
 
 

@@ -1,20 +1,23 @@
-"""Which run folder a word means."""
+"""Which run folder a word means, and the reference runs that come with gcprof (results/reference/DEVICE/MODEL)."""
 
 from __future__ import annotations
 
+import difflib
 import os
+from importlib.resources import files
 from pathlib import Path
 
 from profiler.core.errors import UserError, nearest
-from profiler.runs import RESULTS, references
+from profiler.runs import RESULTS
 
 LISTED = "`gcprof list` shows the runs"
+REFERENCE = "ref:"
 
 
 def run_folder(word: str, *, below: Path = RESULTS) -> Path:
     """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError."""
-    if word.startswith(references.PREFIX):
-        return references.find(word)
+    if word.startswith(REFERENCE):
+        return reference(word)
     if os.path.isfile(Path(word) / "manifest.json"):  # a name may be too long to ask for otherwise
         return Path(word)
     if word != "last" and os.path.exists(word):
@@ -32,5 +35,27 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
 
 def runs(folder: Path) -> list[Path]:
     """The run folders below a folder, oldest first."""
-    found = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
-    return sorted(found, key=lambda path: path.name)
+    folders = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
+    return sorted(folders, key=lambda path: path.name)
+
+
+def reference_folder() -> Path:
+    """The folder of the reference runs: in the installed package, else in the checkout."""
+    installed = Path(str(files("profiler"))) / "results" / "reference"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "results" / "reference"
+
+
+def reference_names() -> tuple[str, ...]:
+    """Every reference run as `DEVICE/MODEL`."""
+    folder = reference_folder()
+    return tuple(sorted(path.parent.relative_to(folder).as_posix() for path in folder.glob("*/*/manifest.json")))
+
+
+def reference(word: str) -> Path:
+    """The run folder of `ref:DEVICE/MODEL`. Raises UserError (exit code 4), naming the nearest, where there is none."""
+    name = word.removeprefix(REFERENCE)
+    if name not in reference_names():
+        near = difflib.get_close_matches(name, reference_names(), n=1, cutoff=0.5)
+        hint = f"did you mean '{REFERENCE}{near[0]}'?" if near else "`gcprof list --ref` shows them"
+        raise UserError(f"no reference run is called '{name}'", hint=hint, exit_code=4)
+    return reference_folder() / name

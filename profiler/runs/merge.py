@@ -1,4 +1,4 @@
-"""Several run folders -> one, the same for any order of them: knows nothing of screens."""
+"""Several run folders -> one, the same for any order of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
-from profiler.core import shards
+from profiler.core import schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
@@ -60,26 +60,26 @@ def merge(folders: Sequence[Path]) -> Merged:
     4) for runs of an old schema, or of which the numbers cannot stand beside each other.
     """
     _refuse_few(folders)
-    found = sorted((store.load(folder) for folder in folders), key=lambda run: (run.manifest.created, _text(run)))
-    _refuse_incomparable(found)
-    plan = _plan(found)
-    offers = _offers(found)
+    runs = sorted((store.load(folder) for folder in folders), key=lambda run: (run.manifest.created, _text(run)))
+    _refuse_incomparable(runs)
+    plan = _plan(runs)
+    offers = _offers(runs)
     latest_of = {key: max(of_key, key=_later) for key, of_key in offers.items()}
     kept = {key: offer for key, offer in latest_of.items() if not _is_needless(key, latest_of)}
     order = {key: number for number, key in enumerate(plan)}
     keys = sorted(kept, key=lambda key: (order.get(key, len(order)), kept[key].text))
-    manifest = _manifest(found, tuple(plan.values()))
+    manifest = _manifest(runs, tuple(plan.values()))
     return Merged(
         manifest=manifest,
         records=tuple(kept[key].record for key in keys),
-        texts=(_completed(manifest, found[0]), *(kept[key].text for key in keys)),
+        texts=(_completed(manifest, runs[0]), *(kept[key].text for key in keys)),
         logs=tuple(_log(kept[key].run.folder, key) for key in keys),
         conflicts=tuple(
             Conflict(case=key[0], round=key[1], kept=kept[key].run.folder.name)
             for key in keys
             if _num_different(offers[key]) > 1
         ),
-        warnings=tuple(f"{run.folder.name}: {warning}" for run in found for warning in run.warnings),
+        warnings=tuple(f"{run.folder.name}: {warning}" for run in runs for warning in run.warnings),
         num_same=sum(len(offers[key]) - _num_different(offers[key]) for key in keys),
         num_needless=len(latest_of) - len(kept),
     )
@@ -103,9 +103,9 @@ def _refuse_few(folders: Sequence[Path]) -> None:
         )
 
 
-def _refuse_incomparable(found: Sequence[Run]) -> None:
+def _refuse_incomparable(runs: Sequence[Run]) -> None:
     seen: dict[str, tuple[object, Run]] = {}
-    for run in found:
+    for run in runs:
         for what, value in _circumstances(run):
             other, before = seen.setdefault(what, (value, run)) if value is not None else (value, run)
             if value != other:
@@ -130,11 +130,13 @@ def _named(environment: Environment, names: Sequence[str], *, where: str = "") -
     return ((f"{name}{where}", getattr(environment, name)) for name in names)
 
 
-def _plan(found: Sequence[Run]) -> dict[Key, Trial]:
+def _plan(runs: Sequence[Run]) -> dict[Key, Trial]:
     """Every trial once, in the order of the sweep that the runs are parts of, else of the runs and of their plans."""
-    parts = [(run.manifest.shard, run.manifest.plan) for run in found if run.manifest.shard]
+    parts = [(run.manifest.shard, run.manifest.plan) for run in runs if run.manifest.shard]
     trials = (
-        shards.joined(parts) if len(parts) == len(found) else [trial for run in found for trial in run.manifest.plan]
+        schedule.joined_shards(parts)
+        if len(parts) == len(runs)
+        else [trial for run in runs for trial in run.manifest.plan]
     )
     plan: dict[Key, Trial] = {}
     for trial in trials:
@@ -142,16 +144,16 @@ def _plan(found: Sequence[Run]) -> dict[Key, Trial]:
     return plan
 
 
-def _is_needless(key: Key, found: Mapping[Key, Offer]) -> bool:
+def _is_needless(key: Key, latest_of: Mapping[Key, Offer]) -> bool:
     """Whether one run would not have measured it. What was ended from outside may be ok when it is measured again."""
-    first = found.get((key[0], 1))
+    first = latest_of.get((key[0], 1))
     return key[1] > 1 and first is not None and first.record.outcome not in ("ok", *progress.LOST)
 
 
-def _offers(found: Sequence[Run]) -> dict[Key, list[Offer]]:
+def _offers(runs: Sequence[Run]) -> dict[Key, list[Offer]]:
     """The last word of each run on each trial."""
     offers: dict[Key, list[Offer]] = {}
-    for run in found:
+    for run in runs:
         _, *lines = (text for _, text in store.documents(run.folder))
         texts = {(record.case, record.round): line for record, line in zip(run.records, lines, strict=False)}
         for record in latest(run.records):
@@ -169,10 +171,10 @@ def _later(offer: Offer) -> tuple[datetime, bytes, bytes]:
     return began or datetime.min.replace(tzinfo=UTC), encode(offer.record), offer.text
 
 
-def _manifest(found: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
-    names = " ".join(sorted(run.folder.name for run in found))
-    first = found[0].manifest
-    sources = {name: digest for run in found for name, digest in run.manifest.sources.items()}
+def _manifest(runs: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
+    names = " ".join(sorted(run.folder.name for run in runs))
+    first = runs[0].manifest
+    sources = {name: digest for run in runs for name, digest in run.manifest.sources.items()}
     return msgspec.structs.replace(first, command=f"gcprof merge {names}", plan=plan, sources=sources, shard=UNSET)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from profiler.core import strict_files
 from profiler.core.case import decode, encode
 from profiler.core.errors import UserError
-from profiler.core.files import strict_json
 from profiler.core.migration import lifted
 from profiler.core.record import SCHEMA, Record
 
@@ -26,10 +26,10 @@ SCHEMA_OF = msgspec.json.Decoder(_Schema)
 def whole(path: Path) -> bytes:
     """The text of a document. Raises UserError (exit code 4) where it cannot be read, or is too large."""
     try:
-        return strict_json.read(path)
+        return strict_files.read_json(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    except strict_json.Malformed as error:
+    except strict_files.Malformed as error:
         raise _damaged(path, error) from error
 
 
@@ -40,7 +40,7 @@ def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
     if not path.is_file():  # a device or a pipe may have no end
         raise _damaged(path, OSError("it is no regular file"))
     try:
-        for number, line in enumerate(strict_json.lines(path), start=1):
+        for number, line in enumerate(strict_files.json_lines(path), start=1):
             yield f"{path}:{number}", line
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -49,7 +49,7 @@ def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
 def is_torn(line: bytes) -> bool:
     """Whether it is the beginning of a record, or what some file systems leave of it: zeros. Other ends are damage."""
     is_begun = line.startswith(b"{") or not line.strip(b"\0")
-    return is_begun and not line.endswith(b"\n") and len(line) <= strict_json.LINE_BYTES
+    return is_begun and not line.endswith(b"\n") and len(line) <= strict_files.LINE_BYTES
 
 
 def unended(path: Path) -> bytes:
@@ -57,8 +57,8 @@ def unended(path: Path) -> bytes:
     line = b""
     with path.open("rb") as file:
         at = file.seek(0, os.SEEK_END)
-        while at and len(line) <= strict_json.LINE_BYTES:
-            before, at = at, max(0, at - strict_json.PIECE_BYTES)
+        while at and len(line) <= strict_files.LINE_BYTES:
+            before, at = at, max(0, at - strict_files.PIECE_BYTES)
             file.seek(at)
             _, newline, piece = file.read(before - at).rpartition(b"\n")
             line = piece + line
@@ -71,7 +71,7 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
     """A line or a document of any schema as the present kind. Raises UserError (exit code 4), `where` first."""
     try:
         if kind is Record:
-            strict_json.check_length(text)
+            strict_files.check_line_length(text)
         schema = SCHEMA_OF.decode(text).schema
         if schema > SCHEMA:
             raise UserError(
@@ -79,18 +79,18 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
                 hint="upgrade gcprof",
                 exit_code=4,
             )
-        found = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
-        if not _is_own(found, text):
-            strict_json.check(text)
-        return found
+        document = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
+        if not _is_own(document, text):
+            strict_files.check_json(text)
+        return document
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
         raise _damaged(where, error) from error
 
 
-def _is_own(found: Any, text: bytes) -> bool:
+def _is_own(document: Any, text: bytes) -> bool:
     """Whether gcprof would write the same: then nothing is in it twice or hidden, and there is no need to look."""
-    own = encode(found)
-    return own == text or (not isinstance(found, Record) and msgspec.json.format(own, indent=1) == text)
+    own = encode(document)
+    return own == text or (not isinstance(document, Record) and msgspec.json.format(own, indent=1) == text)
 
 
 def _lifted(text: bytes, kind: type[Any]) -> bytes:

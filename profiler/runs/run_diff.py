@@ -1,16 +1,22 @@
-"""What is no longer as it was when a run began: its words, files, versions and device. Knows nothing of commands."""
+"""What is no longer as it was when a run began: its words, the user's files, versions and device."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from profiler.core.case import Case, Trial
+from profiler.core import catalogue
+from profiler.core.case import Case, Choice, Trial, as_word
+from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment
 from profiler.runs.store import Manifest
+
+DIGITS = 16  # of a SHA-256: enough to see that a file is another one
 
 
 def changes(
@@ -28,8 +34,8 @@ def _of_plans(before: Iterable[Trial], now: Iterable[Trial]) -> Iterator[str]:
     first, second = [list(plan) for plan in (before, now)]
     if {_key(trial) for trial in first} == {_key(trial) for trial in second}:
         return
-    found = list(_of_fields(first, second))
-    yield from found or ["other combinations of the same values"]
+    differences = list(_of_fields(first, second))
+    yield from differences or ["other combinations of the same values"]
 
 
 def _of_fields(first: list[Trial], second: list[Trial]) -> Iterator[str]:
@@ -64,4 +70,38 @@ def _key(trial: Trial) -> tuple[Case, int, tuple[str, ...]]:
 def _word(value: Any) -> str:
     if isinstance(value, msgspec.Struct):
         return " ".join(f"{name}={one}" for name, one in msgspec.structs.asdict(value).items())
-    return "-" if value is None or value is UNSET else str(value).lower() if isinstance(value, bool) else str(value)
+    return "-" if value is None or value is UNSET else as_word(value)
+
+
+def code_digests(cases: Iterable[Case]) -> dict[str, str]:
+    """The digest of every file of the user's own that the cases name, models' code and plans, by its name there.
+
+    A file that cannot be read is left out. What these files import in turn is not looked at.
+    """
+    return {name: digest(path.read_bytes()) for name, path in _code_files(cases).items() if path and path.is_file()}
+
+
+def missing_code(cases: Iterable[Case]) -> tuple[str, ...]:
+    """The names of such files that are not there."""
+    return tuple(name for name, path in _code_files(cases).items() if not (path and path.is_file()))
+
+
+def digest(text: bytes) -> str:
+    """The digest of a file with this text, also of one that is still to be written."""
+    return hashlib.sha256(text).hexdigest()[:DIGITS]
+
+
+def _code_files(cases: Iterable[Case]) -> dict[str, Path | None]:
+    choices = dict.fromkeys(choice for case in cases for choice in (case.model, case.strategy))
+    return dict(place for choice in choices for place in _code_places(choice))
+
+
+def _code_places(choice: Choice) -> Iterator[tuple[str, Path | None]]:
+    name, file = choice.name, choice.options.get("file")
+    if catalogue.CODE.fullmatch(name):
+        try:
+            yield name.rpartition(":")[0], catalogue.place(name)
+        except UserError:
+            yield name.rpartition(":")[0], None
+    if file:
+        yield file, Path(file)

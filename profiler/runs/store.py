@@ -1,4 +1,4 @@
-"""A run folder: manifest.json and the append-only trials.jsonl. Knows nothing of measuring or of screens."""
+"""A run folder: manifest.json and the append-only trials.jsonl."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler.core import safe_files
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.files import atomic_write, locking, regular
 from profiler.core.record import SCHEMA, Environment, Record
-from profiler.core.shards import Shard
+from profiler.core.schedule import Shard
 from profiler.runs import reading
 
 APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -63,8 +63,8 @@ class Writer:
             refuse_link(folder / name)
         self._signature = folder / ".writer"
         self._file, self.is_locked = _locked(folder)
-        locking.sign(self._signature)
-        atomic_write.sweep(folder)
+        safe_files.sign_lock(self._signature)
+        safe_files.sweep(folder)
         try:
             _cut_torn_line(folder / "trials.jsonl")
         except UserError:
@@ -124,21 +124,21 @@ def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] =
     Of the logs regular files are copied, where they are there: links may lead to anything of the user's.
     """
     refuse_existing(folder)
-    new = atomic_write.beside(folder)
+    new = safe_files.beside(folder)
     try:
         new.mkdir(parents=True)
-        atomic_write.sweep(folder.parent)
+        safe_files.sweep(folder.parent)
         (new / "logs").mkdir()
         (new / "derived").mkdir()
         _write_safely(new / "trials.jsonl", trials)
         _write_safely(new / "manifest.json", msgspec.json.format(manifest, indent=1))
         for log in logs:
-            if regular.is_regular(log):
+            if safe_files.is_regular(log):
                 _copy(log, new / "logs" / log.name)
         new.rename(folder)
         _sync_folder(folder.parent)
     except OSError as error:
-        atomic_write.remove(new)
+        safe_files.remove(new)
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it meanwhile
             refuse_existing(folder)
         raise _unwritable(folder, error) from error
@@ -166,13 +166,13 @@ def refuse_link(folder: Path) -> None:
 
 def replace(path: Path, text: bytes) -> None:
     """Write a file of a run folder anew, at once or not at all. Raises UserError (exit code 74) where that fails."""
-    new = atomic_write.beside(path)
+    new = safe_files.beside(path)
     try:
         _write_safely(new, text)
         new.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        atomic_write.remove(new)
+        safe_files.remove(new)
         raise _unwritable(path.parent, error) from error
 
 
@@ -194,14 +194,14 @@ def load(folder: Path) -> Run:
 def read_manifest(folder: Path) -> Manifest:
     """Raises UserError (exit code 4) where it cannot be read."""
     path = folder / "manifest.json"
-    found: Manifest = reading.decoded(reading.whole(path), Manifest, path)
-    return found
+    manifest: Manifest = reading.decoded(reading.whole(path), Manifest, path)
+    return manifest
 
 
 def read_record(line: bytes, where: str) -> Record:
     """One line of trials.jsonl. Raises UserError (exit code 4) that begins with where it is."""
-    found: Record = reading.decoded(line, Record, where)
-    return found
+    record: Record = reading.decoded(line, Record, where)
+    return record
 
 
 def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -229,11 +229,11 @@ def _locked(folder: Path) -> tuple[int, bool]:
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
-            is_locked = locking.take(file)
-        except locking.TakenError:
+            is_locked = safe_files.lock(file)
+        except safe_files.TakenError:
             os.close(file)
             raise UserError(
-                f"another gcprof is writing to {folder}: {locking.holder(folder / '.writer')}",
+                f"another gcprof is writing to {folder}: {safe_files.lock_holder(folder / '.writer')}",
                 hint="wait for it, or name another folder with -o",
             ) from None
         if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
@@ -255,7 +255,7 @@ def _write_safely(path: Path, text: bytes) -> None:
 
 
 def _copy(path: Path, to: Path) -> None:
-    with regular.opened(path) as file, to.open("xb") as copy:
+    with safe_files.opened(path) as file, to.open("xb") as copy:
         shutil.copyfileobj(file, copy)
 
 

@@ -1,4 +1,4 @@
-"""A run folder -> what is wrong with it, and on which line: knows nothing of screens."""
+"""What is wrong with a run folder, and on which line."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def validate(folder: Path) -> Report:
     findings += _torn(folder)
     owed = (plan or {}).keys() - {(record.case, record.round) for _, record in records}
     if owed:
-        told = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
-        findings.append(Finding(where=str(folder), text=told, is_damage=False))
+        text = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
+        findings.append(Finding(where=str(folder), text=text, is_damage=False))
     findings += [
         Finding(where=str(path), text="no file of a run folder", is_damage=False)
         for path in sorted(folder.iterdir())
@@ -91,8 +91,8 @@ def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Recor
 def _old(where: str, schema: int, text: bytes) -> list[Finding]:
     """Whether what was read in the present schema is in an older one on disk."""
     written = msgspec.json.decode(text)["schema"]
-    told = f"schema {written}, and {SCHEMA} is the present one: gcprof migrate"
-    return [Finding(where=where, text=told, is_damage=False)] if written != schema or written < SCHEMA else []
+    remark = f"schema {written}, and {SCHEMA} is the present one: gcprof migrate"
+    return [Finding(where=where, text=remark, is_damage=False)] if written != schema or written < SCHEMA else []
 
 
 def _torn(folder: Path) -> list[Finding]:

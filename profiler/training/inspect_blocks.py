@@ -8,14 +8,14 @@ from torch import nn
 
 from profiler.core.case import Case
 from profiler.core.errors import Unsupported
-from profiler.core.model_summary import Block, Outline
+from profiler.core.record import BlockSummary, ModelSummary
 from profiler.training.assemble import assemble
 from profiler.training.blocks import refuse_none
 from profiler.training.strategies.observe import observe
 from profiler.training.workload import Workload, tensors
 
 
-def describe(case: Case) -> Outline:
+def describe(case: Case) -> ModelSummary:
     """The blocks of the case's model. Raises Unsupported where there are none, and whatever the model raises."""
     workload = assemble(case.baseline).workload
     refuse_none(workload.blocks)
@@ -24,7 +24,7 @@ def describe(case: Case) -> Outline:
     linked, remark = _linked(workload)
     for handle in handles:
         handle.remove()
-    return Outline(
+    return ModelSummary(
         model=str(case.model),
         num_parameters=_size(workload.module),
         batch_size=case.batch_size,
@@ -53,8 +53,8 @@ def _note(outputs: dict[str, str], name: str, block: nn.Module) -> Any:
     return block.register_forward_hook(leave)
 
 
-def _block(block: nn.Module, name: str, output: str, feeds_next: bool | None) -> Block:
-    return Block(
+def _block(block: nn.Module, name: str, output: str, feeds_next: bool | None) -> BlockSummary:
+    return BlockSummary(
         name=name, kind=type(block).__name__, num_parameters=_size(block), output=output, feeds_next=feeds_next
     )
 

@@ -11,8 +11,7 @@ from statistics import median
 
 import msgspec
 
-from profiler.analysis.fit import CONTEXT
-from profiler.analysis.search import largest
+from profiler.analysis.fit import CONTEXT, largest_that_fits
 from profiler.core import gpu_specs, plan_file
 from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.core.errors import UserError
@@ -20,7 +19,7 @@ from profiler.core.plan_file import Recipe
 from profiler.core.record import Readings, Record, evidence
 from profiler.core.schedule import in_rounds
 from profiler.engines import Engine
-from profiler.planning.plan_files import recipe as recipe_of
+from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.solver import frontier
 from profiler.workflows import planner
 
@@ -87,7 +86,7 @@ def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT
         need = needs[batch_size] = _need(record.readings, sized.device, context_bytes)
         return need.nbytes if need else None
 
-    batch_size = largest(bytes_of, limit=limit, start=case.batch_size or 1)
+    batch_size = largest_that_fits(bytes_of, limit=limit, start=case.batch_size or 1)
     fitting = needs.get(batch_size)
     return Largest(
         strategy=case.strategy,
@@ -127,7 +126,7 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
         plans[batch_size] = plan, traced
         return traced
 
-    batch_size = largest(smallest, limit=limit, start=case.batch_size or 1)
+    batch_size = largest_that_fits(smallest, limit=limit, start=case.batch_size or 1)
     if not batch_size:
         path.unlink(missing_ok=True)
         return Largest(strategy=PLAN, batch_size=0, one_sample=needs.get(1))

@@ -20,8 +20,8 @@ from profiler.core.units import bytes_text
 from profiler.engines import Engine, replies
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
+from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.plan import render
-from profiler.planning.plan_files import recipe as recipe_of
 from profiler.planning.solver import Frontier, Point, best
 from profiler.views.tables.plans import Shown
 

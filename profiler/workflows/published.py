@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 
 from profiler.analysis import quantities
-from profiler.analysis.reproduction import Reproduction, Wanted, lines
+from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
-from profiler.core import catalogue
+from profiler.core import catalogue, strict_files
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
-from profiler.core.files import strict_toml
 from profiler.request import spec, sweep
 from profiler.request.spec import Request
 from profiler.runs.store import Run
@@ -26,14 +25,14 @@ from profiler.training import models, optimizers, strategies
 SIZES = ("full", "cpu")
 TABLES = {"model": models.TABLE, "strategy": strategies.TABLE, "optimizer": optimizers.TABLE}
 SEVERAL = ("strategy", "quantity")  # of which a row may name more than one
-ROW_KEYS = (*Wanted.__struct_fields__, *SIZES)
+ROW_KEYS = (*PublishedFigure.__struct_fields__, *SIZES)
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
     """What to run at one size, and the figures to stand beside it."""
 
     request: Request
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[PublishedFigure, ...]
     reduced: str | None = None  # in a sentence; None: this is the published size
 
 
@@ -97,7 +96,7 @@ def find(name: str) -> System:
 
 def read(path: Path) -> System:
     """Raises UserError with file and line for what cannot be read: not TOML, an unknown key, a wrong type or unit."""
-    text, found = strict_toml.load(path, hint="examples are in configs/published/")
+    text, found = strict_files.load_toml(path, hint="examples are in configs/published/")
     _refuse_unknown(found, _File.__struct_fields__, path, text)
     try:
         file = msgspec.convert(found, _File)
@@ -172,7 +171,7 @@ def _refuse_kinds(keys: dict[str, Any], path: Path, text: str, number: int) -> N
             raise _refused(path, text, key, f"{key} cannot be {value!r:.40}", number=number)
 
 
-def _wanted(row: dict[str, Any], size: str) -> list[Wanted]:
+def _wanted(row: dict[str, Any], size: str) -> list[PublishedFigure]:
     """A row as the figures that it stands for at one size: one for each of its quantities and strategies."""
     fields = {key: value for key, value in row.items() if key not in SIZES} | row.get(size, {})
     if isinstance(fields.get("arithmetic"), (int, float, str)) and not isinstance(fields["arithmetic"], bool):
@@ -185,7 +184,7 @@ def _each(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _one(fields: dict[str, Any]) -> Wanted:
+def _one(fields: dict[str, Any]) -> PublishedFigure:
     for key, table in TABLES.items():
         if fields.get(key) is not None:
             fields[key] = str(catalogue.resolve(Choice(fields[key]), table, what=key))
@@ -199,7 +198,7 @@ def _one(fields: dict[str, Any]) -> Wanted:
         raise UserError(f"{name} has no unit '{unit}'", hint=f"choose from {', '.join(units) or 'none'}")
     fields.setdefault("label", " ".join(str(fields[key]) for key in TABLES if fields.get(key) is not None))
     try:
-        return msgspec.convert(fields, Wanted, dec_hook=lambda kind, value: kind(value))
+        return msgspec.convert(fields, PublishedFigure, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         raise UserError(f"{_key(error)}: {str(error).partition(' - at')[0]}") from None
 

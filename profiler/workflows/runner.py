@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.analysis import progress
-from profiler.analysis.device_conditions import others
+from profiler.analysis.device_conditions import other_processes
 from profiler.core.case import Case
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -58,7 +58,7 @@ def carry_out(
 
 def _refuse_shared(record: Record) -> None:
     conditions = record.readings.conditions
-    found = others([conditions]) if conditions else None
+    found = other_processes([conditions]) if conditions else None
     unknown = next((note.text for note in record.notes if note.code == UNTOLD), None)
     if found or unknown:
         hint = "go on with --resume, once the device is free" if found else "go on with --resume, without --exclusive"

@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 
 from profiler.analysis.rows import latest
-from profiler.core import code_digests
+from profiler.core import safe_files
 from profiler.core.case import decode, encode
 from profiler.core.errors import UserError
-from profiler.core.files import atomic_write
 from profiler.core.record import Environment
 from profiler.engines.local import Local
 from profiler.runs import run_diff, store
@@ -40,7 +39,7 @@ def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], agreed
         if device not in devices:
             raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
         first = msgspec.structs.replace(manifest, environment=_agreed(agreed, device, devices[device]))
-        found = run_diff.changes(first, environment=devices[device], sources=code_digests.digests(cases))
+        found = run_diff.changes(first, environment=devices[device], sources=run_diff.code_digests(cases))
         if found:
             hint = "ask for one kind of node, as constraint=NAME does"
             raise UserError(f"this node is not as the first of the run: {'; '.join(found)}", hint=hint)
@@ -49,7 +48,7 @@ def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], agreed
 def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
     """What the first job found of the device, which may be this one."""
     path = folder / f"{device.replace(':', '-')}.json"
-    new = atomic_write.beside(path)
+    new = safe_files.beside(path)
     try:
         new.write_bytes(encode(mine))
         os.link(new, path)  # whole, and by one job alone

@@ -14,7 +14,7 @@ from profiler.analysis import trust
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice, Trial, decode
 from profiler.core.record import Conditions, Record
-from profiler.core.stats.stopping import MOST_STEPS, Sampling
+from profiler.core.stats import MOST_STEPS, Sampling
 from profiler.measuring import device_facts
 from profiler.measuring.devices.cpu import CpuStopwatch
 from profiler.measuring.meters import time as timing

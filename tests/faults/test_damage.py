@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from profiler.cli import answer
+from profiler.core import strict_files
 from profiler.core.case import encode
 from profiler.core.errors import UserError
-from profiler.core.files import strict_json
 from profiler.runs import store
 from tests import examples, make
 from tests.program import environment
@@ -118,7 +118,7 @@ def test_fault_42_a_tail_that_was_never_a_record_is_no_torn_one(results):
 
 
 def test_fault_42_a_line_is_read_as_far_as_the_longest_may_be(results, monkeypatch):
-    monkeypatch.setattr(strict_json, "LINE_BYTES", 4 * len(LINE))
+    monkeypatch.setattr(strict_files, "LINE_BYTES", 4 * len(LINE))
     damage(results, b"x" * (10 * len(LINE)))
 
     (*_, last) = store.documents(results / "damaged")
@@ -140,7 +140,7 @@ def test_fault_42_what_has_no_end_is_not_begun(results, capsys):
 
 
 def test_fault_42_a_document_larger_than_any_is_not_read(results, monkeypatch):
-    monkeypatch.setattr(strict_json, "FILE_BYTES", 100)
+    monkeypatch.setattr(strict_files, "JSON_BYTES", 100)
 
     with pytest.raises(UserError, match=r"manifest\.json: it is larger than"):
         store.load(results / "damaged")
@@ -148,7 +148,7 @@ def test_fault_42_a_document_larger_than_any_is_not_read(results, monkeypatch):
 
 SMALL = """
 import resource, sys
-from profiler.core.files import strict_json
+from profiler.core import strict_files
 from profiler.cli import answer
 EDIT
 answer(["validate", "results/sound"])
@@ -172,7 +172,7 @@ def test_fault_42_memory_is_bounded(results):
 
 
 def test_twin_42_without_a_bound_of_lines_a_small_machine_would_not_read_it(results):
-    assert in_little_memory("strict_json.LINE_BYTES = 1 << 40") == 70
+    assert in_little_memory("strict_files.LINE_BYTES = 1 << 40") == 70
 
 
 LENIENT = ("deeper than the limit", "a key twice", "an unknown key twice", "an unknown 10^400")
@@ -180,7 +180,7 @@ LENIENT = ("deeper than the limit", "a key twice", "an unknown key twice", "an u
 
 @pytest.mark.parametrize("kind", LENIENT)
 def test_twin_42_without_the_strict_look_it_would_pass(kind, results, monkeypatch, capsys):
-    monkeypatch.setattr(strict_json, "check", lambda text: None)
+    monkeypatch.setattr(strict_files, "check_json", lambda text: None)
     damage(results, LINES[kind])
 
     assert told(["show", "damaged"], capsys)[0] == 0

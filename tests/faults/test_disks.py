@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
+from profiler.core import safe_files
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
-from profiler.core.files import atomic_write, regular
 from profiler.engines import capped_log
 from profiler.runs import store
 from profiler.views.export import derived
@@ -92,7 +92,7 @@ def test_twin_36_a_table_that_is_written_in_place_is_lost(here: Path, monkeypatc
     folder = examples.run(here / "run", GOOD).folder
     derived.tables(store.load(folder))
     before = texts(folder)["derived/table.csv"]
-    monkeypatch.setattr(atomic_write, "beside", lambda path: path)
+    monkeypatch.setattr(safe_files, "beside", lambda path: path)
 
     with no_file_beyond(100), pytest.raises(UserError):
         derived.tables(store.load(folder))
@@ -155,7 +155,7 @@ def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
 
 def test_fault_36_a_log_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # never at the path /dev/full: what lies where a log is to be is removed, and root may do that
-    monkeypatch.setattr(regular, "anew", lambda path: FileIO("/dev/full", "w"))
+    monkeypatch.setattr(safe_files, "anew", lambda path: FileIO("/dev/full", "w"))
     log = capped_log.Log(tmp_path / "trial.log")
 
     log.write(b"first\n")

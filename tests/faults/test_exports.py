@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from profiler.cli import answer
-from profiler.core import plan_file
+from profiler.core import plan_file, safe_files
 from profiler.core.errors import UserError
-from profiler.core.files import atomic_write
 from profiler.runs import store
 from profiler.views.export import files
 from tests import examples
@@ -98,8 +97,8 @@ def test_twin_38_written_in_place_it_would_be_empty(tmp_path: Path, monkeypatch:
     target = tmp_path / "table.csv"
     target.write_text("mine")
 
-    monkeypatch.setattr(atomic_write, "beside", lambda path: path)
-    monkeypatch.setattr(atomic_write, "remove", lambda path: None)
+    monkeypatch.setattr(safe_files, "beside", lambda path: path)
+    monkeypatch.setattr(safe_files, "remove", lambda path: None)
     monkeypatch.setattr(Path, "open", emptied)
     with pytest.raises(UserError, match="No space left on device"):
         files.write_whole(target, b"new", force=True)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import kill, killed
 from profiler.cli import answer
-from profiler.core.files import atomic_write
+from profiler.core import safe_files
 from profiler.engines import local
 from profiler.runs import store
 from profiler.views.export import derived
@@ -162,7 +162,7 @@ def left_by_the_dead(path: Path) -> Path:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        new = atomic_write.beside(path)
+        new = safe_files.beside(path)
         new.write_text("half")
         os.write(writing, str(new).encode())
         os._exit(0)
@@ -193,7 +193,7 @@ def test_fault_34_what_a_killed_process_was_making_is_swept_away(littered: Path)
 
 
 def test_twin_34_without_sweeping_it_would_stay(littered: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(atomic_write, "sweep", lambda *where: None)
+    monkeypatch.setattr(safe_files, "sweep", lambda *where: None)
 
     store.Writer(littered).close()
     [*derived.tables(store.load(littered)), *derived.pictures(store.load(littered))]
@@ -214,12 +214,12 @@ def test_fault_34_a_folder_that_a_killed_process_was_making_is_swept_away(tmp_pa
 def test_fault_34_what_a_living_process_or_another_machine_makes_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    mine = atomic_write.beside(tmp_path / "table.csv")
+    mine = safe_files.beside(tmp_path / "table.csv")
     mine.touch()
     theirs = left_by_the_dead(tmp_path / "table.csv")
-    theirs = theirs.rename(theirs.with_name(theirs.name.replace(atomic_write._host(), "0a1b2c")))
+    theirs = theirs.rename(theirs.with_name(theirs.name.replace(safe_files._host(), "0a1b2c")))
     (tmp_path / ".notes.new").touch()
 
-    atomic_write.sweep(tmp_path)
+    safe_files.sweep(tmp_path)
 
     assert sorted(hidden(tmp_path)) == sorted([mine.name, theirs.name, ".notes.new"])

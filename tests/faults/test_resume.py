@@ -15,9 +15,8 @@ import pytest
 from profiler.analysis import progress
 from profiler.cli import answer
 from profiler.cli import resume as resuming
-from profiler.core import code_digests
+from profiler.core import safe_files
 from profiler.core.case import Choice, Trial, encode
-from profiler.core.files import locking
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.runs import find, run_diff, store
@@ -93,7 +92,7 @@ def complaint(err: str) -> tuple[str, str]:
 
 
 def test_fault_39_a_run_in_progress_is_not_resumed(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    monkeypatch.setattr(locking, "sleep", lambda seconds: None)
+    monkeypatch.setattr(safe_files, "sleep", lambda seconds: None)
     writer = Writer(half)
     before = (half / "trials.jsonl").read_bytes()
 
@@ -211,12 +210,12 @@ def test_fault_61_a_new_run_needs_the_device_of_the_plan(half: Path, capsys: Any
 def test_fault_61_a_plan_file_is_among_the_files_that_are_compared(here: Path):
     (here / "plan.json").write_text("one")
     cases = [make.case("plan:file=plan.json"), make.case("plan:file=gone.json"), make.case("none")]
-    before = code_digests.digests(cases)
+    before = run_diff.code_digests(cases)
 
     (here / "plan.json").write_text("other")
 
     assert list(before) == ["plan.json"]
-    assert code_digests.digests(cases) != before
+    assert run_diff.code_digests(cases) != before
 
 
 def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):

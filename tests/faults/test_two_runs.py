@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from profiler.core import safe_files
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
-from profiler.core.files import locking
 from profiler.core.record import Record
 from profiler.engines.order import in_waves
 from profiler.runs import store
@@ -50,7 +50,7 @@ def owed(tmp_path: Path) -> Path:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What a writer would have slept while it waited for another."""
     found: list[float] = []
-    monkeypatch.setattr(locking, "sleep", found.append)
+    monkeypatch.setattr(safe_files, "sleep", found.append)
     return found
 
 
@@ -68,7 +68,7 @@ def test_fault_39_a_second_run_waits_three_seconds_and_names_the_holder(owed: Pa
 
 def test_fault_39_a_second_writer_gets_in_when_the_first_ends(owed: Path, monkeypatch: pytest.MonkeyPatch):
     first = Writer(owed)
-    monkeypatch.setattr(locking, "sleep", lambda seconds: first.close())
+    monkeypatch.setattr(safe_files, "sleep", lambda seconds: first.close())
 
     second = Writer(owed)
     second.append(make.record())
@@ -87,7 +87,7 @@ def rewritten(owed: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, in
         store.replace(owed / "trials.jsonl", b"")
         first.close()
 
-    monkeypatch.setattr(locking, "sleep", end)
+    monkeypatch.setattr(safe_files, "sleep", end)
     second = Writer(owed)
     second.append(make.record())
     second.close()
@@ -168,7 +168,7 @@ LOCKS = [refusing(errno.ENOLCK), refusing(errno.EOPNOTSUPP), hanging]
 @pytest.fixture(params=LOCKS, ids=["ENOLCK", "EOPNOTSUPP", "hang"])
 def lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", request.param)
-    monkeypatch.setattr(locking, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(safe_files, "ANSWER_SECONDS", 0.01)
 
 
 def test_fault_40_a_run_goes_on_without_a_lock_and_says_so(owed: Path, lock: None):
@@ -193,7 +193,7 @@ def test_fault_40_where_locks_work_nothing_is_said(owed: Path):
 
 def test_twin_40_a_lock_that_is_asked_for_directly_ends_the_run(owed: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOLCK))
-    monkeypatch.setattr(locking, "take", lambda file: fcntl.flock(file, 0))
+    monkeypatch.setattr(safe_files, "lock", lambda file: fcntl.flock(file, 0))
 
     with pytest.raises(OSError, match="No locks available"):
         next(runner.carry_out(Idle(), owed))

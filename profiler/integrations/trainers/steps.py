@@ -7,13 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from profiler.core import code_digests
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Built, Note, Readings, Record
 from profiler.measuring.device_facts import environment, open_device
 from profiler.measuring.devices import Device, Span, Stopwatch, Watch
-from profiler.runs import store
+from profiler.runs import run_diff, store
 
 ADVICE = "from a real training run: gradients were not compared, and saved bytes were not measured"
 
@@ -91,7 +90,7 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
             plan=(Trial(case=record.case),),
             command=command,
             environment=record.environment,
-            sources=code_digests.digests([record.case]),
+            sources=run_diff.code_digests([record.case]),
         )
     writer = store.Writer(folder)  # before it is read: what others write meanwhile is of the same round
     try:

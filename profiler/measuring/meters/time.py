@@ -12,8 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core.record import Conditions
-from profiler.core.stats.stopping import MOST_STEPS, SHORTEST, Sampling, is_look, reason
-from profiler.core.stats.warmup import num_warmup
+from profiler.core.stats import MOST_STEPS, SHORTEST, Sampling, is_look, num_warmup, stop_reason
 from profiler.measuring.devices import Device
 from profiler.measuring.process_group import Group
 
@@ -106,7 +105,7 @@ def _until_stopped(
     while stopped is None:
         timed.append(take())
         if sampling:
-            stopped = reason(_steps(timed), sampling, least=samples)
+            stopped = stop_reason(_steps(timed), sampling, least=samples)
         elif len(timed) >= samples:
             stopped = "samples"
         if not stopped and is_late(max(_steps(timed))):

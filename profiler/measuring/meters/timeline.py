@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from profiler.core.record import Timeline
-from profiler.core.stats.largest import highest
+from profiler.core.stats import highest
 
 NUM_POINTS = 96  # a page draws several timelines beside each other, and a record is one line
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
-from profiler.analysis.stages import stage_of
+from profiler.analysis.live_bytes import stage_of
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Call, Trace
 

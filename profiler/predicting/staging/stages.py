@@ -13,7 +13,7 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
 from profiler.measuring.device_facts import open_device
-from profiler.planning.chain import Block, Chain, Option, Stage
+from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
 from profiler.predicting.prediction import known_rates, observe_case, trace_case
 from profiler.predicting.staging import estimated_seconds, stage_seconds
 from profiler.predicting.staging.recompute_seconds import NOTHING, Seconds
@@ -44,7 +44,7 @@ def stages(trial: Trial) -> Chain:
     selective = {save: _selective(trial, fake, save) for save in _saves(trial, trace, found)}
     seconds = _seconds(trial, trace, found, selective, known)
     prints = fingerprint(built.workload.module, built.workload.blocks)
-    blocks = [Block(name=name, parameters=parameters) for name, parameters in prints.items()]
+    blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
     made = [
         _stage(
             span,
@@ -113,7 +113,9 @@ def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
     return trace, {span.name: span for span in found if span.blocks}, bytes_of
 
 
-def _stage(span: Span, bytes_: Held, time: Seconds, *, blocks: tuple[Block, ...], options: dict[str, Held]) -> Stage:
+def _stage(
+    span: Span, bytes_: Held, time: Seconds, *, blocks: tuple[StageModule, ...], options: dict[str, Held]
+) -> Stage:
     return Stage(
         name=span.name,
         forward_seconds=time.forward,
@@ -126,8 +128,8 @@ def _stage(span: Span, bytes_: Held, time: Seconds, *, blocks: tuple[Block, ...]
     )
 
 
-def _option(save: str, bytes_: Held, forward: float, backward: float) -> Option:
-    return Option(
+def _option(save: str, bytes_: Held, forward: float, backward: float) -> SaveOption:
+    return SaveOption(
         name=save,
         saved_bytes=bytes_.saved_bytes,
         own_saved_bytes=bytes_.own_saved_bytes,

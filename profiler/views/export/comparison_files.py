@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from profiler.analysis.comparison import Cell, Column, Comparison, Match
+from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
 from profiler.analysis.gates import Judgement
 from profiler.analysis.ratio_test import Contrast
 from profiler.core.case import encode
@@ -36,7 +36,7 @@ def document(found: Comparison, *, judgement: Judgement | None, exit_code: int) 
     return encode(whole) + b"\n"
 
 
-def _line(match: Match, side: Column, cell: Cell) -> dict[str, Any]:
+def _line(match: Match, side: SideSummary, cell: Cell) -> dict[str, Any]:
     return {
         **match.key,
         "side": side.label,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.flat_row import COLUMNS, Line, Samples, line
+from profiler.analysis.flat_row import COLUMNS, FlatRow, Samples, flat_row
 from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
 from profiler.views.export.spreadsheet import safe
@@ -26,11 +26,11 @@ def table(rows: Iterable[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(_cells(line(row)) for row in rows)
+    writer.writerows(_cells(flat_row(row)) for row in rows)
     return text.getvalue()
 
 
-def _cells(found: Line) -> list[Any]:
+def _cells(found: FlatRow) -> list[Any]:
     cells = list(msgspec.structs.astuple(found))
     for place, written in WRITTEN:
         if cells[place] is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from profiler.core import safe_files
 from profiler.core.errors import UserError
-from profiler.core.files import atomic_write
 
 
 def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
@@ -15,7 +15,7 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
     Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
     """
     refuse_existing_file(path, force=force)
-    atomic_write.write(path, text)
+    safe_files.write(path, text)
     return path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 import pandas as pd
 
-from profiler.analysis.flat_row import COLUMNS, line
+from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import Row
 
 KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # whole numbers stay so
@@ -15,7 +15,7 @@ KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "ob
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """One line a case; bytes and seconds, samples as tuples, NA where it was not measured."""
-    lines = [msgspec.structs.asdict(line(row)) for row in rows]
+    lines = [msgspec.structs.asdict(flat_row(row)) for row in rows]
     return pd.DataFrame(
         {name: pd.Series([one[name] for one in lines], dtype=KINDS[kind]) for name, kind in COLUMNS.items()}
     )

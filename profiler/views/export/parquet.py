@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
-from profiler.analysis.flat_row import COLUMNS, line
+from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
 from profiler.views.sanitize import plain
@@ -27,7 +27,7 @@ def render(run: Run) -> bytes:
 
 def table(rows: Iterable[Row]) -> pa.Table:
     """One line a case; null where it was not measured, in a column of the same type as ever."""
-    lines = [msgspec.structs.asdict(line(row)) for row in rows]
+    lines = [msgspec.structs.asdict(flat_row(row)) for row in rows]
     columns = {name: [_cell(one[name]) for one in lines] for name in COLUMNS}
     return pa.table(columns, schema=pa.schema([(name, KINDS[kind]) for name, kind in COLUMNS.items()]))
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from matplotlib.axes import Axes
 
-from profiler.analysis.axes import rising
-from profiler.analysis.growth import exponent, power
+from profiler.analysis.axes import exponent, power, rising
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.units import byte_unit

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm
 
 from profiler.analysis.axes import Axis, Value, grid, two
+from profiler.analysis.fit import device_memory, holds
 from profiler.analysis.rows import Row
-from profiler.analysis.throughput import device_memory, holds
 from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.views.plots.panels import planes, space_of
 from profiler.views.plots.style import luminance, sized

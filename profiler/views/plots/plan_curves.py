@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from profiler.core.units import byte_unit
-from profiler.planning import heuristics
+from profiler.planning import candidates
 from profiler.planning.candidates import KINDS, largest_stage, none
 from profiler.planning.chain import Chain
 from profiler.planning.simulator import Cost
@@ -66,7 +66,7 @@ def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
     if len(points) <= CROWD:
         axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
     for kind, (mark, colour, points_wide) in MARKS.items():
-        costs = [cost for _, _, cost in heuristics.costed(chain, kind)]
+        costs = [cost for _, _, cost in candidates.costed(chain, kind)]
         axes.plot(
             [cost.peak_bytes / size for cost in costs],
             [_extra(cost, whole) for cost in costs],

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from matplotlib.axes import Axes
 
+from profiler.analysis.fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
-from profiler.analysis.throughput import holds, samples_per_second, stairs
 from profiler.core.units import byte_unit
 from profiler.views.labels import Label, place
 from profiler.views.plots import line_end_labels
@@ -50,7 +50,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     if any(holds(row) is False for row in shown):
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
     _limits(axes, [at(row) for row in shown], [_name(line.rows[-1]) for line in found])
-    steps = stairs(shown)
+    steps = throughput_frontier(shown)
     drawn = [[at(row) for row in line.rows] for line in found]
     drawn += [_stairs(axes, [at(row) for row in steps]), lines.limit(axes, rows, size, upright=True)]
     axes.set_xlabel(f"peak memory ({unit}); at the marks: batch size", fontsize=sized(FONT))

@@ -14,8 +14,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation
 
 from profiler.analysis import live_bytes
-from profiler.analysis.curve import curve, recomputes
-from profiler.analysis.live_bytes import Peak
+from profiler.analysis.live_bytes import Peak, curve, recomputes
 from profiler.core.errors import UserError
 from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, Trace
 from profiler.core.units import byte_unit, bytes_text

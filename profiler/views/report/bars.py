@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.categories import CATEGORIES, categories
+from profiler.analysis.composition import CATEGORIES, categories
 from profiler.analysis.rows import Row
 from profiler.core.record import PHASES
 from profiler.core.units import bytes_text, change_text

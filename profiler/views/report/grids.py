@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.analysis.rows import Row
 from profiler.core.record import PHASES, Equality, Readings
-from profiler.core.stats.spread import spread
+from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import columns

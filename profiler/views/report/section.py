@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.advice import Advice, advise
-from profiler.analysis.budgets import stairs
+from profiler.analysis.advice import Advice, advise, budget_frontier
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
 from profiler.core.record import Readings
@@ -134,7 +133,7 @@ def _brief(advice: Advice) -> tuple[str, ...]:
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
     """The slider stops at every choice, at what is advised, and evenly from below the lowest peak to the highest."""
-    found = stairs(rows)
+    found = budget_frontier(rows)
     if not found or advice.chosen is None:
         return None
     lowest, advised = found[0].budget_bytes, advice.chosen.readings.peak_bytes or 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiler.analysis.advice import Advice, Limit
-from profiler.analysis.budgets import Stair
-from profiler.analysis.certainty import NOISY
+from profiler.analysis.advice import NOISY, Advice, BudgetPoint, Limit
 from profiler.analysis.rows import Row
 from profiler.core.units import bytes_text, change_range_text, change_text, seconds_text
 from profiler.views.sanitize import plain
@@ -35,7 +33,7 @@ def name(row: Row) -> str:
     return shortened(plain(row.case.strategy), LONGEST)
 
 
-def budget(stair: Stair) -> str:
+def budget(stair: BudgetPoint) -> str:
     """What is best from a budget on, and how sure that is."""
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
@@ -45,7 +43,7 @@ def budget(stair: Stair) -> str:
     return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){_or(stair.rivals)}"
 
 
-def no_budget(stair: Stair) -> str:
+def no_budget(stair: BudgetPoint) -> str:
     """What is said of every budget below the first stair."""
     lowest = f"the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
     return f"nothing {stair.best.evidence} fits: {lowest}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from profiler.core.case import encode
-from profiler.core.model_summary import Outline
+from profiler.core.record import ModelSummary
 from profiler.core.units import MISSING, count_text
 from profiler.views.tables.columns import Column
 from profiler.views.tables.terminal import fitted, paragraph
@@ -13,7 +13,7 @@ from profiler.views.tables.terminal import fitted, paragraph
 FEEDS = {True: "yes", False: "no", None: MISSING}
 
 
-def blocks(outline: Outline, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def blocks(outline: ModelSummary, *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """A line for each block in order, below what they are blocks of."""
     found = outline.blocks
     head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(found), "block")]
@@ -35,12 +35,12 @@ def blocks(outline: Outline, *, width: int | None = None, encoding: str = "utf-8
     return Text("\n").join(parts)
 
 
-def document(outline: Outline) -> bytes:
+def document(outline: ModelSummary) -> bytes:
     """The outline as one JSON document."""
     return encode(outline) + b"\n"
 
 
-def _remark(outline: Outline) -> str | None:
+def _remark(outline: ModelSummary) -> str | None:
     if outline.remark:
         return outline.remark
     apart = [one.name for one in outline.blocks if one.feeds_next is False]

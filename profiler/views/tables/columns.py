@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from profiler.analysis.oom_summary import is_all_out_of_memory, smallest_request
-from profiler.analysis.rows import Row, group
+from profiler.analysis.rows import Row, group, is_all_out_of_memory, smallest_request
 from profiler.core.case import Case, Choice
 from profiler.core.units import (
     MISSING,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from profiler.analysis.comparison import Cell, Comparison, Match
+from profiler.analysis.fit import SideAdvice
 from profiler.analysis.ranking import Order
 from profiler.analysis.ratio_test import Contrast
-from profiler.analysis.recommendation import Advice
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
 from profiler.views.tables.columns import Column
 
@@ -186,7 +186,7 @@ def _agreement(order: Order) -> str:
 def _advice(found: Comparison) -> list[Part]:
     kinds = {side.label: "" if side.evidence == "measured" else f" ({side.evidence})" for side in found.sides}
     names = {side.label: f"{side.name}{kinds[side.label]}" for side in found.sides}
-    groups: dict[tuple[str, ...], list[Advice]] = {}
+    groups: dict[tuple[str, ...], list[SideAdvice]] = {}
     for one in found.advice:
         groups.setdefault(one.group, []).append(one)
     return [
@@ -205,7 +205,7 @@ def _fastest(group: tuple[str, ...]) -> str:
     return f"the fastest that fits each memory{': ' + ', '.join(group) if group else ''}"
 
 
-def _advised(rows: Sequence[Advice]) -> tuple[Column, ...]:
+def _advised(rows: Sequence[SideAdvice]) -> tuple[Column, ...]:
     size, unit = second_unit([one.step_seconds for one in rows])
     return (
         Column(head=("use", ""), cells=tuple(one.strategy or one.reason or MISSING for one in rows)),

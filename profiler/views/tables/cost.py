@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from profiler.analysis.cost import Cost, Span
+from profiler.analysis.cost import Bounds, SweepCost
 from profiler.core.units import count_text
 
 
-def lines(cost: Cost, *, basis: str | None = None, start: str = "", unknown: str = "") -> list[str]:
+def lines(cost: SweepCost, *, basis: str | None = None, start: str = "", unknown: str = "") -> list[str]:
     """`basis` says what the seconds rest on, `start` what a trial's start does; `unknown` why some have none."""
     num_measured = cost.num_trials - cost.num_predicted
     predicted = f", {cost.num_predicted:,} of them predictions, which need no device" if cost.num_predicted else ""
@@ -23,7 +23,7 @@ def lines(cost: Cost, *, basis: str | None = None, start: str = "", unknown: str
     return found
 
 
-def _span(span: Span) -> str:
+def _span(span: Bounds) -> str:
     least, most = _number(span.least), _number(span.most)
     return least if least == most else f"{least} to {most}"
 

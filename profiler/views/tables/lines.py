@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
+from profiler.analysis.fit import device_memory
 from profiler.analysis.rows import Row
-from profiler.analysis.throughput import device_memory
 from profiler.core.case import Choice
 from profiler.core.units import bytes_text
 from profiler.views.plots.style import sized

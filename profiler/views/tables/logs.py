@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from profiler.core.files import regular
+from profiler.core import safe_files
 from profiler.views.sanitize import plain
 
 NUM_LINES = 20
@@ -16,7 +16,7 @@ WIDEST = 500  # characters of a line
 def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
     """At most NUM_LINES lines, harmless on any screen, each with its indent; none where there is no log to read."""
     try:
-        with regular.opened(log) as file:
+        with safe_files.opened(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_BYTES))
             lines = file.read(NUM_BYTES).decode(errors="replace").rstrip().splitlines()
     except OSError:

@@ -12,8 +12,7 @@ from profiler.analysis import progress
 from profiler.analysis.rows import rows
 from profiler.core.errors import UserError
 from profiler.core.units import MISSING
-from profiler.runs.find import runs
-from profiler.runs.references import PREFIX, find, names
+from profiler.runs.find import REFERENCE, reference, reference_names, runs
 from profiler.runs.store import Run, load
 from profiler.views.tables.columns import Column
 from profiler.views.tables.terminal import fitted
@@ -39,7 +38,7 @@ def overviews(folder: Path) -> list[Overview]:
 
 def references() -> list[Overview]:
     """Every run that comes with gcprof, by the name that commands take."""
-    return [_read(find(name), f"{PREFIX}{name}") for name in names()]
+    return [_read(reference(name), f"{REFERENCE}{name}") for name in reference_names()]
 
 
 def overview(run: Run, name: str) -> Overview:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 from rich.text import Text
 
-from profiler.analysis.axes import Axis, Value, grid, two
-from profiler.analysis.growth import exponent
+from profiler.analysis.axes import Axis, Value, exponent, grid, two
+from profiler.analysis.fit import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
-from profiler.analysis.throughput import device_memory, holds, samples_per_second, stairs
 from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
 from profiler.views.plots.panels import planes, space_of
 from profiler.views.tables.columns import COUNTED, Column, heading
@@ -47,7 +46,7 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
         title = f"{quantity.title} by {across.label}"
         parts += [Text(), paragraph(title, width=width, encoding=encoding, style="bold")]
         parts += [strips(columns(cells, across, up, quantity), width=width, encoding=encoding)]
-    if {across.name, up.name} == BATCHES and (best := stairs(rows)):
+    if {across.name, up.name} == BATCHES and (best := throughput_frontier(rows)):
         parts += [Text(), paragraph("the most samples a second up to a peak", width=width, style="bold")]
         parts += [fitted(_stairs(best), width=width, encoding=encoding)]
     below = _legend(rows, across)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from profiler.analysis.reproduction import Line, Reproduction
+from profiler.analysis.reproduction import ComparedFigure, Reproduction
 from profiler.core.case import FAKE, encode
 from profiler.core.gpu_kinds import is_hollow
 from profiler.core.units import MISSING, in_unit_text, spread_text
@@ -62,18 +62,18 @@ def _heading(found: Reproduction) -> str:
     return ", ".join([f"{found.name}: {found.title}", size, name, *said, *torch])
 
 
-def _cells(line: Line) -> tuple[str, str, str, str]:
+def _cells(line: ComparedFigure) -> tuple[str, str, str, str]:
     return line.what, _published(line), _ours(line), _difference(line)
 
 
-def _published(line: Line) -> str:
+def _published(line: ComparedFigure) -> str:
     if line.published is None:
         return "not given"
     text = _number(line, line.published) if isinstance(line.published, (int, float)) else line.published
     return f"{text} (by hand)" if line.arithmetic else text
 
 
-def _ours(line: Line) -> str:
+def _ours(line: ComparedFigure) -> str:
     if line.ours is None:
         return "no fit" if line.kind == "number" and line.reason is None and "power" in line.what else MISSING
     if isinstance(line.ours, str):
@@ -83,13 +83,13 @@ def _ours(line: Line) -> str:
     return text if line.spread is None else f"{text} {spread_text(line.spread)}"
 
 
-def _number(line: Line, value: float) -> str:
+def _number(line: ComparedFigure, value: float) -> str:
     """A published number as it was published."""
     sign = "+" if line.kind == "change" and value > 0 else ""
     return f"{sign}{value:,} {line.unit}".rstrip()
 
 
-def _difference(line: Line) -> str:
+def _difference(line: ComparedFigure) -> str:
     if line.ours is None or line.published is None:
         return MISSING
     if line.other_size:

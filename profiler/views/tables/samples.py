@@ -8,8 +8,7 @@ from rich.text import Text
 
 from profiler.analysis.rows import Row
 from profiler.core.record import Record
-from profiler.core.stats.interval import uncertainty
-from profiler.core.stats.spread import spread
+from profiler.core.stats import spread, uncertainty
 from profiler.core.units import count_text, scaled, second_unit, spread_text
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import groups, heading, reasons

@@ -1,7 +1,4 @@
-"""Runs -> sides that may stand beside each other: one a run and device, its rows found by what they are aligned by.
-
-Pure: knows nothing of files or of screens.
-"""
+"""Runs -> sides that may stand beside each other, and two of their rows against each other."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import UNSET
 
-from profiler.analysis.points import Point
+from profiler.analysis.ratio_test import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row, latest, rows
-from profiler.core.case import FAKE, Case
+from profiler.core.case import FAKE, Case, as_word
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 
@@ -30,13 +27,51 @@ SHORT = re.compile(r"\b(?:RTX )?[A-Z]{0,3}\d{2,4}[A-Z]?\b|\b[A-Z]\d\b")  # H100,
 Key = tuple[str, ...]  # the texts of what rows are aligned by
 
 
+class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row with the step's samples of each of its rounds."""
+
+    row: Row
+    rounds: tuple[tuple[float, ...], ...]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """None where the row is not ok."""
+        return self.row.readings.peak_bytes if self.row.outcome == "ok" else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """None where the row is not ok."""
+        return self.row.step_seconds if self.row.outcome == "ok" else None
+
+
+def peaks(before: SampledRow, after: SampledRow) -> Contrast | None:
+    """The peaks; None where either is not ok or was not measured."""
+    first, second = before.peak_bytes, after.peak_bytes
+    return None if first is None or second is None else exact(first, second)
+
+
+def times(before: SampledRow, after: SampledRow) -> Contrast | None:
+    """The steps; None where either is not ok or was not measured. A prediction has no noise of its own."""
+    first, second = before.step_seconds, after.step_seconds
+    if first is None or second is None:
+        return None
+    if before.row.case.is_predicted and after.row.case.is_predicted:
+        return estimated(first, second)
+    return sampled(_rounds(before), _rounds(after))
+
+
+def _rounds(point: SampledRow) -> tuple[tuple[float, ...], ...]:
+    """A prediction's samples twice, which are equal samples of two rounds."""
+    return point.rounds * 2 if point.row.case.is_predicted else point.rounds
+
+
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """What one run found on one device."""
 
     label: str  # A, B, ...
     run: str
     device: str
-    points: dict[Key, Point]
+    points: dict[Key, SampledRow]
 
     @property
     def name(self) -> str:
@@ -55,13 +90,15 @@ def sides(runs: Iterable[tuple[str, Iterable[Record]]], *, align: Sequence[str])
 
     Raises UserError (exit code 4) where two rows of a side would be one.
     """
-    found: list[Side] = []
+    compared: list[Side] = []
     for name, records in runs:
-        said = latest(records)
-        for device in dict.fromkeys(record.case.device for record in said):
-            own = [record for record in said if record.case.device == device]
-            found.append(Side(label=_label(len(found)), run=name, device=device, points=_points(own, name, align)))
-    return tuple(found)
+        last = latest(records)
+        for device in dict.fromkeys(record.case.device for record in last):
+            own = [record for record in last if record.case.device == device]
+            compared.append(
+                Side(label=_label(len(compared)), run=name, device=device, points=_points(own, name, align))
+            )
+    return tuple(compared)
 
 
 def without_strategy(key: Key, align: Sequence[str]) -> Key:
@@ -77,27 +114,27 @@ def value(row: Row, name: str) -> str:
         return str(row.built.num_parameters) if row.built else ""
     if name == "data" and row.built:
         return row.built.data
-    found = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
-    if found is UNSET:
+    field = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
+    if field is UNSET:
         return "none"
-    return "own" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
+    return "own" if field is None else as_word(field)
 
 
 def _label(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"{_label(number // 26 - 1)}{_label(number % 26)}"
 
 
-def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, Point]:
+def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, SampledRow]:
     rounds: dict[Case, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.round):
         rounds.setdefault(record.case, []).append(record)
-    points: dict[Key, Point] = {}
+    points: dict[Key, SampledRow] = {}
     for row in rows(records):
         key = tuple(value(row, name) for name in align)
         if key in points:
             raise _doubled(run, row, points[key].row, align)
         samples = tuple(one.readings.step_seconds for one in rounds[row.case] if one.readings.step_seconds)
-        points[key] = Point(row=row, rounds=samples)
+        points[key] = SampledRow(row=row, rounds=samples)
     return points
 
 

@@ -1,1 +1,0 @@
-"""Files that anyone may have written, or several may write: read strictly, locked, and made whole or not at all."""

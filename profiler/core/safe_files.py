@@ -1,0 +1,165 @@
+"""Files written at once or not at all, regular files only, and one writer a file."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import threading
+from io import FileIO
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import sleep
+from typing import BinaryIO
+
+from profiler.core.errors import UserError
+
+NAME = re.compile(r"\.(?P<of>.+)\.(?P<process>[0-9a-f]{6}-\d{1,9})-[0-9a-f]{6}\.new", re.DOTALL)
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would keep one for ever
+MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+PATIENCE_SECONDS = 3.0  # for a holder that is about to end
+ANSWER_SECONDS = 3.0  # for a file system that may not answer at all
+PAUSE_SECONDS = 0.05
+TAKEN = (errno.EAGAIN, errno.EACCES)
+
+
+def beside(path: Path) -> Path:
+    """The name of a file or folder while it is made, beside the one that it will have."""
+    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(3)}.new")
+
+
+def write(path: Path, text: bytes) -> None:
+    """Write a file at once or not at all, over what is there; a link is replaced, not followed.
+
+    Raises UserError (exit code 74) where it cannot be written.
+    """
+    new = beside(path)
+    try:
+        sweep(path.parent, path.name)
+        with new.open("xb") as file:  # never through a link that somebody laid there
+            file.write(text)
+        new.replace(path)
+    except OSError as error:
+        remove(new)
+        message = f"cannot write '{path}': {error.strerror}"
+        hint = "name a file in a folder that is there and may be written to"
+        raise UserError(message, hint=hint, exit_code=74) from error
+
+
+def sweep(folder: Path, of: str | None = None) -> None:
+    """Remove what killed processes of this machine left in the making: of the file of this name, or of any."""
+    for path in folder.glob(".*.new"):
+        name = NAME.fullmatch(path.name)
+        if name and of in (None, name["of"]) and _is_gone(name["process"]):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """A file or a whole folder, as far as it can be."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+    except OSError:  # it is gone, its name is too long to be one, or nothing can be changed here
+        return
+
+
+def _is_gone(process: str) -> bool:
+    host, _, pid = process.partition("-")
+    if host != _host():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # somebody else's
+        return False
+    return False
+
+
+def _host() -> str:
+    """Tells machines apart that share a folder, without their names."""
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]
+
+
+def is_regular(path: Path) -> bool:
+    """Whether it is a file, in a folder that is no link either. Raises OSError where nobody may look."""
+    return path.is_file() and not path.is_symlink() and not path.parent.is_symlink()
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file that anyone may have laid there. Raises OSError, also where it is a link, a pipe or a device."""
+    descriptor = os.open(path, READING)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def anew(path: Path) -> FileIO:
+    """Make the file anew, unbuffered: what lies there, or where a link leads, is not written to. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, MAKING, 0o644), "wb", buffering=0)
+
+
+class TakenError(Exception):
+    """Another process holds the lock, and went on holding it."""
+
+
+def lock(file: int) -> bool:
+    """Lock an open file for this process; False where locks do not work, as on some network file systems.
+
+    Raises TakenError where another process holds it for longer than one waits.
+    """
+    for _ in range(round(PATIENCE_SECONDS / PAUSE_SECONDS)):
+        try:
+            return _asked(file)
+        except TakenError:
+            sleep(PAUSE_SECONDS)
+    return _asked(file)
+
+
+def sign_lock(path: Path) -> None:
+    """Say in a file of its own who holds the lock, for those who wait; where it cannot be said, it is not."""
+    try:
+        with anew(path) as file:
+            file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+    except OSError:
+        return
+
+
+def lock_holder(path: Path) -> str:
+    """Who signed, as far as it is known."""
+    try:
+        with opened(path) as file:
+            return file.read(200).decode(errors="replace").strip() or "it does not say who it is"
+    except OSError:
+        return "it does not say who it is"
+
+
+def _asked(file: int) -> bool:
+    """Ask once, in a thread of its own: a file server that is gone would keep the question for ever."""
+    answers: SimpleQueue[OSError | None] = SimpleQueue()
+    threading.Thread(target=_ask, args=(file, answers), daemon=True).start()
+    try:
+        error = answers.get(timeout=ANSWER_SECONDS)
+    except Empty:
+        return False
+    if error is not None and error.errno in TAKEN:
+        raise TakenError
+    return error is None
+
+
+def _ask(file: int, answers: SimpleQueue[OSError | None]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        answers.put(error)
+    else:
+        answers.put(None)

@@ -1,0 +1,171 @@
+"""What a series of samples says of itself: warm-up, spread, sureness of the median, drift, when to stop sampling."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from itertools import takewhile
+from math import ceil, comb, copysign, floor, sqrt
+from statistics import NormalDist, median, quantiles
+
+import msgspec
+
+LEAST_LATER = 5  # steps that the first ones are compared with
+SLOWER = 0.02  # of the median: what no step is called slow for
+LEVEL = 0.95  # how often the interval holds the median
+EXACT = 1000  # samples from which on the binomial distribution is as good as normal
+SHORTEST = 1e-3  # seconds of a sample; of fewer, waiting for the device and reading its clock are too large a part
+MOST_STEPS = 1000  # in one sample
+FIRST_LOOK = 6  # samples: the least that have an interval
+CERTAIN = 3.0  # standard deviations: one series in 370 without a drift
+MOST_STRETCHES = 500  # of a longer series the medians of so many stretches are taken, since pairs are many
+
+
+def num_warmup(seconds: Sequence[float]) -> int:
+    """How many of the first steps are warm-up: those before the first that is no slower than the later ones.
+
+    Slower means: above the slowest of the later half (of at least five) by more than they are apart among themselves,
+    and by more than 2 %. So never more than half are warm-up, and of steps that are distributed alike seldom any.
+    """
+    later = seconds[-max(LEAST_LATER, len(seconds) // 2) :]
+    if len(later) == len(seconds):
+        return 0
+    limit = max(2 * max(later) - min(later), median(later) * (1 + SLOWER))
+    return sum(1 for _ in takewhile(lambda second: second > limit, seconds[: -len(later)]))
+
+
+@lru_cache(maxsize=64)  # a row and what is doubted of it ask for the same
+def spread(samples: tuple[float, ...]) -> float | None:
+    """Half the interquartile range over the median; None for fewer than two samples."""
+    if len(samples) < 2:
+        return None
+    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / 2 / middle if middle else None
+
+
+def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, float] | None:
+    """The narrowest pair of samples, equally far from both ends of their order, that holds the median so often.
+
+    It holds whatever the samples are distributed as. None where even the smallest and the largest are no such pair: at
+    95 % for fewer than six. Source: Conover, Practical Nonparametric Statistics, 3rd edition, section 3.2.
+    """
+    rank = _rank(len(samples), level)
+    if not rank:
+        return None
+    ordered = sorted(samples)
+    return ordered[rank - 1], ordered[-rank]
+
+
+def uncertainty(samples: Sequence[float], *, level: float = LEVEL) -> float | None:
+    """How far the interval reaches from the median at most, as a fraction of it; None where there is no interval."""
+    limits = interval(samples, level=level)
+    middle = median(samples) if samples else 0.0
+    return None if limits is None or not middle else max(middle - limits[0], limits[1] - middle) / middle
+
+
+@cache
+def _rank(count: int, level: float) -> int:
+    """The largest r such that fewer than r of the samples are below the median seldom enough; 0 if there is none."""
+    outside = (1 - level) / 2
+    if count > EXACT:
+        return floor((count + 1) / 2 - NormalDist().inv_cdf(1 - outside) * sqrt(count) / 2)
+    below = 0.0
+    for rank in range(count):
+        below += comb(count, rank) / 2**count
+        if below > outside:
+            return rank
+    return 0
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Until when a round samples the time, where no fixed number was asked for."""
+
+    precision_target: float = 0.02  # how far the interval of the median may reach from it, as a fraction of it
+    max_samples: int = 100
+    max_seconds: float = 2.0  # of timed steps
+
+
+def is_look(count: int) -> bool:
+    """Whether this many samples are looked at: 6, 8, 10, 12, 15, 18, 22, ..., each a fifth more.
+
+    Each look is a chance to stop by luck, so there are few.
+    """
+    look = FIRST_LOOK
+    while look < count:
+        look = ceil(look * 1.2)
+    return look == count
+
+
+def stop_reason(seconds: Sequence[float], sampling: Sampling, *, least: int) -> str | None:
+    """Why sampling ends here: "target" or the limit, "samples" or "seconds"; None to go on.
+
+    `seconds` are all steps since the warm-up that was asked for. What is found to be warm-up among them does not count
+    for the target, nor among the `least` samples that there are in any case.
+    """
+    has_all = len(seconds) >= sampling.max_samples
+    is_over = has_all or sum(seconds) >= sampling.max_seconds
+    if not (is_over or is_look(len(seconds))):
+        return None
+    steady = seconds[num_warmup(seconds) :]
+    if len(steady) < least:
+        return None
+    unsure = uncertainty(steady, level=LEVEL)
+    if unsure is not None and unsure <= sampling.precision_target:
+        return "target"
+    return "samples" if has_all else "seconds" if is_over else None
+
+
+def drift(series: Sequence[Sequence[float]]) -> float | None:
+    """How much the samples change from the first third to the last, as a fraction; None where it may be chance.
+
+    Each of the series is in its own order of time; the change is the median over them. It is chance where the number of
+    pairs that rise less that of those that fall, summed over the series, is within three standard deviations of what
+    it is without a drift (Kendall's test, summed as in Hirsch and Slack 1984, Water Resources Research 20).
+    """
+    stretches = [_stretches(one) for one in series if len(one) > 1]
+    score, variance = sum(map(_score, stretches)), sum(map(_variance, stretches))
+    if variance <= 0 or abs(score) - 1 < CERTAIN * sqrt(variance):
+        return None
+    changes = [_change(one) for one in stretches if all(one)]
+    change = median(changes) if changes else 0.0
+    return change if copysign(1, change) == copysign(1, score) else None
+
+
+def _stretches(samples: Sequence[float]) -> list[float]:
+    size = ceil(len(samples) / MOST_STRETCHES)
+    return [median(samples[at : at + size]) for at in range(0, len(samples), size)] if size > 1 else list(samples)
+
+
+def _score(samples: Sequence[float]) -> int:
+    """Pairs of which the later is larger, less those of which it is smaller."""
+    before: list[float] = []
+    score = 0
+    for sample in samples:
+        score += bisect_left(before, sample) - (len(before) - bisect_right(before, sample))
+        insort(before, sample)
+    return score
+
+
+def _variance(samples: Sequence[float]) -> float:
+    """Of the score where all orders are alike; equal samples are taken off."""
+    equal = Counter(samples).values() if len(set(samples)) < len(samples) else ()
+    return _orders(len(samples)) - sum(map(_orders, equal))
+
+
+def _orders(count: int) -> float:
+    """The variance of the score of so many samples that all differ."""
+    return count * (count - 1) * (2 * count + 5) / 18
+
+
+def _change(samples: Sequence[float]) -> float:
+    third = max(1, len(samples) // 3)
+    return median(samples[-third:]) / median(samples[:third]) - 1
+
+
+def highest(values: Sequence[int], num_points: int) -> list[int]:
+    """Of as many stretches, each as long as the others, the place of the largest value; at most one a value."""
+    num_points = min(num_points, len(values))
+    edges = [len(values) * at // num_points for at in range(num_points + 1)]
+    return [max(range(edges[at], edges[at + 1]), key=values.__getitem__) for at in range(num_points)]

@@ -1,0 +1,153 @@
+"""JSON and TOML files that anyone may have written: strict, finite, of bounded size and nesting."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from profiler.core.errors import UserError
+
+LARGEST = 2**63  # bytes, FLOPs, seconds: more than there is; whole numbers below it are of 64 bits
+LINE_BYTES = 32 << 20  # a record of 100,000 samples of each kind and of 10,000 parameters takes half of it
+JSON_BYTES = 256 << 20  # a document; the manifest of 100,000 trials takes a quarter of it
+PIECE_BYTES = 1 << 20
+JSON_DEPTH = 64  # records have six levels; what goes deepest are the segments within segments of a plan
+TOML_BYTES = 1 << 20  # a hundred times the longest in configs/
+TOML_DEPTH = 16  # of tables and arrays in each other; gcprof's own have four
+
+
+def levels(document: Any, *, most: int) -> Iterator[list[Any]]:
+    """What is in nested data, one list a level, the outermost first. Raises RecursionError beyond `most` levels."""
+    level = [document]
+    for _ in range(most):
+        nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [inner for inside in nested for inner in inside]
+        yield level
+        if not level:
+            return
+    raise RecursionError
+
+
+class Malformed(msgspec.DecodeError):
+    """It is JSON that this reader does not take, or none."""
+
+
+def read_json(path: Path) -> bytes:
+    """A whole document. Raises OSError, and Malformed for one that is larger than any that gcprof writes."""
+    text = bytearray()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            text += piece
+            if len(text) > JSON_BYTES:
+                raise Malformed(f"it is larger than {JSON_BYTES >> 20} MiB")
+    return bytes(text)
+
+
+def json_lines(path: Path) -> Iterator[bytes]:
+    """Each line with its end, which the last one may lack; never more of the file at once than one line.
+
+    A line that is too long is cut, to one byte more than `check_line_length` takes. Raises OSError.
+    """
+    with path.open("rb") as file:
+        while line := file.readline(LINE_BYTES + 1):
+            yield line
+            if len(line) > LINE_BYTES:
+                _skip_line(file, line)
+
+
+def check_line_length(line: bytes) -> None:
+    """Raises Malformed for a line that is longer than any that gcprof writes."""
+    if len(line) > LINE_BYTES:
+        raise Malformed(f"the line is longer than {LINE_BYTES >> 20} MiB")
+
+
+def check_json(text: bytes) -> None:
+    """Raises Malformed for a key that is there twice, a number out of range, deep nesting, and what is no JSON."""
+    try:
+        document = json.loads(
+            text.decode(), object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite, parse_int=_whole
+        )
+        for _ in levels(document, most=JSON_DEPTH):
+            continue
+    except RecursionError:
+        raise Malformed(f"it is nested deeper than {JSON_DEPTH} levels") from None
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+
+
+def _skip_line(file: BinaryIO, line: bytes) -> None:
+    """Go on to the next line."""
+    while line and not line.endswith(b"\n"):
+        line = file.readline(LINE_BYTES)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise Malformed(f"the key '{next(key for key in fields if keys.count(key) > 1)}' is there twice")
+    return fields
+
+
+def _refuse(word: str) -> float:
+    raise Malformed(f"{word} is no number of JSON")
+
+
+def _finite(word: str) -> float:
+    number = float(word)
+    if number - number != 0:  # infinite: of JSON's own numbers none is NaN
+        raise Malformed(f"the number {_brief(word)} is out of range")
+    return number
+
+
+def _whole(word: str) -> int:
+    if len(word) > 20 or not -LARGEST <= int(word) < LARGEST:
+        raise Malformed(f"the number {_brief(word)} is out of range")
+    return int(word)
+
+
+def _brief(word: str) -> str:
+    return word if len(word) <= 20 else f"{word[:12]}... of {len(word):,} characters"
+
+
+def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
+    """The file's text and what it says. Raises UserError, with the hint where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(TOML_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror}", hint=hint) from None
+    if len(text) > TOML_BYTES:
+        raise UserError(f"'{path}' is larger than {TOML_BYTES >> 20} MiB", hint=hint)
+    try:
+        words = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: this is not UTF-8 text", hint="save it as UTF-8") from None
+    try:
+        document = tomllib.loads(words)
+        _check_toml(document)
+    except RecursionError:
+        raise _not_toml(path, f"it is nested deeper than {TOML_DEPTH} levels") from None
+    except tomllib.TOMLDecodeError as error:
+        what, _, at = str(error).partition(" (at line ")
+        raise _not_toml(path, what, line=at.partition(",")[0] or words.count("\n") + 1) from None
+    except ValueError as error:  # a number of too many digits is one too
+        raise _not_toml(path, str(error)) from None
+    return words, document
+
+
+def _check_toml(document: dict[str, Any]) -> None:
+    """Raises RecursionError for what is nested too deep, and ValueError for a number that is too large."""
+    for level in levels(document, most=TOML_DEPTH):
+        if any(isinstance(one, int | float) and not abs(one) < LARGEST for one in level):
+            raise ValueError("a number is out of range")
+
+
+def _not_toml(path: Path, why: str, *, line: str | int = 1) -> UserError:
+    return UserError(f"{path}:{line}: this is not TOML: {why}", hint="key = value, one a line")
