@@ -16,8 +16,8 @@ import msgspec
 
 from profiler.core.secret_filter import hide_bytes
 from profiler.core.units import count_text
-from profiler.engines import cgroup
 from profiler.engines.capped_log import LOG_BYTES, Log
+from profiler.engines.cgroup import memory_kills
 
 SHOWN_BYTES = 1024  # of a message that is none, in the log
 MESSAGE_BYTES = 64 << 20  # of all that a child may send
@@ -71,7 +71,7 @@ class Child:
         self._said = b""
         self._received = b""
         self._num_received = 0
-        self._memory_kills = cgroup.memory_kills()
+        self._memory_kills = memory_kills()
 
     def __enter__(self) -> Child:
         self._channel, channel = os.pipe()
@@ -128,7 +128,7 @@ class Child:
         return Ended(status=self._status, stage=late, timed_out=timed_out, limit=limit)
 
     def _meanwhile(self) -> int | None:
-        before, now = self._memory_kills, cgroup.memory_kills()
+        before, now = self._memory_kills, memory_kills()
         return None if before is None or now is None else now - before
 
     def _kill(self, number: int) -> None:

@@ -70,7 +70,7 @@ def free_bytes(request: str, channel: int) -> None:
 def compute(request: str, channel: int) -> None:
     """Tell what the device called `request` gets wrong of arithmetic; None where it computes."""
     open_device(request)
-    tell(channel, {"wrong": arithmetic.wrong(visible(request))})
+    tell(channel, {"wrong": arithmetic.wrong_arithmetic(visible(request))})
 
 
 def outline(request: str, channel: int) -> None:

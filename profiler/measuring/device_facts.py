@@ -12,8 +12,7 @@ from profiler import __version__
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.record import Environment
-from profiler.measuring import devices
-from profiler.measuring.devices import Device
+from profiler.measuring.devices import TABLE, Device
 
 
 def environment(device: Device) -> Environment:
@@ -36,7 +35,7 @@ def environment(device: Device) -> Environment:
 
 def open_device(name: str) -> Device:
     """The device of that name: `cpu`, `cuda:0`."""
-    connect, _ = catalogue.load(Choice(name.partition(":")[0]), devices.TABLE)
+    connect, _ = catalogue.load(Choice(name.partition(":")[0]), TABLE)
     device: Device = connect(name)
     return device
 

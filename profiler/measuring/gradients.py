@@ -8,7 +8,8 @@ import torch
 from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import averaging, equality
+from profiler.measuring.meters import equality
+from profiler.measuring.meters.averaging import verify_averaging
 from profiler.measuring.meters.equality import Step
 from profiler.training.assemble import Assembled
 from profiler.training.strategies.batchnorm import is_repairable
@@ -87,7 +88,7 @@ class _Comparison:
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
             self._bench.note("GCP035", text)
-        return averaging.verify(
+        return verify_averaging(
             found,
             lambda: self._gradients(self._case),
             lambda rank: lambda: self._alone(rank),

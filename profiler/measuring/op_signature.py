@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 
-def signature(operator: Any, arguments: Any, keywords: Any) -> str:
+def call_signature(operator: Any, arguments: Any, keywords: Any) -> str:
     """Name, kinds, shapes and strides of tensors, and all other arguments: `aten.mm(f32[2, 3], f32[3, 4])`."""
     words = [_word(one) for one in arguments] + [f"{key}={_word(one)}" for key, one in (keywords or {}).items()]
-    return f"{name(operator)}({', '.join(words)})"
+    return f"{operator_name(operator)}({', '.join(words)})"
 
 
-def name(operator: Any) -> str:
+def operator_name(operator: Any) -> str:
     """The operator with its overload, but for the default one: `aten.add.Tensor`, `aten.mm`."""
     return str(operator).removesuffix(".default")
 

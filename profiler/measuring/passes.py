@@ -28,7 +28,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
     bench.num_steps += 1
     calls: list[int] = []
     built = bench.build(calls=calls)
-    return {**flops.read(built.workload), "block_calls": tuple(calls)}
+    return {**flops.read_flops(built.workload), "block_calls": tuple(calls)}
 
 
 def _memory(bench: Bench) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.record import Environment, Note, Readings, Record, Timeline
 from profiler.core.trace_data import Followed, Trace, by_category
 from profiler.measuring.meters.timeline import timeline
-from profiler.measuring.op_signature import name, signature
+from profiler.measuring.op_signature import call_signature, operator_name
 from profiler.predicting.trace import allocator, convolutions, products, roofline, settings
 from profiler.predicting.trace.buffers import taking_buffers
 from profiler.predicting.trace.building import Builder
@@ -279,7 +279,8 @@ def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
     names = {call.partition("(")[0] for call in known}
 
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
-        measured = known.get(signature(operator, arguments, keywords)) if names and name(operator) in names else None
+        call = call_signature(operator, arguments, keywords) if names and operator_name(operator) in names else ""
+        measured = known.get(call)
         return foreseen(operator, arguments, keywords) if measured is None else measured
 
     return hidden

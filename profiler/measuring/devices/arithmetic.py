@@ -7,7 +7,7 @@ import torch
 SIZE = 16  # of the matrices; all numbers are whole and below 2**10, so that every kind of float has them exactly
 
 
-def wrong(device: str) -> str | None:
+def wrong_arithmetic(device: str) -> str | None:
     """A sentence on what the device gets wrong; None where every number is right. `device` is torch's name for it."""
     left = [[(3 * row + column) % 5 - 2 for column in range(SIZE)] for row in range(SIZE)]
     right = [[(row + 2 * column) % 7 - 3 for column in range(SIZE)] for row in range(SIZE)]

@@ -11,11 +11,12 @@ import msgspec
 import torch
 
 from profiler.core.record import Equality
-from profiler.measuring.meters.equality import Results, Step, collect, compare, compared
+from profiler.measuring.meters import equality
+from profiler.measuring.meters.equality import Results, Step
 from profiler.measuring.process_group import Group
 
 
-def verify(
+def verify_averaging(
     found: Equality, step: Step, alone: Callable[[int], Step], nudged: Callable[[int], Step], group: Group
 ) -> Equality:
     """`found` with how far the gradients of `step`, with all ranks, are from the mean of those that one process has.
@@ -23,16 +24,16 @@ def verify(
     `alone(rank)` is the step of one process with the batch of a rank, `nudged(rank)` the same with weights that differ
     in the last bit: where not all bits are equal, what rounding makes of the gradients says how much that is.
     """
-    mine = collect(step)
-    mean = _mean([collect(alone(rank)) for rank in range(group.size)], group.rank)
-    across = compared(mean, mine, group)
+    mine = equality.collect(step)
+    mean = _mean([equality.collect(alone(rank)) for rank in range(group.size)], group.rank)
+    across = equality.compared(mean, mine, group)
     if not across.largest_difference:
         return msgspec.structs.replace(found, ranks_difference=0.0)
-    other = _mean([collect(nudged(rank)) for rank in range(group.size)], group.rank)
+    other = _mean([equality.collect(nudged(rank)) for rank in range(group.size)], group.rank)
     return msgspec.structs.replace(
         found,
         ranks_difference=across.largest_difference,
-        rounding_floor=max(group.gather(compare(mean, other).largest_difference or 0.0)),
+        rounding_floor=max(group.gather(equality.compare(mean, other).largest_difference or 0.0)),
         worst_parameter=across.worst_parameter,
     )
 

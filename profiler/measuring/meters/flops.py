@@ -10,7 +10,7 @@ from torch.utils.module_tracker import ModuleTracker
 from profiler.training.workload import Workload, loss_of
 
 
-def read(workload: Workload) -> dict[str, Any]:
+def read_flops(workload: Workload) -> dict[str, Any]:
     """The FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
 
     Counts matrix products, convolutions and attention, as torch.utils.flop_counter does.

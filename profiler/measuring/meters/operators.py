@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.measuring.devices import Device, Span
-from profiler.measuring.op_signature import signature
+from profiler.measuring.op_signature import call_signature
 
 Step = Callable[[Callable[[str], None]], Any]
 
@@ -38,7 +38,7 @@ class _Calls(TorchDispatchMode):
         self._mark = mark
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.signatures.append(signature(func, args, kwargs))
+        self.signatures.append(call_signature(func, args, kwargs))
         self._mark()
         out = func(*args, **(kwargs or {}))
         self._mark()

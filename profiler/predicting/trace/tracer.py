@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
-from profiler.measuring.op_signature import name
+from profiler.measuring.op_signature import operator_name
 from profiler.predicting.trace.requests import Requests
 from profiler.training.workload import rounded
 
@@ -227,7 +227,7 @@ class _Kind:
     __slots__ = ("flops", "is_question", "is_view", "name", "order")
 
     def __init__(self, func: Any) -> None:
-        self.name = name(func)
+        self.name = operator_name(func)
         self.flops: Any = flop_registry.get(func._overloadpacket)
         self.is_question = func.namespace in ("prim", "profiler")  # of a fake tensor's device; or a mark
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
