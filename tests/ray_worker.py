@@ -13,7 +13,7 @@ from profiler.core.case import Trial, decode
 from profiler.core.record import Environment, Record
 from profiler.engines import worker
 from profiler.measuring import measure
-from profiler.measuring.device_facts import environment
+from profiler.measuring.devices import environment
 from profiler.measuring.devices.cpu import Cpu
 
 

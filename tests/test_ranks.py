@@ -25,7 +25,7 @@ from profiler.core.units import MIB
 from profiler.engines.local import Local
 from profiler.measuring import ranks as launcher
 from profiler.measuring.meters import equality, time
-from profiler.measuring.process_group import Group
+from profiler.measuring.ranks import Group
 from profiler.request import device_choice
 from profiler.training.assemble import assemble
 from profiler.training.distributed.fsdp2 import distribute

@@ -22,8 +22,8 @@ from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from profiler.predicting.prediction import observe_case, trace_case
 from profiler.predicting.staging import stage_seconds
-from profiler.predicting.staging.recompute_seconds import NOTHING
 from profiler.predicting.staging.stage_operators import spans
+from profiler.predicting.staging.stage_seconds import NOTHING
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace.compose import RANDOM_STATE
 from profiler.training import models

@@ -17,12 +17,13 @@ import msgspec
 from profiler.core.secret_filter import hide_bytes
 from profiler.core.units import count_text
 from profiler.engines.capped_log import LOG_BYTES, Log
-from profiler.engines.cgroup import memory_kills
 
 SHOWN_BYTES = 1024  # of a message that is none, in the log
 MESSAGE_BYTES = 64 << 20  # of all that a child may send
 NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and ending it
+MEMBERSHIP = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup")
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,3 +218,30 @@ def _folder() -> str | None:
         return os.getcwd()
     except FileNotFoundError:
         return None
+
+
+def memory_kills() -> int | None:
+    """`oom_kill` of the group, by either version of control groups; None where it cannot be read."""
+    try:
+        lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    counts = [_count(path) for line in lines for path in _counters(*line.split(":", 2)[1:])]
+    return next((count for count in counts if count is not None), None)
+
+
+def _counters(controllers: str, group: str) -> list[Path]:
+    """Where the count may stand; in a container the group's own folder is often the mount itself."""
+    if controllers == "":
+        return [MOUNT / group.lstrip("/") / "memory.events", MOUNT / "memory.events"]
+    if "memory" in controllers.split(","):
+        return [MOUNT / "memory" / group.lstrip("/") / "memory.oom_control", MOUNT / "memory" / "memory.oom_control"]
+    return []
+
+
+def _count(path: Path) -> int | None:
+    try:
+        words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    return next((int(word[1]) for word in words if word[0] == "oom_kill"), None)

@@ -20,12 +20,10 @@ from profiler.core.gpu_kinds import visible
 from profiler.core.record import Environment, Outcome, Record, Shortage
 from profiler.core.secret_filter import hide
 from profiler.engines import user_traceback
-from profiler.measuring import measure
-from profiler.measuring.device_facts import environment, open_device
-from profiler.measuring.devices import arithmetic
+from profiler.measuring import devices, measure
+from profiler.measuring.devices import environment, open_device
 from profiler.measuring.out_of_memory import shortage
-from profiler.measuring.process_group import Ranks
-from profiler.measuring.ranks import Lost, launch
+from profiler.measuring.ranks import Lost, Ranks, launch
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.staging.stages import stages
 from profiler.training.inspect_blocks import describe
@@ -70,7 +68,7 @@ def free_bytes(request: str, channel: int) -> None:
 def compute(request: str, channel: int) -> None:
     """Tell what the device called `request` gets wrong of arithmetic; None where it computes."""
     open_device(request)
-    tell(channel, {"wrong": arithmetic.wrong_arithmetic(visible(request))})
+    tell(channel, {"wrong": devices.wrong_arithmetic(visible(request))})
 
 
 def outline(request: str, channel: int) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 from profiler.core.case import Trial
 from profiler.core.record import Record
-from profiler.measuring.bench import ALONE, Bench
-from profiler.measuring.device_facts import environment
+from profiler.measuring.bench import ALONE, Bench, switches
+from profiler.measuring.devices import environment
 from profiler.measuring.gradients import compare
 from profiler.measuring.passes import read
-from profiler.measuring.process_group import Group
-from profiler.measuring.torch_flags import switches
+from profiler.measuring.ranks import Group
 from profiler.training.assemble import Build
 
 

@@ -11,10 +11,9 @@ import torch
 from profiler.core.case import Case, Trial
 from profiler.core.record import Note
 from profiler.core.units import bytes_text
-from profiler.measuring.device_facts import of_rank, open_device
+from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
-from profiler.measuring.process_group import Group
-from profiler.measuring.torch_flags import changed, switches
+from profiler.measuring.ranks import Group
 from profiler.training.assemble import Assembled, Build, assemble
 
 ALONE = Group()
@@ -131,3 +130,25 @@ class Bench:
         if alone.held_bytes() or alone.held_model_bytes():
             return "the model's own code keeps them, without checkpointing too, by a module-level name or by a cycle"
         return f"{self.trial.case.strategy} keeps them; the model alone leaves nothing behind"
+
+
+def switches() -> dict[str, str]:
+    """Every switch that changes what a step gives, takes or keeps, by the name that it has in torch."""
+    return {
+        "default dtype": str(torch.get_default_dtype()),
+        "default device": str(torch.get_default_device()),
+        "threads": str(torch.get_num_threads()),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "cudnn.enabled": str(torch.backends.cudnn.enabled),
+        "cudnn.benchmark": str(torch.backends.cudnn.benchmark),
+        "cudnn.deterministic": str(torch.backends.cudnn.deterministic),
+        "cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
+        "gradients": str(torch.is_grad_enabled()),
+        "anomaly detection": str(torch.is_anomaly_enabled()),
+    }
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """`threads 2 -> 1`: each switch that stands otherwise now."""
+    return [f"{name} {one} -> {after[name]}" for name, one in before.items() if after[name] != one]

@@ -10,7 +10,7 @@ import torch
 from profiler.core.case import OPERATORS
 from profiler.core.record import RankBytes, Readings
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import flops, memory, operators
+from profiler.measuring.meters import memory, operators
 from profiler.measuring.meters import time as timing
 
 
@@ -28,7 +28,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
     bench.num_steps += 1
     calls: list[int] = []
     built = bench.build(calls=calls)
-    return {**flops.read_flops(built.workload), "block_calls": tuple(calls)}
+    return {**operators.read_flops(built.workload), "block_calls": tuple(calls)}
 
 
 def _memory(bench: Bench) -> dict[str, Any]:

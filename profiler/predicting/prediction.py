@@ -22,15 +22,15 @@ from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import Environment, Note, Readings, Record, Timeline
 from profiler.core.trace_data import Followed, Trace, by_category
-from profiler.measuring.meters.timeline import timeline
-from profiler.measuring.op_signature import call_signature, operator_name
+from profiler.measuring.meters.memory import timeline
+from profiler.measuring.meters.operators import call_signature, operator_name
 from profiler.predicting.trace import allocator, convolutions, products, roofline, settings
-from profiler.predicting.trace.buffers import taking_buffers
 from profiler.predicting.trace.building import Builder
+from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
-from profiler.predicting.trace.elementwise import on_parts
 from profiler.predicting.trace.fake_tensors import Fakes, fake_tensors, unseen
 from profiler.predicting.trace.host_state import Marking, host_state
+from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Step, follow, keeps_workspaces
 from profiler.predicting.trace.summary import readings
 from profiler.predicting.trace.temporaries import temporary_bytes

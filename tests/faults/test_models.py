@@ -6,7 +6,7 @@ import pytest
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.analysis.rows import Row, rows
-from profiler.measuring.torch_flags import changed, switches
+from profiler.measuring.bench import changed, switches
 from profiler.runs import store
 from profiler.views.tables import terminal
 from tests.conftest import measured

@@ -12,7 +12,7 @@ from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.engines import user_traceback
 from profiler.engines.worker import attempt
-from profiler.measuring.meters import flops
+from profiler.measuring.meters import operators
 from profiler.training import workload
 from tests import make
 from tests.faults.trials import log_of, outcomes, run, trial
@@ -167,7 +167,7 @@ def test_fault_24_a_loss_that_is_not_a_number_is_measured_and_flagged(here, shar
     ("kind", "words"), [("vector", "grad can be implicitly created only for scalar outputs"), ("integer", "grad")]
 )
 def test_twin_24_unasked_torch_says_it_in_words_of_its_own(monkeypatch, kind, words):
-    for room in (workload, flops):
+    for room in (workload, operators):
         monkeypatch.setattr(room, "loss_of", lambda work: work.loss(work.module, work.batch))
 
     record = attempt(trial(kind), on_stage=lambda stage: None)

@@ -11,8 +11,7 @@ from profiler.core import code_digests
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Built, Note, Readings, Record
-from profiler.measuring.device_facts import environment, open_device
-from profiler.measuring.devices import Device, Span, Stopwatch, Watch
+from profiler.measuring.devices import Device, Span, Stopwatch, Watch, environment, open_device
 from profiler.runs import store
 
 ADVICE = "from a real training run: gradients were not compared, and saved bytes were not measured"

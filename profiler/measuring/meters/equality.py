@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from profiler.core.record import Equality
-from profiler.measuring.process_group import Group
+from profiler.measuring.ranks import Group
 from profiler.training.workload import Workload, local
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it

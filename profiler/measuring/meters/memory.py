@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from profiler.core.record import PHASES, PhaseBytes, Timeline
+from profiler.core.stats.largest import highest
 from profiler.measuring.devices import Device, Span
-from profiler.measuring.meters.timeline import timeline
 from profiler.training.workload import Workload, bytes_by_storage, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
+NUM_POINTS = 96  # a page draws several timelines beside each other, and a record is one line
 
 
 def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step) -> dict[str, Any]:
@@ -129,3 +130,18 @@ def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
 def _largest(values: list[int | None]) -> int | None:
     measured = [value for value in values if value is not None]
     return max(measured) if measured else None
+
+
+def timeline(nbytes: Mapping[str, Sequence[int]], phases: Iterable[tuple[str, int]], **at_peak: Any) -> Timeline:
+    """Series of the same length, one for each category, thinned where their sum is not the largest of its stretch.
+
+    `phases` are in order, each with the place of its first value. What `at_peak` says is stored as it is. Bytes.
+    """
+    places = highest([sum(values) for values in zip(*nbytes.values(), strict=True)], NUM_POINTS)
+    firsts = [(phase, sum(place < first for place in places)) for phase, first in phases]
+    ends = [*(first for _, first in firsts[1:]), len(places)]
+    return Timeline(
+        phases=tuple(one for one, end in zip(firsts, ends, strict=True) if one[1] < end),  # some have none
+        nbytes={name: tuple(values[place] for place in places) for name, values in nbytes.items() if any(values)},
+        **at_peak,
+    )

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from profiler.measuring.devices import Device, Span
-from profiler.measuring.op_signature import call_signature
+from profiler.training.workload import Workload, loss_of
 
 Step = Callable[[Callable[[str], None]], Any]
 
@@ -47,3 +50,51 @@ class _Calls(TorchDispatchMode):
 
 def _hidden(span: Span) -> int:
     return span.peak_bytes - max(span.start_bytes, span.end_bytes)
+
+
+def call_signature(operator: Any, arguments: Any, keywords: Any) -> str:
+    """Name, kinds, shapes and strides of tensors, and all other arguments: `aten.mm(f32[2, 3], f32[3, 4])`."""
+    words = [_word(one) for one in arguments] + [f"{key}={_word(one)}" for key, one in (keywords or {}).items()]
+    return f"{operator_name(operator)}({', '.join(words)})"
+
+
+def operator_name(operator: Any) -> str:
+    """The operator with its overload, but for the default one: `aten.add.Tensor`, `aten.mm`."""
+    return str(operator).removesuffix(".default")
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        strides = "" if value.is_contiguous() else f" by {list(value.stride())}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{strides}"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_word(one) for one in value)}]"
+    return str(value)
+
+
+def read_flops(workload: Workload) -> dict[str, Any]:
+    """The FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
+
+    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does.
+    """
+    with _Counter() as forward:
+        loss = loss_of(workload)
+    with _Counter() as backward:
+        loss.backward()
+    return {"forward_flops": forward.get_total_flops(), "backward_flops": backward.get_total_flops()}
+
+
+class _Counter(FlopCounterMode):
+    """Of the whole model alone: by module it would set hooks, under which no forward may call torch.autograd.grad."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.mod_tracker = _Nowhere()
+
+
+class _Nowhere(ModuleTracker):
+    def __enter__(self) -> _Nowhere:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        return None

@@ -15,7 +15,7 @@ from profiler.core.record import Conditions
 from profiler.core.stats.stopping import MOST_STEPS, SHORTEST, Sampling, is_look, reason
 from profiler.core.stats.warmup import num_warmup
 from profiler.measuring.devices import Device
-from profiler.measuring.process_group import Group
+from profiler.measuring.ranks import Group
 
 Step = Callable[[Callable[[str], None]], Any]
 Spans = list[tuple[str, float]]

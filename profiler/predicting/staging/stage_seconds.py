@@ -14,10 +14,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from profiler.core.case import Case, Choice
-from profiler.measuring.device_facts import open_device
-from profiler.measuring.devices import Device
+from profiler.measuring.devices import Device, open_device
 from profiler.measuring.meters import time as step_timing
-from profiler.predicting.staging.recompute_seconds import NOTHING, Seconds
 from profiler.training.assemble import assemble
 from profiler.training.strategies.chain import checkpoint_without_reentry
 from profiler.training.strategies.selective import saving
@@ -197,3 +195,15 @@ def _restored(module: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         for buffer, before in zip(module.buffers(), buffers, strict=True):
             buffer.copy_(before)
+
+
+class Seconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one stage."""
+
+    forward: float
+    backward: float
+    early_stop: float  # of a recompute, which ends when all that is saved is there
+    options: dict[str, tuple[float, float]]  # forward and backward under each save option
+
+
+NOTHING = Seconds(forward=0.0, backward=0.0, early_stop=0.0, options={})

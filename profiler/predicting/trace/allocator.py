@@ -11,8 +11,16 @@ import msgspec
 from msgspec.structs import replace
 
 from profiler.core.trace_data import Allocation, Building, Operator, Trace
-from profiler.predicting.trace.expandable import ExpandablePool
-from profiler.predicting.trace.segment_pool import GRANULE, NO_LIMIT, USED, Block, Pool, SegmentPool, round_up
+from profiler.predicting.trace.memory_pools import (
+    GRANULE,
+    NO_LIMIT,
+    USED,
+    Block,
+    ExpandablePool,
+    Pool,
+    SegmentPool,
+    round_up,
+)
 from profiler.predicting.trace.settings import NUM_INTERVALS, Settings
 
 SMALL_REQUEST = 2**20  # bytes: the largest request that the small pool serves

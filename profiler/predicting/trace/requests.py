@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.predicting.trace.segment_pool import GRANULE, round_up
+from profiler.predicting.trace.memory_pools import GRANULE, round_up
 
 
 class Requests(int):

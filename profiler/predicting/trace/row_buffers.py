@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
-from profiler.core.gpu_specs import Chip
-from profiler.predicting.trace.reductions import buffer_bytes
+from profiler.core.gpu_specs import Chip, Rates
+from profiler.predicting.trace.attention_buffers import attention_bytes
+from profiler.predicting.trace.memory_pools import GRANULE, round_up
+from profiler.predicting.trace.reductions import buffer_bytes, reduction_bytes
 from profiler.predicting.trace.requests import request
-from profiler.predicting.trace.segment_pool import GRANULE, round_up
+from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
 FEW = 3072  # indices: one kernel adds them up without sorting
@@ -83,3 +85,16 @@ def _norm_bytes(args: Any, chip: Chip) -> int:
     parts = weight.new_empty((num_parts, width))
     both = request(parts.numel() * parts.itemsize) * (1 if bias is None else 2)
     return both + request(width * weight.itemsize) + buffer_bytes(parts, [0], chip)
+
+
+def taking_buffers(hidden: Hidden, known: Rates | None) -> Hidden:
+    """`hidden` with the buffers of reductions, attentions and rows on this GPU, where its chip is known."""
+    if known is None or known.chip is None:
+        return hidden
+    chip = known.chip
+
+    def taken(func: Any, args: Any, kwargs: Any) -> int:
+        own = reduction_bytes(func, args, kwargs, chip) or attention_bytes(func, args, kwargs, known)
+        return hidden(func, args, kwargs) + (own or row_bytes(func, args, kwargs, chip))
+
+    return taken

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
-from profiler.measuring.op_signature import operator_name
+from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.trace.requests import Requests
 from profiler.training.workload import rounded
 

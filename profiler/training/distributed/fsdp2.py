@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import GATHERED
 from profiler.training.distributed import gloo
-from profiler.training.routed_forward import Detour
+from profiler.training.strategies.chain import Detour
 from profiler.training.workload import Workload, storage_bytes
 
 

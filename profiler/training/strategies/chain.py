@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import refuse_none
-from profiler.training.routed_forward import Detour
 from profiler.training.strategies.observe import observe
 from profiler.training.workload import Workload
 
@@ -183,3 +182,20 @@ def _pass_on(value: Any, *arguments: Any, **keywords: Any) -> Any:
 
 def _pass_on_in_a_tuple(value: Any, *arguments: Any, **keywords: Any) -> Any:
     return (value,)
+
+
+class Detour:
+    """`inside` computes the block, in its run; where the module itself calls the block, `outside` is called instead.
+
+    No closure, so that a deep copy of the module runs the copied blocks. `is_alone`: the run is this block.
+    """
+
+    def __init__(
+        self, inside: Callable[..., Any], outside: Callable[..., Any], *, is_inside: Callable[[], bool], is_alone: bool
+    ) -> None:
+        self.inside, self.outside = inside, outside
+        self.is_alone = is_alone
+        self._is_inside = is_inside
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return (self.inside if self._is_inside() else self.outside)(*arguments, **keywords)
