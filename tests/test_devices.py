@@ -17,7 +17,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.engines import multi_gpu
+from profiler.engines import task_pool
 from profiler.engines.local import Local
 from profiler.request import device_choice
 from profiler.runs import store
@@ -69,7 +69,7 @@ def test_every_trial_is_run_once_by_one_of_the_lanes():
     plan = trials(2, 3, 4, 5)
     both = [Lane(barrier := Barrier(2)), Lane(barrier)]
 
-    records = list(multi_gpu.over(both, plan, stop=never))
+    records = list(task_pool.over(both, plan, stop=never))
 
     assert sorted((str(one.case.strategy), one.round) for one in records) == sorted(
         (str(one.case.strategy), one.round) for one in plan
@@ -80,7 +80,7 @@ def test_every_trial_is_run_once_by_one_of_the_lanes():
 def test_what_is_compared_within_a_round_stays_in_one_lane_in_its_order():
     both = [Lane(barrier := Barrier(2)), Lane(barrier)]
 
-    list(multi_gpu.over(both, trials(2, 3, 4, models=("mlp", "mlp:width=8")), stop=never))
+    list(task_pool.over(both, trials(2, 3, 4, models=("mlp", "mlp:width=8")), stop=never))
 
     places = {(one.case.baseline, one.round): number for number, lane in enumerate(both) for one in lane.asked}
     for number, lane in enumerate(both):
@@ -101,7 +101,7 @@ def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
         yield from ()
 
     with pytest.raises(UserError, match="still holds"):
-        list(multi_gpu.over([slow, broken], trials(2, 3), stop=stopped.set))
+        list(task_pool.over([slow, broken], trials(2, 3), stop=stopped.set))
 
     assert stopped.is_set()
 
@@ -113,7 +113,7 @@ def test_closing_begins_nothing_more():
         yield told(next(iter(trials)))
         stopped.wait(timeout=60)
 
-    records = multi_gpu.over([slow], trials(2, 3), stop=stopped.set)
+    records = task_pool.over([slow], trials(2, 3), stop=stopped.set)
     next(records)
     records.close()
 

@@ -7,18 +7,19 @@ text, and `run(plan, done)`, which yields one record for each trial that is owed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from profiler.core import catalogue, gpu_kinds
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Choice, Trial, decode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 
 TABLE = {
     "local": "profiler.engines.local:connect",
-    "trainer": "profiler.engines.trainer:connect",
+    "trainer": "profiler.engines.local:connect_trainer",
     "slurm": "profiler.engines.slurm:connect",
     "ray": "profiler.engines.ray_cluster:connect",
 }
@@ -73,3 +74,16 @@ class Engine(Protocol):
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """One record for each trial that `done` does not settle. Closing the iterator ends what is at work."""
+
+
+def read_answer(answer: Mapping[str, Any], key: str, kind: type[Any], *, of: str = "", hint: str | None = None) -> Any:
+    """What stands under the key, as `kind`.
+
+    Raises UserError for what was refused (exit code 2, with the hint) or failed (1), which begins with `of`.
+    """
+    if key in answer:
+        return decode(json.dumps(answer[key]), kind)
+    is_refused = "refused" in answer
+    words = answer["refused"] if is_refused else answer.get("failed", "what it sent is no answer")
+    message = f"{of}: {words}" if of else words
+    raise UserError(message, hint=hint if is_refused else None, exit_code=2 if is_refused else 1)

@@ -9,23 +9,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from profiler.analysis.sanity import impossible
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
-from profiler.core.record import SCHEMA, Environment, Outcome, Record
+from profiler.core.record import Environment, Record
 from profiler.core.units import bytes_text
-from profiler.engines import multi_gpu
+from profiler.engines import task_pool
 from profiler.engines.child import Child, Ended
-from profiler.engines.failed_record import lost
-from profiler.engines.memory_release import WAIT_SECONDS, still_held
 from profiler.engines.order import in_waves
+from profiler.engines.trial_record import trial_record
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
@@ -34,11 +32,21 @@ from profiler.runs import store
 PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", "profiler.engines.worker")
 
 RUN_TRIAL = "profiler.engines.worker:run_trial"
+TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
+
+WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
+POLL_SECONDS = 0.5
+SLACK_BYTES = 64 << 20  # what is free wanders by so much without anybody's doing
 
 
 def connect(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
     """This machine, one trial at a time."""
     return Local(stage_seconds=stage_seconds, logs=logs)
+
+
+def connect_trainer(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
+    """This machine, one trial at a time, with transformers.Trainer as the training loop."""
+    return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN)
 
 
 class Local:
@@ -122,7 +130,7 @@ class Local:
             self._lanes = [self._lane(uuid) for uuid in self.devices]
         for lane in self._lanes:
             lane.logs = self.logs
-        return multi_gpu.over([lane._one_by_one for lane in self._lanes], trials, stop=self.stop)
+        return task_pool.over([lane._one_by_one for lane in self._lanes], trials, stop=self.stop)
 
     def _lane(self, uuid: str) -> Local:
         lane = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
@@ -136,7 +144,7 @@ class Local:
             request = encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
             with self._child(self._entry, request, store.log_name(trial.case, trial.round)) as child:
                 ended = child.wait(self._stage_seconds)
-                record = _record(trial, child, ended, asked)
+                record = trial_record(trial, child, ended, asked)
             self._bury_with(ended)
             if self._is_stopped:
                 return
@@ -229,47 +237,17 @@ _BOOT = (
 )
 
 
-def _record(trial: Trial, child: Child, ended: Ended, asked: float) -> Record:
-    """The worker's own record where it gave one that can be, else what its end says."""
-    told = [message["record"] for message in child.messages if "record" in message]
-    if not told:
-        return lost(trial, *_outcome(ended, child))
-    try:
-        return _believed(trial, told, child, asked)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        child.keep(b"".join(map(encode, told)))
-        return lost(trial, "failed", f"bad result: {error}")
-
-
-def _believed(trial: Trial, told: list[Any], child: Child, asked: float) -> Record:
-    """The one record that was sent. Raises ValueError for one that no trial of ours can have given."""
-    if child.damage or len(told) > 1:
-        raise ValueError(child.damage or f"it sent {len(told)} records")
-    record: Record = decode(encode(told[0]), Record)
-    if record.schema != SCHEMA:
-        raise ValueError(f"it is of schema {record.schema}")
-    if record.case != trial.case or record.round != trial.round:
-        raise ValueError("it is of another case")
-    record = msgspec.structs.replace(
-        record, stage_seconds={"start": _start_seconds(child, asked), **record.stage_seconds}
-    )
-    for wrong in impossible(record, trial.passes):
-        raise ValueError(wrong)
-    return record
-
-
-def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
-    if ended.timed_out:
-        return "timed_out", f"{ended.stage} took longer than {ended.limit:g} s"
-    if not child.flooded and (ended.status is None or ended.status < 0):
-        return "crashed", ended.describe()  # which explains what it sent, too
-    if child.damage:
-        return "failed", f"bad result: {child.damage}"
-    return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
-
-
-def _start_seconds(child: Child, asked: float) -> float:
-    at: Any = next((message.get("at") for message in child.messages if message.get("stage") == "start"), asked)
-    if not isinstance(at, int | float):
-        raise ValueError(f"it began at {at!r}")
-    return at - asked
+def still_held(
+    free: Callable[[], int],
+    *,
+    before: int,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Wait until about as much is free as before; how many bytes are not back after WAIT_SECONDS, or 0."""
+    until = clock() + WAIT_SECONDS
+    while (held := before - free()) > SLACK_BYTES:
+        if clock() >= until:
+            return held
+        sleep(POLL_SECONDS)
+    return 0

@@ -30,9 +30,9 @@ from profiler.core.files import regular
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
 from profiler.engines import code_bundle, ray_task
-from profiler.engines.failed_record import lost
 from profiler.engines.order import in_waves
 from profiler.engines.task_pool import Landed, fly
+from profiler.engines.trial_record import lost
 from profiler.runs import store
 
 WORKER = "profiler.engines.worker"  # where the functions are that a trial and a survey call

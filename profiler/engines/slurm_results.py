@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from profiler import __version__
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
 from profiler.core.case import Case, Trial
 from profiler.core.files import regular
-from profiler.core.record import Environment, Record
+from profiler.core.record import Record
+from profiler.engines.trial_record import lost
 from profiler.runs import store
 
 
@@ -47,7 +45,7 @@ class Part:
 
     def lose(self, why: str) -> None:
         """What its job left undone has crashed, for this reason."""
-        self._records += [_crashed(trial, why) for trial in self.owed()]
+        self._records += [lost(trial, "crashed", why) for trial in self.owed()]
 
 
 class Gathered:
@@ -77,9 +75,3 @@ class Gathered:
             return True
         first = self.found.get((record.case, 1))
         return first is not None and first.outcome == "ok"
-
-
-def _crashed(trial: Trial, why: str) -> Record:
-    system = f"{os.uname().sysname} {os.uname().machine}"
-    here = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
-    return Record(case=trial.case, round=trial.round, outcome="crashed", detail=why, environment=here)

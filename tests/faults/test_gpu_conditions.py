@@ -14,8 +14,7 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
-from profiler.engines.local import Local
-from profiler.engines.memory_release import SLACK_BYTES
+from profiler.engines.local import SLACK_BYTES, Local
 from profiler.measuring.devices import nvml
 from profiler.measuring.devices.cuda import Cuda
 from profiler.runs import store

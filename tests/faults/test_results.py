@@ -16,7 +16,7 @@ from profiler.cli import answer
 from profiler.core.case import encode
 from profiler.core.errors import UserError
 from profiler.core.record import PhaseBytes, Record
-from profiler.engines import child, local, replies
+from profiler.engines import child, local, read_answer
 from profiler.engines.local import Local
 from profiler.runs import store
 from tests import examples, make
@@ -187,7 +187,7 @@ def test_fault_22_any_bytes_at_all_are_a_failed_trial(sent):
 
 def test_fault_22_an_answer_that_is_none_is_told_in_a_line():
     with pytest.raises(UserError, match="what it sent is no answer") as raised:
-        replies.read({"record": {}}, "outline", dict)
+        read_answer({"record": {}}, "outline", dict)
 
     assert raised.value.exit_code == 1
 

@@ -10,7 +10,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
-from profiler.engines import user_traceback
+from profiler.engines import error_record
 from profiler.engines.worker import attempt
 from profiler.measuring.meters import operators
 from profiler.training import workload
@@ -108,7 +108,7 @@ def test_fault_23_the_log_has_the_users_traceback_without_our_frames(engine):
 
 
 def test_twin_23_the_whole_traceback_is_mostly_ours(monkeypatch, capsys):
-    monkeypatch.setattr(user_traceback, "told", lambda error: "".join(traceback.format_exception(error)))
+    monkeypatch.setattr(error_record, "user_traceback", lambda error: "".join(traceback.format_exception(error)))
 
     attempt(broken("wrong_shape"), on_stage=lambda stage: None)
 
