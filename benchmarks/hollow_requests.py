@@ -13,7 +13,7 @@ from benchmarks.hollow_worker import whole_sequences
 from profiler.core.case import Case, decode
 from profiler.engines.worker import tell
 from profiler.measuring.meters.operators import operator_name
-from profiler.predicting.prediction import trace_case
+from profiler.predicting.traced_case import trace_case
 from profiler.training.assemble import assemble
 from profiler.training.workload import GRANULE
 

@@ -31,7 +31,6 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "measuring/ranks.py": "which rank this is, as the launcher says, and its threads",
     "core/secret_filter.py": "what is secret, to hide it",
     "predicting/prediction.py": "settings of the caching allocator",
-    "predicting/trace/step.py": "a setting of cuBLAS",
     "core/gpu_specs.py": "where its user keeps files of GPUs",
     "rehearsal/build.py": "where its user keeps caches; handed on to a Python that asks torch",
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",

@@ -14,11 +14,11 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
 from profiler.measuring.devices import open_device
 from profiler.planning.chain import Block, Chain, Option, Stage
-from profiler.predicting.prediction import known_rates, observe_case, trace_case
 from profiler.predicting.staging import estimated_seconds, stage_seconds
 from profiler.predicting.staging.stage_bytes import Held, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import Span, spans
 from profiler.predicting.staging.stage_seconds import NOTHING, Seconds
+from profiler.predicting.traced_case import known_rates, observe_case, trace_case
 from profiler.training.blocks import refuse_none
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered

@@ -11,8 +11,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import msgspec
 import torch
 
+from profiler.core.trace_data import WORKSPACES, Allocation, Trace
 from profiler.predicting.trace.requests import Requests
 from profiler.predicting.trace.tracer import Hidden
 
@@ -48,6 +50,25 @@ def given_workspace(nbytes: int) -> int:
     """cuBLAS's workspace as the environment asks for it in KiB, in pairs `:SIZE:COUNT`; else `nbytes`."""
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     return sum(int(size) * int(count) for size, count in pairs) * 2**10 if pairs else nbytes
+
+
+def keeps_workspaces() -> bool:
+    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and where the environment asks for it.
+
+    aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+def with_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
+    if not nbytes:
+        return trace
+    users = {one.phase for one in trace.operators if one.name in NAMES}
+    threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
+    last = len(trace.operators)
+    kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
+    return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
 
 
 def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwargs: Any) -> int:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-import msgspec
 import torch
+from torch import nn
 
-from profiler.core.trace_data import BUCKETS, WORKSPACES, Allocation, Operator, Trace
+from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace
 from profiler.predicting.trace import products
-from profiler.predicting.trace.building import Builder
 from profiler.predicting.trace.collectives import Exchange, parts
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import Saving
@@ -56,7 +54,7 @@ def follow(
         run = make()
         run.hold(buckets())
         run.go(step)
-        return _with_workspaces(run.trace(), kept_bytes)
+        return products.with_workspaces(run.trace(), kept_bytes)
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
@@ -65,26 +63,7 @@ def follow(
         if run.arrived == used and not run.left_behind():
             break
         used = run.arrived
-    return _with_workspaces(run.trace(), kept_bytes)
-
-
-def keeps_workspaces() -> bool:
-    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and where the environment asks for it.
-
-    aten/src/ATen/cuda/CublasHandlePool.cpp.
-    """
-    return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-
-
-def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
-    if not nbytes:
-        return trace
-    users = {one.phase for one in trace.operators if one.name in products.NAMES}
-    threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
-    last = len(trace.operators)
-    kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
-    return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
+    return products.with_workspaces(run.trace(), kept_bytes)
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
@@ -95,6 +74,41 @@ def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]
             optimizer.state.pop(parameter, None)
         parameter.grad = torch.zeros_like(parameter) if has_one else None
     optimizer.step()
+
+
+class Builder:
+    """Follows the storages of everything that runs under it: parameters, the batch, forwards that only look.
+
+    What they leave to the allocator, free blocks and blocks in use, is where the first step begins.
+    """
+
+    def __init__(self, *, device: str, hidden: Hidden | None = None) -> None:
+        self._tracer = Tracer(nn.Module(), device=device, hidden=hidden)
+        self._left: list[Life] = []
+
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Follow what runs within."""
+        with self._tracer:
+            yield
+        self._left = [life for life in self._tracer.lives if life.died is None]
+
+    def life(self, tensor: torch.Tensor) -> Life | None:
+        """The life of a tensor's storage; None where it was not made under this builder."""
+        return self._tracer.life(tensor)
+
+    def building(self, lives: Sequence[Life | None]) -> Building:
+        """What was followed. `lives` has, for each storage that is there before the step, its life in the building."""
+        left, last = set(self._left), len(self._tracer.operators)
+        places = {life: place for place, life in enumerate(lives) if life in left}
+        return Building(
+            allocations=tuple(
+                Allocation(life.nbytes, life.born, last if life in left else life.died or 0, life.operator, "", "", "")
+                for life in self._tracer.lives
+            ),
+            operators=tuple(self._tracer.operators),
+            places=tuple(places.get(life) for life in self._tracer.lives),
+        )
 
 
 class _Run:
