@@ -166,7 +166,9 @@ def dropped_otherwise(**fields: str) -> Row:
     """The row of a checkpoint that draws other dropout than the step without it, as it was measured."""
     passes = ("equality", "memory") if not fields else ("memory",)
     names = ("none", "_planted:fault=random-state")
-    _, row = rows([measured("_faults:kind=dropout", name, passes=passes, batch_size=512, **fields) for name in names])
+    _, row = rows(
+        [measured("tests.faulty:build:kind=dropout", name, passes=passes, batch_size=512, **fields) for name in names]
+    )
     return row
 
 

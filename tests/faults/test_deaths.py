@@ -88,7 +88,7 @@ def test_fault_15_a_crash_is_a_row_with_its_signal_and_the_others_run(here, shar
     assert outcomes(here / "run") == {"none": "ok", "all": "crashed"}
     assert f"all: crashed: killed in equality by {name}" in out
     told = err.partition("the last it printed (")[2]
-    assert told.startswith(f"_faults:kind={kind},at=recompute all: crashed; run/logs/")
+    assert told.startswith(f"tests.faulty:build:kind={kind},at=recompute all: crashed; run/logs/")
     assert "\n    planted: about to" in told
 
 
@@ -115,7 +115,7 @@ def test_fault_16_an_error_that_sticks_to_its_process_is_lost_with_its_trial(eng
     broken, clean = engine.run([trial("sticky"), trial()])
 
     assert (broken.outcome, clean.outcome) == ("failed", "ok")
-    assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faults.py:")
+    assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faulty.py:")
 
 
 def test_fault_16_what_breaks_a_gpu_is_an_ordinary_error_on_a_cpu(engine):

@@ -95,7 +95,9 @@ def test_fault_48_a_run_that_must_be_alone_ends_with_3(here, other):
 
 
 def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():
-    cases = [make.case(model=Choice(name), device="cuda:0", samples=1) for name in ("_faults:kind=kill", "mlp")]
+    cases = [
+        make.case(model=Choice(name), device="cuda:0", samples=1) for name in ("tests.faulty:build:kind=kill", "mlp")
+    ]
 
     with Local(stage_seconds=120.0) as engine:
         engine.survey()

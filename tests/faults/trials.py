@@ -25,13 +25,13 @@ QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0", 
 
 def trial(kind: str = "fine", strategy: str = "none", **fields) -> Trial:
     """A short one; the kind may have more options: `oom,at=recompute`."""
-    case = make.case(strategy, model=Choice(f"_faults:kind={kind}"), batch_size=4, samples=1, warmup=0)
+    case = make.case(strategy, model=Choice(f"tests.faulty:build:kind={kind}"), batch_size=4, samples=1, warmup=0)
     return Trial(case=case, **fields)
 
 
 def run(kind: str, strategies: str, *more: str) -> int:
     """`gcprof run` into the folder `run`; its exit code."""
-    return answer(["run", "--model", f"_faults:kind={kind}", "--strategies", strategies, *QUICK, *more])
+    return answer(["run", "--model", f"tests.faulty:build:kind={kind}", "--strategies", strategies, *QUICK, *more])
 
 
 def outcomes(folder: Path) -> dict[str, str]:

@@ -15,7 +15,6 @@ TABLE = {
     "hf": "profiler.training.models.hugging_face:build",
     "llama": "profiler.training.models.llama:build",
     "*": "profiler.training.models.user:build",
-    "_faults": "profiler.training.models.faults:build",
 }
 
 DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data
