@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from torch import nn
 
-from profiler.analysis.cost import DDP_SETTLES, Span, Speed, cost, num_steps, num_timed, step_seconds
+from profiler.analysis.cost import Span, Speed, cost, num_steps, num_timed, step_seconds
 from profiler.cli import answer
 from profiler.cli import cost as telling
 from profiler.core import schedule
@@ -21,8 +20,6 @@ from profiler.core.stats.stopping import Sampling
 from profiler.engines import Words
 from profiler.engines.local import Local
 from profiler.request.spec import Plan
-from profiler.training.distributed import ddp
-from profiler.training.workload import Workload
 from profiler.views.tables.cost import lines
 from tests import make
 
@@ -198,12 +195,6 @@ def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
 
     told = capsys.readouterr().err.splitlines()
     assert told[-2:] == ["2 trials", "steps: 17 to 19; of steps of less than 1 ms several make a sample"]
-
-
-def test_ddp_settles_as_long_as_it_is_told_to():
-    alone = Workload(module=nn.Linear(1, 1), batch=None, loss=lambda module, batch: batch)
-
-    assert ddp.SETTLING - alone.settling == DDP_SETTLES
 
 
 def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():

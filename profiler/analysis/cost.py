@@ -13,8 +13,8 @@ import msgspec
 
 from profiler.core.case import OPERATORS, Case, Trial
 from profiler.core.stats.stopping import MOST_STEPS, SHORTEST
+from profiler.core.trace_data import DDP_SETTLING_STEPS
 
-DDP_SETTLES = 2  # steps more before the memory is read, in which it lays out its buckets
 FIRST_LOOK = 6  # samples, before which no median is sure
 
 
@@ -116,8 +116,8 @@ def _untimed(trial: Trial) -> Span:
         if case.ranks and case == case.baseline:
             # against one process with all batches, and once more where bits differ
             found = found.plus(Span(1 + case.ranks, 1 + 2 * case.ranks))
-    settling = DDP_SETTLES if (case.parallel or "").startswith("ddp") else 0
-    always = {"flops": 1, "memory": 2 + settling, OPERATORS: 2, "time": 1 + case.warmup}
+    settling = DDP_SETTLING_STEPS if (case.parallel or "").startswith("ddp") else 1
+    always = {"flops": 1, "memory": settling + 1, OPERATORS: 2, "time": 1 + case.warmup}
     number = sum(count for name, count in always.items() if name in passes)
     return found.plus(Span(number, number))
 

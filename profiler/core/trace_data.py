@@ -10,6 +10,7 @@ import msgspec
 STATIC = ("parameters", "buffers", "gradients", "optimizer", "inputs")
 WORKSPACES = "workspaces"  # what libraries keep for themselves
 BUCKETS = "communication buckets"  # what gradients are averaged in, where that is not the gradients themselves
+DDP_SETTLING_STEPS = 3  # it makes its buckets anew in the second step, and tells of it in the third
 GATHERED = "gathered parameters"  # of other ranks, and whole on this one
 CATEGORIES = (*STATIC, WORKSPACES, BUCKETS, GATHERED, "saved", "recomputed", "temporaries")
 PHASES = ("zero", "forward", "backward", "optimizer")

@@ -13,11 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from profiler.core.errors import Unsupported
-from profiler.core.trace_data import BUCKETS
+from profiler.core.trace_data import BUCKETS, DDP_SETTLING_STEPS
 from profiler.training.distributed.gloo import let_buffers_go
 from profiler.training.workload import Workload, rounded
-
-SETTLING = 3  # the buckets are made anew in the second step, and DDP tells of it in the third
 
 
 def distribute(
@@ -52,7 +50,7 @@ def distribute(
     def held() -> dict[str, int]:
         return {BUCKETS: 0 if views else _bucket_bytes(module, stays=unused)}
 
-    return msgspec.structs.replace(workload, loss=loss, syncing=syncing, held=held, settling=SETTLING)
+    return msgspec.structs.replace(workload, loss=loss, syncing=syncing, held=held, settling=DDP_SETTLING_STEPS)
 
 
 def _bucket_bytes(module: DistributedDataParallel, *, stays: bool) -> int:
