@@ -139,7 +139,10 @@ class RayCluster:
         code_bundle.pack_code(packed / "work", self._files)
         travels = {"py_modules": [str(code_bundle.pack_package(packed))], "working_dir": str(packed / "work")}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray._private.worker._worker_logs_enabled = False  # it tells of dead nodes on stdout, which is for results
+        # Ray's driver prints what nodes report, such as their deaths, on stdout, which is for results. `log_to_driver`
+        # does not cover that (listen_error_messages in ray/_private/worker.py), and this switch of Ray's own debugger
+        # (ray/util/rpdb.py) is the only one that does.
+        ray._private.worker._worker_logs_enabled = False
         own = {"include_dashboard": False} if self._address == "local" else {}
         heeded = signal.getsignal(signal.SIGTERM)
         try:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import torch
+import msgspec
 from torch import nn
 
-from profiler import __version__
 from profiler.analysis import live_bytes
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
 from profiler.core.trace_data import STATIC, Followed, Trace, by_category, live, resting
+from profiler.measuring.devices import versions
 from profiler.measuring.meters.memory import timeline
 from profiler.predicting.trace import roofline
 from profiler.predicting.trace.allocator import read_settings
@@ -81,11 +80,8 @@ def follow_case(trial: Trial) -> Followed:
 
 def _environment(known: Rates | None) -> Environment:
     """Versions of this process; of the device, what is known of its kind."""
-    return Environment(
-        gcprof=__version__,
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
-        torch=torch.__version__,
+    return msgspec.structs.replace(
+        versions(),
         device_name=known.name if known else None,
         device_bytes=known.memory_bytes if known else None,
         started=datetime.now(UTC).isoformat(timespec="seconds"),

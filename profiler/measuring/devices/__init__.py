@@ -90,14 +90,21 @@ class Device(Protocol):
         """Why `conditions` tells less than it could; None where it tells what there is."""
 
 
-def environment(device: Device) -> Environment:
-    """Versions and the device, as this process sees them."""
-    facts = device.facts()
+def versions() -> Environment:
+    """Returns the versions of this process, without a device."""
     return Environment(
         gcprof=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         torch=torch.__version__,
+    )
+
+
+def environment(device: Device) -> Environment:
+    """Versions and the device, as this process sees them."""
+    facts = device.facts()
+    return msgspec.structs.replace(
+        versions(),
         cuda=torch.version.cuda,
         driver=facts.driver,
         device_name=facts.name,
