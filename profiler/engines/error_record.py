@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import sys
 import sysconfig
@@ -13,13 +12,12 @@ import msgspec
 import torch
 from torch.utils.checkpoint import CheckpointError
 
-from profiler import __version__
 from profiler.core.case import Trial
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.record import Environment, Outcome, Record, Shortage
 from profiler.core.secret_filter import hide
 from profiler.core.units import GIB, KIB, MIB
-from profiler.measuring.devices import environment, open_device
+from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
 
 OF_HOST = ("can't allocate memory",)  # c10/core/impl/alloc_cpu.cpp
@@ -47,10 +45,8 @@ def error_record(trial: Trial, error: Exception) -> Record:
 
 
 def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
-    known = Environment(
-        gcprof=__version__, python=platform.python_version(), system=platform.system(), torch=torch.__version__
-    )
-    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=known)
+    """A record of the trial that has an outcome and no numbers."""
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=versions())
 
 
 def _out_of_memory(trial: Trial, error: Exception, found: Shortage) -> Record:
