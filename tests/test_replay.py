@@ -11,8 +11,8 @@ from profiler.core.trace_data import Allocation, Building, Operator, Trace, as_a
 from profiler.predicting.prediction import memory_readings
 from profiler.predicting.trace import products
 from profiler.predicting.trace.allocator import Settings
+from profiler.predicting.trace.kernel_bytes import parts_of, request
 from profiler.predicting.trace.replay import replay
-from profiler.predicting.trace.requests import parts_of, request
 
 MIB = 2**20
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.core.gpu_specs import Rates
+from profiler.predicting.trace.kernel_bytes import request
 from profiler.predicting.trace.memory_pools import round_up
-from profiler.predicting.trace.requests import request
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from profiler.predicting.trace.requests import Requests, request
+from profiler.predicting.trace.kernel_bytes import Requests, request
 
 aten = torch.ops.aten
 

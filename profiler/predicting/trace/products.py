@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from profiler.core.trace_data import WORKSPACES, Allocation, Trace
-from profiler.predicting.trace.requests import Requests
+from profiler.predicting.trace.kernel_bytes import Requests
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.core.gpu_specs import Chip
-from profiler.predicting.trace.requests import request
+from profiler.predicting.trace.kernel_bytes import request
 
 aten = torch.ops.aten
 WARP = 32

@@ -13,9 +13,9 @@ import torch
 
 from profiler.core.gpu_specs import Chip, Rates
 from profiler.predicting.trace.attention_buffers import attention_bytes
+from profiler.predicting.trace.kernel_bytes import request
 from profiler.predicting.trace.memory_pools import GRANULE, round_up
 from profiler.predicting.trace.reductions import buffer_bytes, reduction_bytes
-from profiler.predicting.trace.requests import request
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten

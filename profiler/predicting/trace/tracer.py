@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
-from profiler.predicting.trace.requests import Requests
+from profiler.predicting.trace.kernel_bytes import Requests
 from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
