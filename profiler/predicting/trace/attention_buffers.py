@@ -13,14 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.core.gpu_specs import Rates
-from profiler.predicting.trace.kernel_bytes import request
+from profiler.predicting.trace.kernel_bytes import AMPERE, FLOAT, HALF, TURING, VOLTA, ceil_div, request, tensor_request
 from profiler.predicting.trace.memory_pools import round_up
 
 aten = torch.ops.aten
-HALF = (torch.float16, torch.bfloat16)
-FLOAT = 4  # bytes
-AMPERE = (8, 0)
-VOLTA = (7, 0)
 ENOUGH_SHARED = 128 * 2**10  # bytes of a multiprocessor: those of 8.6, 8.9 and 12.0 have 100 KiB, 8.0 and up 164 KiB
 PADDING = 4  # words beside each tile of the queries' gradients
 MOST_PARALLEL, LEAST_PARALLEL = 200, 256  # blocks of threads: of the splitting of keys
@@ -70,15 +66,11 @@ def _efficient_backward(args: Any, kwargs: Any, known: Rates) -> int:
     copied = _copied(gradient) + _grouped_bytes(heads, key, value)
     rows = request(heads.batch * heads.heads * heads.time * FLOAT)
     workspace = request(_workspace(heads, tile, known, is_half=is_half))
-    if is_half and (_stays_in_registers(tile) or known.compute_capability[0] != VOLTA[0] or _is_turing(known)):
+    if is_half and (_stays_in_registers(tile) or not VOLTA <= known.compute_capability < TURING):
         return copied + rows + workspace
     product = request(gradient.numel() * FLOAT) * (3 if is_half else 1)  # both factors are cast
     straightened = rows if heads.heads > 1 and heads.time > 1 else 0
     return copied + max(product + rows + straightened, rows + workspace)
-
-
-def _is_turing(known: Rates) -> bool:
-    return known.compute_capability >= (7, 5)
 
 
 def _tile(widest: int, known: Rates, *, is_half: bool, drops: bool) -> _Tile:
@@ -106,7 +98,7 @@ def _workspace(heads: _Heads, tile: _Tile, known: Rates, *, is_half: bool) -> in
     """Params::workspace_size: tiles of the queries' gradients, and of keys' and values' for each split."""
     if known.compute_capability < VOLTA and not is_half:
         return 0
-    num_tiles = -(-heads.time // tile.queries) * -(-heads.channels // tile.keys)
+    num_tiles = ceil_div(heads.time, tile.queries) * ceil_div(heads.channels, tile.keys)
     words = num_tiles * (tile.queries * tile.keys + PADDING)
     if is_half and not _stays_in_registers(tile):
         wide = round_up(heads.channels, tile.queries) + round_up(heads.value_channels, tile.queries)
@@ -118,7 +110,7 @@ def _num_splits(heads: _Heads, tile: _Tile) -> int:
     parallel = heads.batch * heads.heads
     if parallel >= LEAST_PARALLEL and heads.source <= 2 * tile.keys:
         return 1
-    return max(1, min(-(-heads.source // tile.keys), MOST_PARALLEL // parallel))
+    return max(1, min(ceil_div(heads.source, tile.keys), MOST_PARALLEL // parallel))
 
 
 def _flash_forward(args: Any, kwargs: Any, known: Rates) -> int:
@@ -129,9 +121,9 @@ def _flash_forward(args: Any, kwargs: Any, known: Rates) -> int:
         return 0
     keys = 256 if heads.channels <= 64 else 128 if heads.channels <= 128 else 64
     num_splits = _flash_splits(
-        heads.batch * heads.heads * -(-heads.time // FLASH_ROWS),
+        heads.batch * heads.heads * ceil_div(heads.time, FLASH_ROWS),
         known.chip.multiprocessors * 2,
-        -(-heads.source // keys),
+        ceil_div(heads.source, keys),
     )
     if num_splits <= 1:
         return 0
@@ -145,7 +137,9 @@ def _flash_splits(num_blocks: int, num_units: int, num_key_blocks: int) -> int:
         return 1
     most = min(MOST_SPLITS, num_units, num_key_blocks)
     tried = [
-        one for one in range(1, most + 1) if one == 1 or -(-num_key_blocks // one) != -(-num_key_blocks // (one - 1))
+        one
+        for one in range(1, most + 1)
+        if one == 1 or ceil_div(num_key_blocks, one) != ceil_div(num_key_blocks, one - 1)
     ]
     waves = [num_blocks * one / num_units for one in tried]
     efficiencies = [one / ceil(one) for one in waves]
@@ -176,7 +170,7 @@ def _grouped_bytes(heads: _Heads, *of: torch.Tensor) -> int:
 
 def _copied(tensor: torch.Tensor) -> int:
     """The kernels read (batch, time, heads, channels)."""
-    return 0 if tensor.transpose(1, 2).is_contiguous() else request(tensor.numel() * tensor.itemsize)
+    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor_request(tensor)
 
 
 def _heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> _Heads:

@@ -15,13 +15,13 @@ from torch._prims_common import suggest_memory_format
 
 from profiler.core.gpu_specs import Chip, Rates
 from profiler.predicting.trace.copies import copied_bytes, straightened
+from profiler.predicting.trace.kernel_bytes import AMPERE, tensor_bytes
 from profiler.predicting.trace.reductions import buffer_bytes
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
 SPATIAL = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 PLANE = 4
-AMPERE = (8, 0)  # the least compute capability for which cuDNN is asked for bfloat16
 LEAST_CHANNELS, LEAST_WIDTH = 32, 7  # below, cuDNN is not asked for one filter a channel
 
 
@@ -84,7 +84,7 @@ def _backward(
         return _product_backward_bytes(machine, gradient, taken, weight, *options)
     memory_format = _format(taken, weight)
     of_gradient, of_taken, of_weight = (straightened(one, memory_format) for one in (gradient, taken, weight))
-    input_bytes, weight_bytes = _nbytes(taken), _nbytes(weight)
+    input_bytes, weight_bytes = tensor_bytes(taken), tensor_bytes(weight)
     results = wants_input * input_bytes + wants_weight * weight_bytes
     if memory_format == torch.contiguous_format and _is_own(taken, weight, *options[:3], groups=options[-2]):
         for_weight = wants_weight * (of_gradient + of_taken + weight_bytes)
@@ -132,19 +132,19 @@ def _product_backward_bytes(
     stride, padding, *_, groups, (wants_input, wants_weight, wants_bias) = options
     columns = _columns_bytes(machine, taken, weight, stride, padding)
     copies = straightened(gradient) + straightened(taken)
-    results = wants_input * _nbytes(taken) + wants_weight * _nbytes(weight)
+    results = wants_input * tensor_bytes(taken) + wants_weight * tensor_bytes(weight)
     if groups > 1:
         parts = _group_bytes(taken, groups) + straightened(gradient.narrow(1, 0, gradient.shape[1] // groups))
         return straightened(taken) + int(max(results, parts + columns))
     absent = 0 if wants_weight else wants_bias * weight.shape[0] * weight.itemsize
-    of_weight = straightened(weight) - wants_weight * _nbytes(weight) if wants_input else 0
+    of_weight = straightened(weight) - wants_weight * tensor_bytes(weight) if wants_input else 0
     of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
     return int(copies + max(columns + max(of_weight, 0) - absent, of_sum))
 
 
 def _group_bytes(tensor: torch.Tensor, groups: int) -> int:
     """A group's channels, which only a single image has side by side."""
-    return _nbytes(tensor) // groups if tensor.shape[0] > 1 else 0
+    return tensor_bytes(tensor) // groups if tensor.shape[0] > 1 else 0
 
 
 def _columns_bytes(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> int:
@@ -162,10 +162,6 @@ def _places(taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any
     """The height and width of the result."""
     sides = zip(taken.shape[2:], weight.shape[2:], stride, padding, strict=True)
     return [(side + 2 * pad - size) // step + 1 for side, size, step, pad in sides]
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.itemsize
 
 
 def _is_own(

@@ -23,13 +23,12 @@ from profiler.predicting.trace.autocast import cast, cuda_autocast
 from profiler.predicting.trace.copies import is_cudnn_norm
 from profiler.predicting.trace.fake_tensors import Fakes
 from profiler.predicting.trace.in_place import adding_in_place
+from profiler.predicting.trace.kernel_bytes import AMPERE, HALF
 from profiler.predicting.trace.tracer import on_host
 
 aten = torch.ops.aten
 WEIGHT = 2  # its place among what F.batch_norm takes after the input
-HALF = (torch.float16, torch.bfloat16)
 unfused_dropout, out_of_place_linear, strided_batch_norm = F.dropout, F.linear, F.batch_norm
-AMPERE = (8, 0)  # the least compute capability of flash attention, and of any fused one for bfloat16
 unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
 _CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("_CAPABILITY", default=AMPERE)
 Change = Callable[[Any, Any], Any]  # the results and arguments of an operator -> its results on CUDA

@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import re
 from functools import partial
-from math import prod
 from typing import Any
 
 import msgspec
 import torch
 
 from profiler.core.trace_data import WORKSPACES, Allocation, Trace
-from profiler.predicting.trace.kernel_bytes import Requests
+from profiler.predicting.trace.kernel_bytes import HALF, Requests, tensor_bytes
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
@@ -35,7 +34,6 @@ PRODUCTS = {  # which of their arguments are the factors
 BIASED = (aten.addmm, aten._addmm_activation)  # which cuBLASLt takes where it can add the bias itself
 NAMES = tuple(f"aten.{one.__name__}" for one in PRODUCTS)
 LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device
-HALF = (torch.float16, torch.bfloat16)
 
 
 def taking_workspaces(hidden: Hidden | None, nbytes: int) -> Hidden:
@@ -107,4 +105,4 @@ def _copied_bytes(factor: torch.Tensor) -> int:
         return 0
     (rows, columns), (down, across) = factor.shape[-2:], factor.stride()[-2:]
     is_read = (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
-    return 0 if is_read else prod(factor.shape) * factor.itemsize
+    return 0 if is_read else tensor_bytes(factor)

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.core.gpu_specs import Chip
-from profiler.predicting.trace.kernel_bytes import request
+from profiler.predicting.trace.kernel_bytes import HALF, WARP, ceil_div, request
 
 aten = torch.ops.aten
-WARP = 32
 MAX_THREADS = 512
 LEAST_VALUES, MOST_VALUES = 16, 256  # that a thread adds up
 INDEXED = 2**31 - 1  # bytes that 32 bits can address
-HALF = (torch.float16, torch.bfloat16)
 WELFORD = 16  # bytes of a running mean and variance with its counts (aten/src/ATen/native/SharedReduceOps.h)
 SUMS = (aten.sum, aten.nansum)
 MOMENTS = (aten.var, aten.std, aten.var_mean, aten.std_mean)
@@ -174,15 +172,15 @@ def _global_bytes(shape: _Shape, chip: Chip) -> int:
             wide //= output_vector
     width, height = _block(wide, high, MAX_THREADS // output_vector)
     step_input, step_output = (width, 1) if along_inputs else (1, width)
-    values = -(-num_inputs // step_input)
+    values = ceil_div(num_inputs, step_input)
     if values < min(height * LEAST_VALUES, MOST_VALUES):
         return 0
-    values = -(-num_inputs // (step_input * height))
-    grid = -(-(num_outputs // output_vector) // step_output)
+    values = ceil_div(num_inputs, step_input * height)
+    grid = ceil_div(num_outputs // output_vector, step_output)
     target = chip.multiprocessors * (chip.threads_per_multiprocessor // (width * height))
     if values < MOST_VALUES or grid > target:
         return 0
-    num_blocks = max(min(-(-target // grid), -(-values // LEAST_VALUES)), -(-values // MOST_VALUES))
+    num_blocks = max(min(ceil_div(target, grid), ceil_div(values, LEAST_VALUES)), ceil_div(values, MOST_VALUES))
     if num_blocks <= 1:
         return 0
     lanes = 1 if along_inputs else width * output_vector

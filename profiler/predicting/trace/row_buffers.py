@@ -13,7 +13,8 @@ import torch
 
 from profiler.core.gpu_specs import Chip, Rates
 from profiler.predicting.trace.attention_buffers import attention_bytes
-from profiler.predicting.trace.kernel_bytes import request
+from profiler.predicting.trace.copies import straightened
+from profiler.predicting.trace.kernel_bytes import FLOAT, WARP, ceil_div, request, tensor_request
 from profiler.predicting.trace.memory_pools import GRANULE, round_up
 from profiler.predicting.trace.reductions import buffer_bytes, reduction_bytes
 from profiler.predicting.trace.tracer import Hidden
@@ -21,8 +22,8 @@ from profiler.predicting.trace.tracer import Hidden
 aten = torch.ops.aten
 FEW = 3072  # indices: one kernel adds them up without sorting
 ROWS_PER_PART, SORTED_BITS = 10, 8
-WARP, MOST_THREADS = 32, 1024
-FLOAT, LONG = 4, 8  # bytes
+MOST_THREADS = 1024
+LONG = torch.int64.itemsize
 MANY_ROWS, ROWS_AT_ONCE, COLUMNS_AT_ONCE, MOST_BLOCKS = 64 * 1024, 32, 32, 32 * 1024
 
 
@@ -43,7 +44,7 @@ def _embedding_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, 
     """
     _, by_frequency = flags
     number, width = indices.numel(), gradient.shape[-1]
-    copied = 0 if gradient.is_contiguous() else request(gradient.numel() * gradient.itemsize)
+    copied = straightened(gradient)
     if number <= FEW and not by_frequency:
         return copied
     one = request(number * indices.itemsize)
@@ -64,7 +65,7 @@ def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_
     num_segments = min(number, num_weights)
     num_parts = number // ROWS_PER_PART + num_segments
     threads = round_up(width, WARP)
-    num_blocks = -(-num_segments * threads // min(threads, MOST_THREADS))
+    num_blocks = ceil_div(num_segments * threads, min(threads, MOST_THREADS))
     is_added_at_once = num_blocks < 4 * chip.multiprocessors and num_parts > 4 * num_blocks
     sums = [num_parts * width * max(gradient.itemsize, FLOAT)]
     if is_added_at_once:
@@ -81,9 +82,9 @@ def _norm_bytes(args: Any, chip: Chip) -> int:
     num_rows = taken.numel() // max(width, 1)
     if weight is None or num_rows <= MANY_ROWS or width // COLUMNS_AT_ONCE >= chip.multiprocessors // 2:
         return 0
-    num_parts = min(-(-num_rows // ROWS_AT_ONCE), MOST_BLOCKS // -(-width // COLUMNS_AT_ONCE))
+    num_parts = min(ceil_div(num_rows, ROWS_AT_ONCE), MOST_BLOCKS // ceil_div(width, COLUMNS_AT_ONCE))
     parts = weight.new_empty((num_parts, width))
-    both = request(parts.numel() * parts.itemsize) * (1 if bias is None else 2)
+    both = tensor_request(parts) * (1 if bias is None else 2)
     return both + request(width * weight.itemsize) + buffer_bytes(parts, [0], chip)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from profiler.predicting.trace.kernel_bytes import tensor_bytes
+
 aten = torch.ops.aten
 NONE, MEAN = 0, 1  # at::Reduction
 IN_THE_RESULT = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
@@ -30,7 +32,7 @@ def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
     """What an operator takes while it runs, in bytes; 0 for what is not known here."""
     if func._overloadpacket in FOLDS:
         num_copies = (not args[0].is_contiguous()) + _grows(func, *args)
-        return int(num_copies * args[0].numel() * args[0].itemsize)
+        return num_copies * tensor_bytes(args[0])
     known = TEMPORARIES.get(func._overloadpacket)
     if known is None:
         return 0

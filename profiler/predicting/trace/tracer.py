@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
-from profiler.predicting.trace.kernel_bytes import Requests
+from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
@@ -253,5 +253,5 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 def _nbytes(tree: Any) -> int:
     if isinstance(tree, torch.Tensor):
-        return tree.numel() * tree.element_size()
+        return tensor_bytes(tree)
     return sum(_nbytes(item) for item in tree) if isinstance(tree, (tuple, list)) else 0
