@@ -124,7 +124,7 @@ def _composed() -> list[dict[str, Any]]:
     """The readings of the sweep, from one trace."""
     built, trace, _ = trace_case(_case(CNN), with_saves=True)
     blocks = built.workload.blocks
-    runs = [split_as_torch(len(blocks), segments).runs if segments else [] for segments in SEGMENTS]
+    runs = [split_as_torch(len(blocks), segments).checkpointed if segments else [] for segments in SEGMENTS]
     return [memory_readings(compose(trace, blocks, one)) for one in runs]
 
 

@@ -40,7 +40,7 @@ def runs_of(strategy: str, length: int) -> list[range]:
         return [range(i, i + 1) for i in range(length)]
     if strategy.startswith("every"):
         return [range(i, i + 1) for i in range(int(options["k"]) - 1, length, int(options["k"]))]
-    return split_as_torch(length, int(options["k"])).runs
+    return split_as_torch(length, int(options["k"])).checkpointed
 
 
 @cache

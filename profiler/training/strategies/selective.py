@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, operators
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import Checkpoint, checkpoint_runs
+from profiler.training.strategies.chain import Checkpoint, checkpoint_segments
 from profiler.training.workload import Workload
 
 
@@ -24,7 +24,7 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
     """
     length = len(workload.blocks)
-    checkpoint_runs(workload, [[index] for index in range(length)], checkpoint=saving(save))
+    checkpoint_segments(workload, [[index] for index in range(length)], checkpoint=saving(save))
     return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=operators(save))
 
 
