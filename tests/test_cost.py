@@ -17,7 +17,7 @@ from profiler.core import schedule
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Environment
 from profiler.core.stats.stopping import Sampling
-from profiler.engines import Words
+from profiler.engines import EngineChoice
 from profiler.engines.local import Local
 from profiler.request.spec import Plan
 from profiler.views.tables.cost import lines
@@ -198,6 +198,6 @@ def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
 
 
 def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():
-    where = Words("slurm:constraint=h100,slurm_gres=gpu:h100:1")
+    where = EngineChoice("slurm:constraint=h100,slurm_gres=gpu:h100:1")
 
     assert telling._kind("cuda:0", {}, where) == "h100"

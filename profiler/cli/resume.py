@@ -78,7 +78,7 @@ def _refuse_jobs(before: Run, where: Where) -> None:
     """What jobs of Slurm have measured is below the run, and some may still be at work."""
     from profiler import engines
 
-    if engines.Words(where.engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
+    if engines.EngineChoice(where.engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
         hint = f"--engine slurm:... takes it over and goes on, gcprof merge {before.folder}/shards/* makes a run of it"
         raise UserError("jobs of a cluster have parts of this run", hint=hint)
 

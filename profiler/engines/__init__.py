@@ -27,7 +27,7 @@ HERE = ("local", "trainer")  # their devices are those of this machine
 FAR = ("ray",)  # they run trials on other machines: they are told what will be asked, and have kinds of GPU
 
 
-class Words(Choice):
+class EngineChoice(Choice):
     """An engine with its options: no name has a colon, and an option may have several, as an address does.
 
     `ray://host:10001` is an address that begins with the engine's name.
@@ -48,8 +48,8 @@ def connect(
     `plan` is what will be asked of it, as far as that is known. Raises UserError where there is no such engine, or it
     has no kinds of GPU.
     """
-    make, options = catalogue.load(Words(catalogue.resolve(Words(text), TABLE, what="engine")), TABLE)
-    name = Words(text).name
+    make, options = catalogue.load(EngineChoice(catalogue.resolve(EngineChoice(text), TABLE, what="engine")), TABLE)
+    name = EngineChoice(text).name
     if name not in FAR and any(gpu_kinds.of(trial.case.device) for trial in plan):
         hint = f"--engine {' or '.join(FAR)} sends trials to kinds of GPU; here --device takes cuda:N"
         raise UserError(f"--gpus has no effect with --engine {name}", hint=hint)

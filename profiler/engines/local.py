@@ -68,7 +68,7 @@ class Local:
         self.logs = logs
         self.devices: tuple[str, ...] = ()
         self._visible = visible
-        self._lanes: list[Local] = []  # by device, where there are several
+        self._device_engines: list[Local] = []  # by device, where there are several
         self._is_stopped = False
         self._entry = entry
         self._stage_seconds = stage_seconds
@@ -82,14 +82,14 @@ class Local:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for lane in self._lanes:
-            lane.__exit__(*error)
+        for engine in self._device_engines:
+            engine.__exit__(*error)
         if self._server:
             self._server.close()
 
     def stop(self) -> None:
         """End the trial at work, from whatever thread, and begin no other."""
-        for one in (self, *self._lanes):
+        for one in (self, *self._device_engines):
             one._is_stopped = True
             if one._server:
                 one._server.hang_up()
@@ -110,7 +110,7 @@ class Local:
         """
         with self._child(entry, text, entry.rpartition(":")[2]) as child:
             ended = child.wait(self._stage_seconds)
-        self._bury_with(ended)
+        self._drop_dead_server(ended)
         answer = next((message for message in child.messages if "stage" not in message), None)
         if answer is None:
             raise UserError(f"{failing}: {ended.describe()}", hint=child.last_words(), exit_code=3)
@@ -126,16 +126,16 @@ class Local:
         return in_waves(self._one_by_one, plan, done)
 
     def _over_devices(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        if not self._lanes:
-            self._lanes = [self._lane(uuid) for uuid in self.devices]
-        for lane in self._lanes:
-            lane.logs = self.logs
-        return task_pool.over([lane._one_by_one for lane in self._lanes], trials, stop=self.stop)
+        if not self._device_engines:
+            self._device_engines = [self._device_engine(uuid) for uuid in self.devices]
+        for engine in self._device_engines:
+            engine.logs = self.logs
+        return task_pool.run_on_devices([engine._one_by_one for engine in self._device_engines], trials, stop=self.stop)
 
-    def _lane(self, uuid: str) -> Local:
-        lane = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
-        lane._free = {SEVERAL: self._free_by_uuid[uuid]} if uuid in self._free_by_uuid else {}
-        return lane.__enter__()
+    def _device_engine(self, uuid: str) -> Local:
+        engine = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
+        engine._free = {SEVERAL: self._free_by_uuid[uuid]} if uuid in self._free_by_uuid else {}
+        return engine.__enter__()
 
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         for trial in trials:
@@ -145,7 +145,7 @@ class Local:
             with self._child(self._entry, request, store.log_name(trial.case, trial.round)) as child:
                 ended = child.wait(self._stage_seconds)
                 record = trial_record(trial, child, ended, asked)
-            self._bury_with(ended)
+            self._drop_dead_server(ended)
             if self._is_stopped:
                 return
             self._ended_on = None if ended.status == 0 else trial.case.torch_device
@@ -175,7 +175,7 @@ class Local:
             self._server = _Server(self._visible)
         return Child(self._server.control, entry, text, log=self.logs / f"{log}.log" if self.logs else None)
 
-    def _bury_with(self, ended: Ended) -> None:
+    def _drop_dead_server(self, ended: Ended) -> None:
         """A child that was lost with its server costs no other trial."""
         if ended.status is None and not ended.timed_out:
             assert self._server

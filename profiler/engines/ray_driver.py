@@ -31,7 +31,7 @@ from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
 from profiler.engines import code_bundle, ray_task
 from profiler.engines.order import in_waves
-from profiler.engines.task_pool import Landed, fly
+from profiler.engines.task_pool import ReturnedTrial, run_remotely
 from profiler.engines.trial_record import lost
 from profiler.runs import store
 
@@ -79,18 +79,18 @@ class RayCluster:
         self._run = ray.remote(max_retries=0, max_calls=0)(ray_task.run_trial)  # 0: as often as it is asked
 
     def __enter__(self) -> RayCluster:
-        self._luggage = tempfile.TemporaryDirectory(prefix="gcprof-")
+        self._bundle = tempfile.TemporaryDirectory(prefix="gcprof-")
         try:
             _refuse_silent(self._address)
             self._join()
         except BaseException:
-            self._luggage.cleanup()
+            self._bundle.cleanup()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
         ray.shutdown()
-        self._luggage.cleanup()
+        self._bundle.cleanup()
 
     def survey(self) -> dict[str, Environment]:
         """The CPU of a node, and a GPU of each kind. Raises UserError (exit code 3) for a kind that cannot be had."""
@@ -124,16 +124,18 @@ class RayCluster:
         return in_waves(self._wave, trials, done, widely=True)
 
     def _wave(self, trials: list[Trial]) -> Iterator[Record]:
-        landed = fly(trials, send=self._send, is_lost=_is_lost, has_place=self._has_place, patience=self._wait)
+        returned = run_remotely(
+            trials, send=self._send, is_lost=_is_lost, has_place=self._has_place, patience=self._wait
+        )
         try:
-            for one in landed:
+            for one in returned:
                 yield self._record(one)
         finally:
-            landed.close()  # type: ignore[attr-defined]  # it is a generator
+            returned.close()  # type: ignore[attr-defined]  # it is a generator
 
     def _join(self) -> None:
         """Begin a job of the cluster, which has the package and the user's files. Raises UserError (exit code 3)."""
-        packed = Path(self._luggage.name)
+        packed = Path(self._bundle.name)
         (packed / "work").mkdir(exist_ok=True)
         (packed / "work" / "gcprof.txt").write_text(f"the folder of tasks of gcprof {__version__}\n", encoding="utf-8")
         code_bundle.pack_code(packed / "work", self._files)
@@ -219,19 +221,19 @@ class RayCluster:
         sent = self._run.options(**needs).remote(encode(trial), **self._on_node)
         return sent.future(), lambda: ray.cancel(sent, force=True)
 
-    def _record(self, landed: Landed) -> Record:
+    def _record(self, returned: ReturnedTrial) -> Record:
         """What a task brought back, its log written down; or why it brought nothing."""
-        trial, error = landed.trial, landed.error
-        if error is None and landed.answer is None:
+        trial, error = returned.trial, returned.error
+        if error is None and returned.answer is None:
             return lost(trial, "crashed", f"no node of the cluster could take it for {self._wait:g} s")
         if error is None:
-            told, log = landed.answer
+            told, log = returned.answer
             self._keep_log(trial, log)
             record: Record = decode(told, Record)
             return record
         if isinstance(error, exceptions.RayTaskError):
             return lost(trial, "failed", _why(error))
-        times = f", {landed.attempts} times" if landed.attempts > 1 else ""
+        times = f", {returned.attempts} times" if returned.attempts > 1 else ""
         return lost(trial, "crashed", f"its node or its worker there was lost{times}: {_why(error)}")
 
     def _keep_log(self, trial: Trial, log: bytes) -> None:

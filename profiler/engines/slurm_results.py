@@ -14,7 +14,7 @@ from profiler.engines.trial_record import lost
 from profiler.runs import store
 
 
-class Part:
+class ShardFolder:
     """The folder that one job writes, read as it grows."""
 
     def __init__(self, folder: Path) -> None:

@@ -20,7 +20,7 @@ from profiler.core.record import Record
 from profiler.core.secret_filter import hide
 from profiler.core.shards import Shard
 from profiler.engines.order import informed
-from profiler.engines.slurm_results import Gathered, Part
+from profiler.engines.slurm_results import Gathered, ShardFolder
 from profiler.runs import find, store
 from profiler.runs.store import Manifest
 
@@ -36,7 +36,7 @@ class Array:
         self.jobs_folder = run / "jobs"
         self._run = run
         self._gathered = gathered
-        self._following: list[tuple[Part, Any]] = []
+        self._following: list[tuple[ShardFolder, Any]] = []
         self._own: list[Any] = []  # the jobs of this call, of which alone anything is unpickled
         self._where: dict[Key, Path] = {}  # the last part that a trial is in
         for name in ("shards", "jobs"):
@@ -110,8 +110,8 @@ class Array:
             store.refuse_link(path)
         return sorted(found, key=lambda path: int(path.name))
 
-    def _part(self, folder: Path) -> Part:
-        part = Part(folder)
+    def _part(self, folder: Path) -> ShardFolder:
+        part = ShardFolder(folder)
         self._where |= {(trial.case, trial.round): folder for trial in part.plan}
         return part
 
@@ -187,7 +187,7 @@ def _result(job: Any) -> int | Exception | None:
     return int(job.result()) if error is None else error
 
 
-def _await_late(part: Part, result: int | Exception | None) -> None:
+def _await_late(part: ShardFolder, result: int | Exception | None) -> None:
     """Wait until all that a job wrote can be seen."""
     until = time.monotonic() + LATE_SECONDS
     while isinstance(result, int) and len(part.final()) < result and time.monotonic() < until:
