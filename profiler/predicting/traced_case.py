@@ -18,8 +18,8 @@ from profiler.measuring.meters.operators import call_signature, operator_name
 from profiler.predicting.trace import convolutions, products
 from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
-from profiler.predicting.trace.fake_tensors import Fakes, fake_tensors, unseen
-from profiler.predicting.trace.host_state import Marking, host_state
+from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
+from profiler.predicting.trace.host_state import HostMarking, host_state
 from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Builder, Step, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
@@ -84,7 +84,7 @@ def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -
 
 def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
     """The optimizer and the step of an assembled case, as they are on this kind of device."""
-    with Marking() if kind == "cuda" else nullcontext():
+    with HostMarking() if kind == "cuda" else nullcontext():
         optimizer, step = built.trainer()
     if kind == "cuda":
         foreach(optimizer)
@@ -104,7 +104,7 @@ def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
 
 
 @contextmanager
-def _fakes(case: Case) -> Iterator[Fakes]:
+def _fakes(case: Case) -> Iterator[FakeTensors]:
     known = known_rates(case.device)
     capability = (known.compute_capability,) if known else ()
     with fake_tensors() as fakes, cuda_like(*capability) if kind_of(case) == "cuda" else nullcontext():
@@ -120,9 +120,9 @@ def _rank(case: Case) -> Iterator[Any]:
     if not case.parallel:
         yield None
         return
-    from profiler.predicting.trace.fake_process_group import alone  # noqa: PLC0415  a third of what it takes to import torch itself
+    from profiler.predicting.trace.fake_process_group import fake_rank  # noqa: PLC0415  a third of what it takes to import torch itself
 
-    with alone(case.num_ranks) as rank:
+    with fake_rank(case.num_ranks) as rank:
         yield rank
 
 

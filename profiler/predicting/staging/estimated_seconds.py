@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
-from profiler.predicting.staging.stage_operators import Span
+from profiler.predicting.staging.stage_operators import StageSpan
 from profiler.predicting.staging.stage_seconds import Seconds
 from profiler.predicting.trace.roofline import operator_seconds
 
 
 def seconds(
     trace: Trace,
-    stages: Sequence[Span],
-    selective: Mapping[str, tuple[Trace, Mapping[str, Span]]],
+    stages: Sequence[StageSpan],
+    selective: Mapping[str, tuple[Trace, Mapping[str, StageSpan]]],
     rates: Rates,
     precision: str,
 ) -> list[Seconds]:
@@ -40,12 +40,12 @@ class _Clock:
         """Of the operators `first` to `last`, both included; none where the last is below the first."""
         return max(0.0, self._until[last] - self._until[first - 1])
 
-    def both(self, stage: Span) -> tuple[float, float]:
+    def both(self, stage: StageSpan) -> tuple[float, float]:
         """Forward and backward."""
         return self.between(stage.first, stage.last), self.between(stage.backward_first, stage.backward_last)
 
 
-def _stage(stage: Span, clock: _Clock, others: Mapping[str, tuple[_Clock, Mapping[str, Span]]]) -> Seconds:
+def _stage(stage: StageSpan, clock: _Clock, others: Mapping[str, tuple[_Clock, Mapping[str, StageSpan]]]) -> Seconds:
     forward, backward = clock.both(stage)
     return Seconds(
         forward=forward,

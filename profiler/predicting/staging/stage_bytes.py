@@ -8,10 +8,10 @@ from itertools import accumulate
 import msgspec
 
 from profiler.core.trace_data import Allocation, Trace, live, resting
-from profiler.predicting.staging.stage_operators import Span
+from profiler.predicting.staging.stage_operators import StageSpan
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
     """The byte fields of a planner's stage; their meaning is there."""
 
     output_bytes: int
@@ -23,7 +23,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     gradient_bytes: int
 
 
-def held(trace: Trace, stages: Sequence[Span]) -> list[Held]:
+def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
     """Of every stage, from a step in which all are kept; bytes."""
     counted, later = [], 0
     own = _own(trace, stages)
@@ -36,7 +36,7 @@ def held(trace: Trace, stages: Sequence[Span]) -> list[Held]:
     return counted[::-1]
 
 
-def static_bytes(trace: Trace, stages: Sequence[Span]) -> int:
+def static_bytes(trace: Trace, stages: Sequence[StageSpan]) -> int:
     """What is there before the forward and stays."""
     return resting(trace, stages[0].first - 1)
 
@@ -51,7 +51,7 @@ def floor_bytes(trace: Trace) -> int:
     )
 
 
-def _held(trace: Trace, stage: Span, own: list[int], gradients: int, alive: list[int], base: int) -> Held:
+def _held(trace: Trace, stage: StageSpan, own: list[int], gradients: int, alive: list[int], base: int) -> StageBytes:
     """`base` is what is there in the stage's backward besides its own: the stages before it, and all gradients."""
     own_outputs = [place for place in own if place in stage.outputs]
     outputs = sum(trace.allocations[place].nbytes for place in own_outputs)
@@ -61,7 +61,7 @@ def _held(trace: Trace, stage: Span, own: list[int], gradients: int, alive: list
         trace.allocations[place].nbytes for place in own_outputs if trace.allocations[place].died < stage.backward_first
     )
     backward = max(alive[stage.backward_first : stage.backward_last + 1], default=0)
-    return Held(
+    return StageBytes(
         output_bytes=outputs,
         saved_bytes=saved,
         own_saved_bytes=saved - passing,
@@ -72,7 +72,7 @@ def _held(trace: Trace, stage: Span, own: list[int], gradients: int, alive: list
     )
 
 
-def _own(trace: Trace, stages: Sequence[Span]) -> list[list[int]]:
+def _own(trace: Trace, stages: Sequence[StageSpan]) -> list[list[int]]:
     """By stage, the places of the storages that its forward makes."""
     by_birth: dict[int, list[int]] = {}
     for place, one in enumerate(trace.allocations):
@@ -83,7 +83,7 @@ def _own(trace: Trace, stages: Sequence[Span]) -> list[list[int]]:
     ]
 
 
-def _gradients(trace: Trace, stage: Span) -> int:
+def _gradients(trace: Trace, stage: StageSpan) -> int:
     """Of parameters, made in the stage's backward and left."""
     return sum(
         one.nbytes
@@ -92,7 +92,7 @@ def _gradients(trace: Trace, stage: Span) -> int:
     )
 
 
-def _peak(trace: Trace, stage: Span, own: Iterable[int], *, saving: bool) -> int:
+def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -> int:
     """The largest number of the stage's own bytes that its forward has at once."""
     change = [0] * (stage.last - stage.first + 3)
     for place in own:

@@ -13,7 +13,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Call, Trace
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of the last forward of a step, and the same of the backward after it. Numbers of operators.
 
     A stage is one or more blocks, or what runs before, between or behind them. Where its last operator is below its
@@ -30,7 +30,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     stop: int  # after it, a forward that is computed again has all that it saves
 
 
-def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[Span]:
+def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[StageSpan]:
     """The stages in the order of the forward, so that every operator of forward and backward is in one.
 
     `trace` was followed with its saves. In the backward a stage begins with the first operator of its modules, or where
@@ -42,7 +42,7 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
     starts = _starts(trace, blocks, pieces)
     ends = [_last(trace, "backward")[1], *(start - 1 for start in starts[:-1])]  # each ends where the one before begins
     found = [
-        Span(
+        StageSpan(
             blocks=piece.blocks,
             name=piece.name,
             first=piece.first,
@@ -57,7 +57,7 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
     return list(_merged(trace, found, linked)) if linked else found
 
 
-def _merged(trace: Trace, found: list[Span], linked: Sequence[bool]) -> Iterator[Span]:
+def _merged(trace: Trace, found: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
     """A block that does not keep its input, or writes over it, is one stage with the block that gave it."""
     before = found[0]
     for one in found[1:]:
@@ -68,17 +68,17 @@ def _merged(trace: Trace, found: list[Span], linked: Sequence[bool]) -> Iterator
     yield before
 
 
-def _is_one(before: Span, one: Span, linked: Sequence[bool]) -> bool:
+def _is_one(before: StageSpan, one: StageSpan, linked: Sequence[bool]) -> bool:
     """Whether both are blocks, the one feeds the other alone, and nothing is between."""
     return bool(before.blocks and one.blocks) and before.last + 1 == one.first and linked[before.blocks[-1]]
 
 
-def _passes(trace: Trace, before: Span, one: Span) -> bool:
+def _passes(trace: Trace, before: StageSpan, one: StageSpan) -> bool:
     given = [trace.allocations[place] for place in before.outputs]
     return bool(before.outputs & one.outputs) or any(held.died <= one.last for held in given)
 
 
-def _both(before: Span, one: Span) -> Span:
+def _both(before: StageSpan, one: StageSpan) -> StageSpan:
     return msgspec.structs.replace(
         one,
         blocks=before.blocks + one.blocks,

@@ -15,8 +15,8 @@ from profiler.core.trace_data import Trace
 from profiler.measuring.devices import open_device
 from profiler.planning.chain import Block, Chain, Option, Stage
 from profiler.predicting.staging import estimated_seconds, stage_seconds
-from profiler.predicting.staging.stage_bytes import Held, floor_bytes, held, static_bytes
-from profiler.predicting.staging.stage_operators import Span, spans
+from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
+from profiler.predicting.staging.stage_operators import StageSpan, spans
 from profiler.predicting.staging.stage_seconds import NOTHING, Seconds
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case
 from profiler.training.blocks import refuse_none
@@ -83,14 +83,14 @@ def _rates(trial: Trial) -> Rates | None:
     return known
 
 
-def _saves(trial: Trial, trace: Trace, found: Sequence[Span]) -> list[str]:
+def _saves(trial: Trial, trace: Trace, found: Sequence[StageSpan]) -> list[str]:
     """The save options that the blocks have operators for."""
     inside = [one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last]]
     return offered(inside) if "time" in trial.passes else []
 
 
 def _seconds(
-    trial: Trial, trace: Trace, found: Sequence[Span], selective: dict[str, _Selective], known: Rates | None
+    trial: Trial, trace: Trace, found: Sequence[StageSpan], selective: dict[str, _Selective], known: Rates | None
 ) -> list[Seconds]:
     case = trial.case.baseline
     if known is not None:
@@ -101,7 +101,7 @@ def _seconds(
     return stage_seconds.seconds(case, [span.blocks for span in found], list(selective))
 
 
-_Selective = tuple[Trace, dict[str, Span], dict[str, Held]]  # the last two by name of the block
+_Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by name of the block
 
 
 def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
@@ -113,7 +113,9 @@ def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
     return trace, {span.name: span for span in found if span.blocks}, bytes_of
 
 
-def _stage(span: Span, bytes_: Held, time: Seconds, *, blocks: tuple[Block, ...], options: dict[str, Held]) -> Stage:
+def _stage(
+    span: StageSpan, bytes_: StageBytes, time: Seconds, *, blocks: tuple[Block, ...], options: dict[str, StageBytes]
+) -> Stage:
     return Stage(
         name=span.name,
         forward_seconds=time.forward,
@@ -126,7 +128,7 @@ def _stage(span: Span, bytes_: Held, time: Seconds, *, blocks: tuple[Block, ...]
     )
 
 
-def _option(save: str, bytes_: Held, forward: float, backward: float) -> Option:
+def _option(save: str, bytes_: StageBytes, forward: float, backward: float) -> Option:
     return Option(
         name=save,
         saved_bytes=bytes_.saved_bytes,
@@ -138,7 +140,7 @@ def _option(save: str, bytes_: Held, forward: float, backward: float) -> Option:
     )
 
 
-def _apart(made: Sequence[Stage], found: Sequence[Span], linked: Sequence[bool]) -> list[Stage]:
+def _apart(made: Sequence[Stage], found: Sequence[StageSpan], linked: Sequence[bool]) -> list[Stage]:
     """With a stage that is always kept wherever two blocks must not be computed together."""
     stages = [made[0]]
     for (before, one), stage in zip(pairwise(found), made[1:], strict=True):

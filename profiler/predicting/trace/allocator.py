@@ -14,8 +14,8 @@ from profiler.predicting.trace.memory_pools import (
     GRANULE,
     NO_LIMIT,
     USED,
-    Block,
     ExpandablePool,
+    MemoryBlock,
     Pool,
     SegmentPool,
     round_up,
@@ -104,7 +104,7 @@ class CachingAllocator:
         self._allocated = self._reserved = 0
         self._peak_allocated = self._peak_reserved = 0
 
-    def allocate(self, nbytes: int, stream: int = 0) -> Block:
+    def allocate(self, nbytes: int, stream: int = 0) -> MemoryBlock:
         """A block of at least `nbytes`, which `free` takes back. Raises OutOfMemory where it does not fit."""
         assert nbytes > 0, "PyTorch asks its allocator for nothing where a tensor is empty"
         size = self._rounded(nbytes)
@@ -116,7 +116,7 @@ class CachingAllocator:
             self._peak_allocated = self._allocated
         return block
 
-    def free(self, block: Block, stream: int = 0) -> None:
+    def free(self, block: MemoryBlock, stream: int = 0) -> None:
         """Take a block back, for the stream that had it. What it was part of stays reserved."""
         assert block.state == USED, "this block is free already"
         self._allocated -= block.size
@@ -161,7 +161,7 @@ class CachingAllocator:
         large = self._kind(page=LARGE_PAGE, least_remainder=remainder, base=LARGE_BASE, max_split=limit)
         return self._pools.setdefault(stream, (small, large))
 
-    def _grow(self, pool: Pool, size: int) -> Block:
+    def _grow(self, pool: Pool, size: int) -> MemoryBlock:
         if self._lacks(pool.growth(size)):
             self.release()
         growth = pool.growth(size)

@@ -21,7 +21,7 @@ from torch.utils import checkpoint
 
 from profiler.predicting.trace.autocast import cast, cuda_autocast
 from profiler.predicting.trace.copies import is_cudnn_norm
-from profiler.predicting.trace.fake_tensors import Fakes
+from profiler.predicting.trace.fake_tensors import FakeTensors
 from profiler.predicting.trace.in_place import adding_in_place
 from profiler.predicting.trace.kernel_bytes import AMPERE, HALF
 from profiler.predicting.trace.tracer import on_host
@@ -57,7 +57,7 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         stack.enter_context(mock.patch.object(save_on_cpu, "__init__", offload))
         stack.enter_context(mock.patch.object(F, "linear", linear))
         stack.enter_context(mock.patch.object(F, "batch_norm", batch_norm))
-        stack.enter_context(mock.patch.object(Fakes, "changes", CHANGES))
+        stack.enter_context(mock.patch.object(FakeTensors, "changes", CHANGES))
         stack.enter_context(cuda_autocast())
         yield
 

@@ -25,7 +25,7 @@ from profiler.predicting.trace.kernel_bytes import ceil_div
 AT_START = ("_verify_param_shape_across_processes", "_sync_module_states")  # of DDP: they read what fakes do not have
 
 
-class Alone:
+class FakeRank:
     """The mesh of all ranks; DDP's modules on this one, and the buckets that it has exchanged, by their numbers."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -49,7 +49,7 @@ class Alone:
 
 
 @contextmanager
-def alone(ranks: int) -> Iterator[Alone]:
+def fake_rank(ranks: int) -> Iterator[FakeRank]:
     """Be the first of so many ranks, which holds the most where parts are uneven.
 
     For fake tensors: no value that is exchanged is right. The mesh itself is real.
@@ -57,7 +57,7 @@ def alone(ranks: int) -> Iterator[Alone]:
     with ExitStack() as stack:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
         stack.callback(distributed.destroy_process_group)
-        rank = Alone(init_device_mesh("cpu", (ranks,)))
+        rank = FakeRank(init_device_mesh("cpu", (ranks,)))
         for name in AT_START:
             stack.enter_context(mock.patch.object(data_parallel, name, _nothing))
         stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
@@ -79,7 +79,7 @@ class _Chunks:
         return self._tensor.narrow(self._dim, start, min(self._most, size - start))
 
 
-def _answered(rank: Alone) -> Any:
+def _answered(rank: FakeRank) -> Any:
     build = DistributedDataParallel.__init__
 
     def built(module: DistributedDataParallel, *arguments: Any, **keywords: Any) -> None:

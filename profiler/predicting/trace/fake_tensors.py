@@ -41,7 +41,7 @@ PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.mem
 
 
 @contextmanager
-def fake_tensors() -> Iterator[Fakes]:
+def fake_tensors() -> Iterator[FakeTensors]:
     """Every tensor that is made within is fake, and modules are neither initialised nor copied for a conversion."""
     initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def fake_tensors() -> Iterator[Fakes]:
         stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _copied))
         stack.enter_context(uncollected())
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
-        yield stack.enter_context(Fakes())
+        yield stack.enter_context(FakeTensors())
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def unseen() -> Iterator[None]:
         yield
 
 
-class QuickFakes(FakeTensorMode):
+class CachingFakeMode(FakeTensorMode):
     """FakeTensorMode that finds the key of a call which it has seen before by a shorter one."""
 
     _keys: ClassVar[dict[Any, Any]] = {}  # as long as FakeTensorMode's own cache, which is the class's too
@@ -105,7 +105,7 @@ class QuickFakes(FakeTensorMode):
         return True
 
 
-class Fakes(QuickFakes):
+class FakeTensors(CachingFakeMode):
     """Fake tensors that know their values where these are small and follow from the code alone, not from data.
 
     Models are built by such values: the depth and the widths of their stages, the rates of stochastic depth. Of what

@@ -22,7 +22,7 @@ FACTORIES = {torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.zeros, to
 @contextmanager
 def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Within it, the optimizer's steps mark what they make on the host, and `capturable` is accepted as on CUDA."""
-    mode = Marking()
+    mode = HostMarking()
 
     def enter(*given: Any) -> None:
         mode.__enter__()  # type: ignore[no-untyped-call]
@@ -43,11 +43,11 @@ def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether the tensor was made on the host under `Marking`."""
+    """Whether the tensor was made on the host under `HostMarking`."""
     return getattr(tensor, "is_on_host", False)
 
 
-class Marking(TorchFunctionMode):
+class HostMarking(TorchFunctionMode):
     """Marks the tensors that are made on the host while it is entered."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from profiler.core.trace_data import Allocation, Building, Operator, Trace
 from profiler.predicting.trace.allocator import CachingAllocator, Settings
-from profiler.predicting.trace.memory_pools import Block
+from profiler.predicting.trace.memory_pools import MemoryBlock
 
 DEFAULT = Settings()
 
-Life = tuple[int, int, int]  # an allocation's index in its trace, and the operators with which it begins and ends
+Lifetime = tuple[int, int, int]  # an allocation's index in its trace, and the operators with which it begins and ends
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ def replay(trace: Trace, settings: Settings = DEFAULT) -> Replayed:
     )
 
 
-class _Step(msgspec.Struct):
+class _ReplayedStep(msgspec.Struct):
     """What one replay gives: the sizes of blocks, and the reserved bytes."""
 
     sizes: dict[int, int]  # by the index of the allocation
@@ -61,7 +61,7 @@ class _Blocks:
     """The blocks of a trace's storages; `held` has those that are in use, by the index of the allocation."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
-        self.held: dict[int, Block] = {}
+        self.held: dict[int, MemoryBlock] = {}
         self._allocator = allocator
 
     def build(self, building: Building) -> None:
@@ -75,10 +75,10 @@ class _Blocks:
         self.run(building, lives)
         self.held = {kept[index]: block for index, block in self.held.items()}
 
-    def run(self, trace: Trace | Building, lives: Iterable[Life]) -> _Step:
+    def run(self, trace: Trace | Building, lives: Iterable[Lifetime]) -> _ReplayedStep:
         """Allocate and free as these lives say."""
         allocator, held = self._allocator, self.held
-        step = _Step({index: block.size for index, block in held.items()}, [], [])
+        step = _ReplayedStep({index: block.size for index, block in held.items()}, [], [])
         born, died = _by_operator(lives, len(trace.operators))
         for number in range(len(trace.operators) + 1):
             for index in born[number]:
@@ -101,7 +101,7 @@ class _Blocks:
         return size
 
 
-def _with_blocks(trace: Trace, step: _Step) -> Trace:
+def _with_blocks(trace: Trace, step: _ReplayedStep) -> Trace:
     """The trace with the bytes of blocks in place of those that were asked for; the building is left out."""
     allocations, operators = list(trace.allocations), list(trace.operators)
     for index, size in step.sizes.items():
@@ -115,7 +115,7 @@ def _with_blocks(trace: Trace, step: _Step) -> Trace:
     return replace(trace, allocations=tuple(allocations), operators=tuple(operators), building=None)
 
 
-def _first_step(trace: Trace, held: dict[int, Block]) -> list[Life]:
+def _first_step(trace: Trace, held: dict[int, MemoryBlock]) -> list[Lifetime]:
     last = len(trace.operators)
     optimizer = min(last, next((before + 1 for phase, before in trace.marks if phase == "optimizer"), last))
     lives = []
@@ -126,7 +126,7 @@ def _first_step(trace: Trace, held: dict[int, Block]) -> list[Life]:
     return lives
 
 
-def _second_step(trace: Trace, held: dict[int, Block]) -> list[Life]:
+def _second_step(trace: Trace, held: dict[int, MemoryBlock]) -> list[Lifetime]:
     """Gradients from before the step that are not held were the first step's: this one begins by freeing them."""
     return [
         (index, allocation.born, _died(allocation, len(trace.operators)))
@@ -140,7 +140,7 @@ def _died(allocation: Allocation, last: int) -> int:
     return allocation.died if allocation.born or allocation.died < last else last + 1
 
 
-def _by_operator(lives: Iterable[Life], last: int) -> tuple[list[list[int]], list[list[int]]]:
+def _by_operator(lives: Iterable[Lifetime], last: int) -> tuple[list[list[int]], list[list[int]]]:
     """The indices of the allocations that begin with each operator, and of those that end with it."""
     born: list[list[int]] = [[] for _ in range(last + 2)]
     died: list[list[int]] = [[] for _ in range(last + 2)]

@@ -16,8 +16,8 @@ from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Tr
 from profiler.predicting.trace import products
 from profiler.predicting.trace.collectives import Exchange, parts
 from profiler.predicting.trace.host_state import is_on_host
-from profiler.predicting.trace.saved_tensors import Saving
-from profiler.predicting.trace.tracer import Hidden, Life, Tracer
+from profiler.predicting.trace.saved_tensors import SavedTensors
+from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.training.workload import Workload, local, tensors
 
 Step = Callable[[Callable[[str], None]], Any]
@@ -84,7 +84,7 @@ class Builder:
 
     def __init__(self, *, device: str, hidden: Hidden | None = None) -> None:
         self._tracer = Tracer(nn.Module(), device=device, hidden=hidden)
-        self._left: list[Life] = []
+        self._left: list[StorageLife] = []
 
     @contextmanager
     def follow(self) -> Iterator[None]:
@@ -93,11 +93,11 @@ class Builder:
             yield
         self._left = [life for life in self._tracer.lives if life.died is None]
 
-    def life(self, tensor: torch.Tensor) -> Life | None:
+    def life(self, tensor: torch.Tensor) -> StorageLife | None:
         """The life of a tensor's storage; None where it was not made under this builder."""
         return self._tracer.life(tensor)
 
-    def building(self, lives: Sequence[Life | None]) -> Building:
+    def building(self, lives: Sequence[StorageLife | None]) -> Building:
         """What was followed. `lives` has, for each storage that is there before the step, its life in the building."""
         left, last = set(self._left), len(self._tracer.operators)
         places = {life: place for place, life in enumerate(lives) if life in left}
@@ -132,11 +132,11 @@ class _Run:
         self._tracer = Tracer(workload.module, device=device, hidden=hidden, parts=parts())
         self._exchange = Exchange(self._tracer)
         self._tracer.seen = self._exchange.see
-        self._saving = Saving(self._tracer) if with_saves or with_calls else None
+        self._saving = SavedTensors(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
         self._builder = builder
-        self._built: list[Life | None] = []  # by place, the lives that storages had while they were built
+        self._built: list[StorageLife | None] = []  # by place, the lives that storages had while they were built
         self._hold()
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
@@ -247,7 +247,7 @@ class _Categories:
             goes_on = number < len(operators) and _is_recompute(operators[number])
             self._ends[number] = self._ends[number + 1] if goes_on else number
 
-    def of(self, life: Life) -> str:
+    def of(self, life: StorageLife) -> str:
         if life.phase == "forward":
             end = next(last for before, last in self._forwards if before <= life.born <= last)
             return "saved" if life.died is None or life.died > end else "temporaries"

@@ -45,7 +45,7 @@ def on_host() -> Iterator[None]:
         _ON_HOST.reset(token)
 
 
-class Life:
+class StorageLife:
     """One storage as it is followed; `died` is None while it is there."""
 
     __slots__ = ("born", "category", "died", "let_go", "module", "nbytes", "operator", "phase", "stream", "watch")
@@ -71,7 +71,7 @@ class Tracer(TorchDispatchMode):
         self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, parts: tuple[type, ...] = ()
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.lives: list[Life] = []
+        self.lives: list[StorageLife] = []
         self.operators: list[Operator] = []
         self.phase = "before"
         self.uses_host = False
@@ -82,7 +82,7 @@ class Tracer(TorchDispatchMode):
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
         self._is_paused = False
-        self._there: dict[int, Life] = {}  # by the address of the storage
+        self._there: dict[int, StorageLife] = {}  # by the address of the storage
         self._streams = {
             torch.cpu.current_stream(): 0
         }  # the CPU's streams stand for CUDA's: FSDP2 enters the same ones
@@ -91,7 +91,7 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as QuickFakes
+        return False  # as CachingFakeMode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._parts and any(one in types for one in self._parts):
@@ -116,12 +116,12 @@ class Tracer(TorchDispatchMode):
             self.seen(kind.name, args)
         return out
 
-    def hold(self, tensor: torch.Tensor, operator: str, module: str) -> Life | None:
+    def hold(self, tensor: torch.Tensor, operator: str, module: str) -> StorageLife | None:
         """Follow a storage that no operator made; None where it is followed already, or empty."""
         during = 0 if self.phase == "before" else 1  # it is there when the next operator runs
         return self._find(tensor, operator, module, self.phase, after=during)
 
-    def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> Life | None:
+    def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> StorageLife | None:
         """A storage that gives its bytes back, or gets others: what it has from then on, None where that is nothing."""
         life = self._there.pop(storage._cdata, None)
         if life:
@@ -129,7 +129,7 @@ class Tracer(TorchDispatchMode):
         resize()
         return self._follow(storage, "resize", self.module, self._phase(), after=1)
 
-    def life(self, tensor: torch.Tensor) -> Life | None:
+    def life(self, tensor: torch.Tensor) -> StorageLife | None:
         """What is known of a tensor's storage."""
         return self._there.get(tensor.untyped_storage()._cdata)
 
@@ -194,21 +194,21 @@ class Tracer(TorchDispatchMode):
             return self._owners.get(id(variable), "")
         return self._module_of_node.get(node._sequence_nr(), "")
 
-    def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> Life | None:
+    def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> StorageLife | None:
         if tensor.layout is not torch.strided:
             raise Unsupported("a sparse tensor cannot be followed: only its data tell its size")
         return self._follow(tensor.untyped_storage(), operator, module, phase, after)
 
     def _follow(
         self, storage: torch.UntypedStorage, operator: str, module: str, phase: str, after: int = 0
-    ) -> Life | None:
+    ) -> StorageLife | None:
         key = storage._cdata
         if key in self._there:
             return None
         nbytes = rounded(storage.nbytes(), self._device)
         if not nbytes:
             return None
-        life = Life(nbytes, len(self.operators) + after, operator, module, phase, self._stream())
+        life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase, self._stream())
         life.watch = weakref.ref(storage, lambda _: self._gone(key))
         self._there[key] = life
         self.lives.append(life)

@@ -39,7 +39,7 @@ def observe(workload: Workload) -> Observation:
     """
     try:
         return _observe(workload, keeps=False)
-    except _Missing:
+    except _NotKept:
         return _observe(workload, keeps=True)
 
 
@@ -190,11 +190,11 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
 
 
-class _Missing(Exception):
+class _NotKept(Exception):
     """A backward asks for what was not kept."""
 
 
 def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
     if kept is None:
-        raise _Missing
+        raise _NotKept
     return kept
