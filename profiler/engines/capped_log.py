@@ -1,4 +1,4 @@
-"""What a child prints, kept in a file of bounded size: knows nothing of children."""
+"""What a child prints, kept in a file of bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One child of the fork server, from its request to its end: messages, log, time limits. Knows nothing of trials."""
+"""One child of the fork server, from its request to its end: messages, log, time limits, kills for want of memory."""
 
 from __future__ import annotations
 

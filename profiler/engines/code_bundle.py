@@ -1,7 +1,4 @@
-"""What travels to the nodes of a cluster: this package, and the user's own code that a plan names; no data.
-
-Knows nothing of clusters.
-"""
+"""What travels to the nodes of a cluster: this package, and the user's own code that a plan names; no data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order a plan is run, wherever that is: what must be known first comes first. Knows nothing of processes."""
+"""The order in which a plan is run on any engine: what others need comes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine `ray`, found without importing Ray: knows nothing of how trials are sent."""
+"""The engine `ray`, found without importing Ray."""
 
 from __future__ import annotations
 

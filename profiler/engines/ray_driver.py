@@ -1,4 +1,4 @@
-"""Trials as tasks of a Ray cluster, each with one GPU of a kind or with cores. Knows nothing of what a trial does.
+"""Trials as tasks of a Ray cluster, each with one GPU of a kind or with cores.
 
 A task brings back its record and its log; only this process writes. Tasks that are lost with their node are sent again
 from here, not by Ray, which would without end send again one that needs more memory than its node has.

@@ -1,4 +1,4 @@
-"""Records that jobs write, each into a folder of its own, as they appear: knows nothing of what runs the jobs."""
+"""Records that jobs write, each into a folder of its own, as they appear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a run below its folder, and the jobs that write them. Of a job it knows only submitit's own door."""
+"""The shards of a run below its folder, and the jobs that write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials sent elsewhere: so many at once, again where their place was lost, ended when nobody waits. Knows no place."""
+"""Runs trials elsewhere with bounded concurrency, again where they were lost; or one at a time on each device here."""
 
 from __future__ import annotations
 

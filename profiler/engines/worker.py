@@ -1,4 +1,4 @@
-"""The child process: one request in, one Record out, on a channel of its own. Knows nothing of where it runs."""
+"""The functions that run in a child: one request in, one answer out, on a channel of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial at work: fresh models of its case, its steps counted, its stages timed, its notes collected."""
+"""One trial at work: fresh models of its case, its steps counted, its passes timed, its notes collected."""
 
 from __future__ import annotations
 

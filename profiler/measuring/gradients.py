@@ -1,4 +1,4 @@
-"""The equality pass: a trial's gradients against those without checkpointing, each from a fresh model."""
+"""The equality pass: a trial's gradients against those without checkpointing, and ranks against one process."""
 
 from __future__ import annotations
 

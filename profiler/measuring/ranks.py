@@ -1,4 +1,4 @@
-"""Several ranks of one trial, started and ended together by PyTorch's own launcher: knows nothing of what they do."""
+"""The ranks of one trial: what they tell each other, and how PyTorch's launcher starts and ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trial -> Record without the device: one traced step under fake tensors. Knows nothing of measuring."""
+"""Trial -> Record without the device, from one traced step under fake tensors."""
 
 from __future__ import annotations
 

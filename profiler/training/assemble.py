@@ -1,4 +1,4 @@
-"""Case -> a model on its device, in its precision, with its strategy: knows nothing of meters."""
+"""Case -> a model on its device, in its precision, with its strategy, ready for its first step."""
 
 from __future__ import annotations
 

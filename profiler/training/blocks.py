@@ -1,4 +1,4 @@
-"""Which submodules of a model are its blocks: found in its structure, knows nothing of strategies.
+"""Finds a model's blocks in its structure.
 
 A block is what checkpointing works on: a layer of a transformer, a bottleneck of a ResNet, a module of a Sequential.
 """

@@ -1,4 +1,4 @@
-"""Case -> an outline of its blocks, from one forward: knows nothing of meters or of strategies' work."""
+"""Case -> a summary of its model's blocks, from one forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The precisions of a training step: what they do to a workload. Knows nothing of checkpointing."""
+"""What a precision does to a training step: casts, autocast and gradient scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model ready to train, and its training step: knows nothing of strategies, meters or devices."""
+"""A model ready to train, its training step, and the bytes of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run -> what every tracker is told, row by row: knows nothing of any one tracker."""
+"""A run -> what every tracker is told, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as runs of MLflow, in a local folder or wherever MLFLOW_TRACKING_URI says: knows nothing of commands."""
+"""A run as runs of MLflow, in a local folder or wherever MLFLOW_TRACKING_URI says."""
 
 from __future__ import annotations
 

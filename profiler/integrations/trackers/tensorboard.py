@@ -1,4 +1,4 @@
-"""A run as TensorBoard's event files, with its table of hyper-parameters: knows nothing of commands.
+"""A run as TensorBoard's event files, with its table of hyper-parameters.
 
 Written record by record, since TensorBoard's own writer names its files by the host.
 """

@@ -1,4 +1,4 @@
-"""A run as runs of Weights & Biases: offline unless the environment says otherwise. Knows nothing of commands."""
+"""A run as runs of Weights & Biases: offline unless the environment says otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A callback for Lightning's Trainer that records its steps: knows nothing of how the model is built."""
+"""A callback for Lightning's Trainer that records its steps."""
 
 from __future__ import annotations
 

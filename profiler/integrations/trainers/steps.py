@@ -1,4 +1,4 @@
-"""Time and peak of the steps of somebody else's training loop: knows nothing of any framework."""
+"""Time and peak of the steps of somebody else's training loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trial in the child that a real transformers.Trainer runs: knows nothing of where it runs."""
+"""A trial in the child that a real transformers.Trainer runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a step runs, and how it is watched there: the doors that every device has. Knows nothing of cases.
+"""What every device offers a meter, what a record says of it, and whether it computes.
 
 `cpu` and `cuda` are a file each, whose `connect` returns a Device; `measure` picks by the first word of its name.
 """

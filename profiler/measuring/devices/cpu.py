@@ -1,4 +1,4 @@
-"""The CPU: exact bytes from the allocator's own events, never RSS. Knows nothing of models."""
+"""The CPU: exact bytes from the allocator's own events, never RSS."""
 
 from __future__ import annotations
 

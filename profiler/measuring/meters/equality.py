@@ -1,4 +1,4 @@
-"""Whether two steps gave the same loss, gradients and buffers: knows nothing of strategies or of clocks."""
+"""Compares what two steps left behind: loss, gradients, buffers, random state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of one training step, by phase and by category: knows nothing of cases or strategies."""
+"""Reads the bytes of one training step, by phase and by category."""
 
 from __future__ import annotations
 

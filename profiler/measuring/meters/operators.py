@@ -1,4 +1,4 @@
-"""What each operator takes besides its outputs while it runs: knows nothing of cases or strategies."""
+"""Reads what operators do: their FLOPs, the bytes that each hides while it runs, and its call as one word."""
 
 from __future__ import annotations
 

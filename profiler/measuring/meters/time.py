@@ -1,4 +1,4 @@
-"""Seconds of training steps, raw: knows nothing of cases or strategies."""
+"""Reads the seconds of training steps, raw."""
 
 from __future__ import annotations
 

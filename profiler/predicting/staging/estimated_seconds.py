@@ -1,4 +1,4 @@
-"""Seconds of each stage on a GPU that need not be there, from traced steps and its rates: knows nothing of bytes."""
+"""The seconds of each stage on a GPU that need not be there, from traced steps and the GPU's rates."""
 
 from __future__ import annotations
 

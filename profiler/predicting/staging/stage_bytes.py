@@ -1,4 +1,4 @@
-"""What each stage of a traced step holds, in bytes, as a planner counts it: knows nothing of models or of time."""
+"""The bytes that each stage of a traced step holds, as a planner counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators of a traced step are of which stage, forward and backward: knows nothing of bytes or seconds."""
+"""Which operators of a traced step belong to which stage, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of each stage on a device that is there, one stage at a time: knows nothing of bytes."""
+"""The seconds of each stage on a device that is there, one stage at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulation of PyTorch's caching allocator for CUDA, and its replay of traced steps: knows nothing of torch.
+"""A simulation of PyTorch's caching allocator for CUDA, and its settings, without torch.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp.
 """

@@ -1,4 +1,4 @@
-"""What attention's fused kernels take on CUDA besides their results: knows nothing of steps.
+"""The bytes that attention's fused kernels take on CUDA besides their results.
 
 Which kernel runs, and its workspace: aten/src/ATen/native/transformers/cuda/attention_backward.cu, with
 mem_eff_attention/kernels/cutlassB.h and mem_eff_attention/kernel_backward.h beside it; the flash kernels:

@@ -1,4 +1,4 @@
-"""What several ranks exchange in a step, told apart from what each makes for itself: knows of no process group."""
+"""What a step of several ranks does besides: collectives, and elementwise operators on DTensors."""
 
 from __future__ import annotations
 

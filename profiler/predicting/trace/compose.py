@@ -1,4 +1,4 @@
-"""The trace of a checkpointed step from the trace of the step without: arithmetic that knows nothing of torch.
+"""The trace of a checkpointed step from the trace of the step without: arithmetic, without torch.
 
 The rules are those of `torch.utils.checkpoint` in its non-reentrant form, with its early stop.
 """

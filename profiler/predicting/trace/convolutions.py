@@ -1,4 +1,4 @@
-"""What convolutions on CUDA take besides their results and cuDNN's workspaces: bytes. Knows nothing of steps.
+"""The bytes that convolutions on CUDA take besides their results and cuDNN's workspaces.
 
 cuDNN reads the input, the weight and the gradient in one memory format, and PyTorch copies what lies otherwise
 (aten/src/ATen/native/Convolution.cpp, cudnn/ConvShared.cpp); so do the kernels of its own for one filter a channel

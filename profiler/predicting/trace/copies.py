@@ -1,4 +1,4 @@
-"""What CUDA's kernels take besides their results because they want dense tensors: bytes. Knows nothing of steps.
+"""The bytes of the copies that CUDA's kernels make because they want dense tensors.
 
 Kernels that read their arguments in one order copy those that lie otherwise (`Tensor::contiguous`), and hold the copies
 until they return. The files named are in aten/src/ATen/native.

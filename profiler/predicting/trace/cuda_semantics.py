@@ -1,4 +1,4 @@
-"""On fake CPU tensors, the operators whose saved tensors are CUDA's: knows nothing of steps.
+"""Operators on fake CPU tensors that save, and return, what CUDA's do.
 
 Fake tensors on CUDA itself work in the forward only: where there is no GPU, autograd's engine fails in the backward.
 Kernels are swapped by patching: a function mode is off inside its own handler, so that a recompute would run others.

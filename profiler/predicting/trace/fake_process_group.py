@@ -1,7 +1,4 @@
-"""One of many ranks with nobody else there: PyTorch's fake process group, in which every exchange is done at once.
-
-Knows nothing of steps or of what is followed.
-"""
+"""One of many ranks with nobody else there: PyTorch's fake process group, in which every exchange is done at once."""
 
 from __future__ import annotations
 

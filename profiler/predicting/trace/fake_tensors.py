@@ -1,7 +1,4 @@
-"""Models and steps without memory or compute: PyTorch's fake tensors, and what they need to build any model.
-
-Knows nothing of steps or of what is followed.
-"""
+"""Models and steps without memory or compute: PyTorch's fake tensors, cached, and what any model needs to be built."""
 
 from __future__ import annotations
 

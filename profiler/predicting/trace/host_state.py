@@ -1,4 +1,4 @@
-"""What an optimizer keeps on the host, such as Adam's step count: knows nothing of traces.
+"""Tells apart what an optimizer keeps on the host, such as Adam's step count.
 
 All tensors of a prediction are on the CPU, also those that stand for a device's. The optimizer's state is the host's
 where it is made without a device or on "cpu" by name; the device's is made on the device of a parameter.

@@ -1,4 +1,4 @@
-"""Where autograd writes in place and does not for fake tensors, which it takes for subclasses: knows nothing of steps.
+"""Where autograd writes in place, but not for fake tensors, which it takes for subclasses.
 
 Its formulas have both ways (`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp), and so has the sum
 of the gradients of what was used more than once (torch/csrc/autograd/input_buffer.cpp).

@@ -1,4 +1,4 @@
-"""One pool of device memory, whose blocks are cut and joined: knows nothing of capacity, of requests or of traces.
+"""Pools of device memory, whose blocks are cut and joined: by segments, or by pages of one address range.
 
 The rules and numbers are those of c10/cuda/CUDACachingAllocator.cpp, for one stream.
 """

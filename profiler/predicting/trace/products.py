@@ -1,4 +1,4 @@
-"""What matrix products take of the allocator besides their results: knows nothing of steps.
+"""What matrix products take of the allocator besides their results, and what cuBLAS keeps.
 
 The rules are those of aten/src/ATen/native/cuda/Blas.cpp and aten/src/ATen/cuda/CublasHandlePool.cpp in 2.15.
 """

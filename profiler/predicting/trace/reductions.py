@@ -1,4 +1,4 @@
-"""The buffers of sums, means, norms and their like on CUDA: knows nothing of steps.
+"""The bytes of the buffers that sums, means, norms and their like take on CUDA.
 
 Where an output's inputs are shared out among blocks of threads, each block writes what it found to global memory. How
 they are shared out: setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh; how dimensions are put in order and joined

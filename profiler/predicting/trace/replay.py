@@ -1,4 +1,4 @@
-"""A traced step replayed by the simulated allocator: knows nothing of torch."""
+"""A traced step replayed by the simulated allocator, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimated seconds of a traced step on a GPU that need not be there: arithmetic that knows nothing of torch."""
+"""Estimated seconds of a traced step on a GPU that need not be there: arithmetic, without torch."""
 
 from __future__ import annotations
 

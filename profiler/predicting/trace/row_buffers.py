@@ -1,4 +1,4 @@
-"""What the backwards of embeddings and norms over rows take on CUDA besides their results: knows nothing of steps.
+"""The bytes that backwards of embeddings and layer norms take on CUDA besides their results; all buffers of a chip.
 
 Many indices are sorted, and the rows of each are added up in parts (aten/src/ATen/native/cuda/Embedding.cu,
 EmbeddingBackwardKernel.cu); of many narrow rows, weights' gradients are added up in parts

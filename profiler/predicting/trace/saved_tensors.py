@@ -1,7 +1,4 @@
-"""What autograd keeps of a followed step, for which node and until when, and what modules are given.
-
-Knows nothing of strategies or of what is made of it.
-"""
+"""What autograd keeps of a followed step, for which node and until when, and what modules are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows one training step under fake tensors: a workload in, a Trace out. Knows nothing of cases or strategies."""
+"""Follows one training step, and the building of its model, under fake tensors: a workload in, a Trace out."""
 
 from __future__ import annotations
 

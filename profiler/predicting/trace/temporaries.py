@@ -1,4 +1,4 @@
-"""What operators take besides their values, where fake kernels know only the values: knows nothing of steps.
+"""What operators take besides their results, where fake kernels know only the results.
 
 Losses write all elements before they reduce them: into temporaries, or into the result, whose storage stays as large
 when it is resized to one element (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu). Folds are made

@@ -1,4 +1,4 @@
-"""Follows the storages that operators make and drop: knows nothing of steps or of what storages are for."""
+"""Follows every operator, and the storages that operators make and drop."""
 
 from __future__ import annotations
 

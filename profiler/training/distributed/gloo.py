@@ -1,4 +1,4 @@
-"""Communication on the CPU, FSDP2's in place, and such that what it frees can be seen: knows nothing of models.
+"""Communication over gloo that lets go of its tensors before it returns, FSDP2's in place.
 
 PyTorch's all-gather and reduce-scatter on gloo each make a copy of everything, which NCCL does not: here every rank's
 part is broadcast, or reduced, where it is. gloo works in threads of its own, and tells that it is done before it lets

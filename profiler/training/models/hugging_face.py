@@ -1,4 +1,4 @@
-"""Every family of transformers that has one of our heads, from its config alone: knows nothing of strategies."""
+"""Every family of transformers that has one of our heads, from its config alone, with a random batch that fits it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deep MNIST network of the published sweep: knows nothing of strategies."""
+"""The deep MNIST network of the published sweep, and a batch of MNIST, real where its files are at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of optimizers; their keyword-only parameters are the options: knows nothing of torch itself."""
+"""The table of optimizers, which imports no torch; their keyword-only parameters are the options."""
 
 TABLE = {
     "sgd": "profiler.training.optimizers.torch_optim:sgd",

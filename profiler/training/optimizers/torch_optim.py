@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim by their usual names: knows nothing of models."""
+"""Optimizers of torch.optim: the usual ones, and any by its class's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The repair of BatchNorm under recompute: of strategies it knows but what they computed again."""
+"""The repair of BatchNorm's running statistics under recompute."""
 
 from __future__ import annotations
 

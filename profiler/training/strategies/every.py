@@ -1,4 +1,4 @@
-"""Every k-th block by itself: knows nothing of models."""
+"""Every k-th block by itself."""
 
 from __future__ import annotations
 

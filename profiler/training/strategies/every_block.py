@@ -1,4 +1,4 @@
-"""Every block by itself: knows nothing of models."""
+"""Every block by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first blocks, each by itself: knows nothing of models."""
+"""The first blocks, each by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep nothing: knows nothing of models."""
+"""No block is kept: every stage is recomputed from the input."""
 
 from __future__ import annotations
 

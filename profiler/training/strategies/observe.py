@@ -1,4 +1,4 @@
-"""How the blocks of a model work together, seen in one forward: knows nothing of where to cut."""
+"""One observed forward: which blocks feed each other, and what each saves."""
 
 from __future__ import annotations
 

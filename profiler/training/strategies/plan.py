@@ -1,4 +1,4 @@
-"""A plan that was made before, from its file: knows nothing of how it was found."""
+"""A checkpointing plan carried out from its file."""
 
 from __future__ import annotations
 

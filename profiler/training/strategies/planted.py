@@ -1,4 +1,4 @@
-"""Strategies that are wrong on purpose, for the passes that must catch it. Knows nothing of who looks."""
+"""Strategies that are wrong on purpose, for the passes that must catch it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Halves within halves: knows nothing of models."""
+"""Checkpoints within checkpoints, by halves."""
 
 from __future__ import annotations
 

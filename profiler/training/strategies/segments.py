@@ -1,4 +1,4 @@
-"""Segments of a chain, as torch.utils.checkpoint.checkpoint_sequential cuts it or balanced: knows nothing of models."""
+"""Segments of a chain, as torch.utils.checkpoint.checkpoint_sequential cuts it or balanced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selective checkpointing by operator: which results are kept and which are computed again. Knows nothing of models."""
+"""Selective checkpointing: the results of some operators are kept, all others recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments at the square-root rule: knows nothing of models."""
+"""Segments by the square-root rule."""
 
 from __future__ import annotations
 
