@@ -13,13 +13,11 @@ from profiler.core.record import Note
 from profiler.core.units import bytes_text
 from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
-from profiler.measuring.ranks import Group
+from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.workload import Mark
 
-ALONE = Group()
 NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
-
-Mark = Callable[[str], None]
 
 
 class Bench:

@@ -11,7 +11,7 @@ from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality
-from profiler.measuring.meters.equality import Results, Step
+from profiler.measuring.meters.equality import GradientStep, Results
 from profiler.measuring.ranks import Group
 from profiler.training.assemble import Assembled
 from profiler.training.strategies.batchnorm import is_repairable
@@ -98,7 +98,7 @@ class _Comparison:
             self._group,
         )
 
-    def _against(self, baseline: Case, step: Step, digests: dict[str, str], applied: Applied) -> Equality:
+    def _against(self, baseline: Case, step: GradientStep, digests: dict[str, str], applied: Applied) -> Equality:
         nudged = (lambda: self._gradients(baseline, nudge=True)) if applied.changes_kernels else None
         return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged, group=self._group)
 
@@ -128,7 +128,11 @@ def _buffers(found: Equality, is_repairable: bool) -> str:
 
 
 def verify_averaging(
-    found: Equality, step: Step, alone: Callable[[int], Step], nudged: Callable[[int], Step], group: Group
+    found: Equality,
+    step: GradientStep,
+    alone: Callable[[int], GradientStep],
+    nudged: Callable[[int], GradientStep],
+    group: Group,
 ) -> Equality:
     """`found` with how far the gradients of `step`, with all ranks, are from the mean of those that one process has.
 

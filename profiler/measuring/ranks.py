@@ -47,6 +47,9 @@ class Group:
         return max(self.gather(found), key=size)
 
 
+ALONE = Group()
+
+
 class Ranks(Group):
     """All ranks of this process's default group. They talk by gloo, whatever their gradients go by."""
 

@@ -16,7 +16,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import blocks, distributed, models, optimizers, precision, strategies
 from profiler.training.strategies.batchnorm import repair_batchnorm
-from profiler.training.workload import Workload, train_step
+from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
 
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         """What was really built."""
         workload = self.workload
         return Built(
-            num_parameters=sum(parameter.numel() for parameter in workload.module.parameters()),
+            num_parameters=num_parameters(workload.module),
             num_blocks=len(workload.blocks),
             data=workload.data,
             split=self.applied.split,
@@ -46,7 +46,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         torch.manual_seed(self.case.seed + self.rank)
         return self._step(None, scaler, lambda phase: None)
 
-    def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Callable[[str], None]], torch.Tensor]]:
+    def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:
         """An optimizer, and the step with it, which tells its phases and returns its loss."""
         optimizer = _optimizer(self.case, self.workload)
         scaler = precision.scaler(self.case.precision, self.case.torch_device)
@@ -56,7 +56,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         self,
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
-        mark: Callable[[str], None],
+        mark: Mark,
     ) -> torch.Tensor:
         return train_step(
             self.workload,

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from profiler.core.errors import Unsupported
+from profiler.training.workload import num_parameters
 
 LEAST = 2  # a list of fewer children is no stack
 SHARE = 0.2  # of the parameters of all lists: a shorter one with less is no second stack
@@ -61,13 +62,15 @@ def _stacks(module: nn.Module) -> list[str]:
         if len(list(child.children())) >= LEAST and len({type(block) for block in child.children()}) == 1
     ]
     longest = max((len(list(child.children())) for _, child in lists), default=0)
-    whole = sum(_size(child) for _, child in lists)
+    whole = sum(num_parameters(child) for _, child in lists)
     chosen = [
         (name, child)
         for name, child in lists
-        if _size(child) and (len(list(child.children())) == longest or _size(child) >= SHARE * whole)
+        if num_parameters(child) and (len(list(child.children())) == longest or num_parameters(child) >= SHARE * whole)
     ]
-    if sum(_size(child) for _, child in chosen) < _size_of_sequentials(module):  # the lists are beside the trunk
+    if sum(num_parameters(child) for _, child in chosen) < _size_of_sequentials(
+        module
+    ):  # the lists are beside the trunk
         return []
     return [f"{name}.{key}" for name, child in chosen for key, _ in child.named_children()]
 
@@ -77,7 +80,7 @@ def _size_of_sequentials(module: nn.Module) -> int:
     if isinstance(module, nn.ModuleList):
         return 0
     if isinstance(module, nn.Sequential):
-        return _size(module)
+        return num_parameters(module)
     return sum(_size_of_sequentials(child) for child in module.children())
 
 
@@ -116,7 +119,7 @@ def _children(module: nn.Module) -> list[str]:
         for name, child in module.named_children()
         if name not in HEADS and not name.lower().startswith("aux")
     ]
-    while found and not _size(found[-1][1]):
+    while found and not num_parameters(found[-1][1]):
         found.pop()
     return [name for name, _ in found]
 
@@ -133,7 +136,3 @@ def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> It
 def _is_composite(module: nn.Module) -> bool:
     """Whether it holds modules that hold modules."""
     return any(next(child.children(), None) is not None for child in module.children())
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

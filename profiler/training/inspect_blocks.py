@@ -12,7 +12,7 @@ from profiler.core.model_summary import Block, Outline
 from profiler.training.assemble import assemble
 from profiler.training.blocks import refuse_none
 from profiler.training.strategies.observe import observe
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import Workload, num_parameters, tensors
 
 
 def describe(case: Case) -> Outline:
@@ -26,7 +26,7 @@ def describe(case: Case) -> Outline:
         handle.remove()
     return Outline(
         model=str(case.model),
-        num_parameters=_size(workload.module),
+        num_parameters=num_parameters(workload.module),
         batch_size=case.batch_size,
         blocks=tuple(
             _block(workload.module.get_submodule(name), name, outputs.get(name, ""), feeds)
@@ -55,9 +55,5 @@ def _note(outputs: dict[str, str], name: str, block: nn.Module) -> Any:
 
 def _block(block: nn.Module, name: str, output: str, feeds_next: bool | None) -> Block:
     return Block(
-        name=name, kind=type(block).__name__, num_parameters=_size(block), output=output, feeds_next=feeds_next
+        name=name, kind=type(block).__name__, num_parameters=num_parameters(block), output=output, feeds_next=feeds_next
     )
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import msgspec
@@ -12,6 +12,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from profiler.core.errors import Invalid
+
+Mark = Callable[[str], None]  # told the phase that begins
+Step = Callable[[Mark], Any]  # one training step
 
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 
@@ -45,7 +48,7 @@ def train_step(
     workload: Workload,
     optimizer: torch.optim.Optimizer | None,
     *,
-    mark: Callable[[str], None] = lambda phase: None,
+    mark: Mark = lambda phase: None,
     accumulate: int = 1,
     keep_gradients: bool = False,
     scaler: torch.amp.GradScaler | None = None,
@@ -88,6 +91,25 @@ def loss_of(workload: Workload) -> torch.Tensor:
     if not loss.is_floating_point():
         raise Invalid(f"the loss is of {loss.dtype}, which has no gradient: leave it in floating point")
     return loss
+
+
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """Put buffers and random state back, whatever runs within."""
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in zip(module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+
+def num_parameters(module: nn.Module) -> int:
+    """How many numbers a module learns."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:

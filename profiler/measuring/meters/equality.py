@@ -10,14 +10,13 @@ import msgspec
 import torch
 
 from profiler.core.record import Equality
-from profiler.measuring.ranks import Group
+from profiler.measuring.ranks import ALONE, Group
 from profiler.training.workload import Workload, local
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
-Step = Callable[[], tuple[Workload, torch.Tensor]]
-ALONE = Group()
+GradientStep = Callable[[], tuple[Workload, torch.Tensor]]  # a fresh workload, run to its gradients, and its loss
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +36,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def noise_floor(step: Step, group: Group = ALONE) -> Equality:
+def noise_floor(step: GradientStep, group: Group = ALONE) -> Equality:
     """The step without checkpointing against itself. `step` builds a fresh workload and runs it to the gradients."""
     first = collect(step)
     again = collect(step)
@@ -47,7 +46,12 @@ def noise_floor(step: Step, group: Group = ALONE) -> Equality:
 
 
 def verify(
-    step: Step, baseline: Step, digests: Mapping[str, str], *, nudged: Step | None = None, group: Group = ALONE
+    step: GradientStep,
+    baseline: GradientStep,
+    digests: Mapping[str, str],
+    *,
+    nudged: GradientStep | None = None,
+    group: Group = ALONE,
 ) -> Equality:
     """A strategy's step against the baseline's, cheap where all is well: by digests alone.
 
@@ -67,7 +71,7 @@ def verify(
     return msgspec.structs.replace(found, noise_floor=floor, rounding_floor=rounding, digests=own)
 
 
-def apart(step: Step, other: Step, group: Group = ALONE) -> float:
+def apart(step: GradientStep, other: GradientStep, group: Group = ALONE) -> float:
     """The largest relative difference of two steps' gradients."""
     return compared(collect(step), collect(other), group).largest_difference or 0.0
 
@@ -87,7 +91,7 @@ def tells(workload: Workload) -> bool:
     return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(_dense, gradients))
 
 
-def collect(step: Step) -> Results:
+def collect(step: GradientStep) -> Results:
     """Run a step and copy what it left to the host."""
     workload, loss = step()
     module = workload.module

@@ -10,9 +10,8 @@ import torch
 from profiler.core.record import PHASES, PhaseBytes, Timeline
 from profiler.core.stats.largest import highest
 from profiler.measuring.devices import Device, Span
-from profiler.training.workload import Workload, bytes_by_storage, tensors
+from profiler.training.workload import Step, Workload, bytes_by_storage, tensors
 
-Step = Callable[[Callable[[str], None]], Any]
 NUM_POINTS = 96  # a page draws several timelines beside each other, and a record is one line
 
 
@@ -44,8 +43,8 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
         "peak_phase": top[0][0],
         "peak_gradient_bytes": gradient_bytes,
         "timeline": _timeline(spans),
-        "reserved_bytes": _largest([phase.reserved for phase in phases.values()]),
-        "device_bytes": _largest([phase.device for phase in phases.values()]),
+        "reserved_bytes": largest_known(phase.reserved for phase in phases.values()),
+        "device_bytes": largest_known(phase.device for phase in phases.values()),
     }
 
 
@@ -111,8 +110,8 @@ def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:
     own = [span for (name, _), span in spans if name == phase]
     return PhaseBytes(
         allocated=max(span.peak_bytes for span in own),
-        reserved=_largest([span.reserved_bytes for span in own]),
-        device=_largest([span.device_bytes for span in own]),
+        reserved=largest_known(span.reserved_bytes for span in own),
+        device=largest_known(span.device_bytes for span in own),
     )
 
 
@@ -127,9 +126,9 @@ def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
     return timeline({"live": held}, phases)
 
 
-def _largest(values: list[int | None]) -> int | None:
-    measured = [value for value in values if value is not None]
-    return max(measured) if measured else None
+def largest_known(values: Iterable[int | None]) -> int | None:
+    """The largest value that was measured; None where none was."""
+    return max((value for value in values if value is not None), default=None)
 
 
 def timeline(nbytes: Mapping[str, Sequence[int]], phases: Iterable[tuple[str, int]], **at_peak: Any) -> Timeline:

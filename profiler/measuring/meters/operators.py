@@ -11,9 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
 from profiler.measuring.devices import Device, Span
-from profiler.training.workload import Workload, loss_of
-
-Step = Callable[[Callable[[str], None]], Any]
+from profiler.training.workload import Step, Workload, loss_of
 
 
 def read(device: Device, step: Step) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from profiler.core.record import Conditions
 from profiler.core.stats.stopping import MOST_STEPS, SHORTEST, Sampling, is_look, reason
 from profiler.core.stats.warmup import num_warmup
 from profiler.measuring.devices import Device
-from profiler.measuring.ranks import Group
+from profiler.measuring.ranks import ALONE, Group
+from profiler.training.workload import Step
 
-Step = Callable[[Callable[[str], None]], Any]
 Spans = list[tuple[str, float]]
 
 TICKS = 1000  # of the device's clock, that a sample has at least
-ALONE = Group()
 MARGIN = 1.2  # times the slowest step: what the next one may take
 
 

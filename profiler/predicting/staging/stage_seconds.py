@@ -19,7 +19,7 @@ from profiler.measuring.meters import time as step_timing
 from profiler.training.assemble import assemble
 from profiler.training.strategies.chain import checkpoint_without_reentry
 from profiler.training.strategies.selective import saving
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import Workload, restored, tensors
 
 ROUNDS = 5  # samples of every way to run a stage, in turns; one more comes first and is not counted
 INSTANCES = 3  # stages of a kind that are timed
@@ -37,7 +37,7 @@ def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> 
     device = open_device(case.device)
     workload = assemble(case).workload
     watch = _Watch(workload, device, [run for run in runs if run], saves)
-    with _restored(workload.module), torch.no_grad(), watch.hooked():
+    with restored(workload.module), torch.no_grad(), watch.hooked():
         workload.loss(workload.module, workload.batch)
     found = [watch.seconds(index) for index in range(len(watch.runs))]
     checkpointed = sum(watch.checkpointed(index) for index in range(len(watch.runs)))
@@ -184,17 +184,6 @@ def _kind(modules: Sequence[nn.Module], given: Any) -> Any:
 
 def _medians(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return median(forward for forward, _ in samples), median(backward for _, backward in samples)
-
-
-@contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    buffers = [buffer.clone() for buffer in module.buffers()]
-    own = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(devices=own):
-        yield
-    with torch.no_grad():
-        for buffer, before in zip(module.buffers(), buffers, strict=True):
-            buffer.copy_(before)
 
 
 class Seconds(msgspec.Struct, frozen=True, kw_only=True):

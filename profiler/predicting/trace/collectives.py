@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.trace_data import BUCKETS, GATHERED
+from profiler.predicting.trace.host_state import entered_in_steps
 from profiler.predicting.trace.tracer import Tracer
 from profiler.training.workload import local
 
@@ -83,25 +84,12 @@ class Exchange:
         return looked
 
 
-@contextmanager
-def on_parts(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Within it, the optimizer's steps do so."""
-    modes = [_OnParts(kind) for kind in parts()]
+def on_parts(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+    """Within it, the optimizer's elementwise operators run on the parts of DTensors.
 
-    def enter(*given: Any) -> None:
-        for mode in modes:
-            mode.__enter__()  # type: ignore[no-untyped-call]
-
-    def leave(*given: Any) -> None:
-        for mode in modes:
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    before, after = optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave)
-    try:
-        yield
-    finally:
-        before.remove()
-        after.remove()
+    DTensors come to the same, but look for it: with hundreds of parameters, most of a trace was that.
+    """
+    return entered_in_steps(optimizer, [_OnParts(kind) for kind in parts()])
 
 
 class _OnParts(TorchDispatchMode):

@@ -169,24 +169,29 @@ def _is_own(
 ) -> bool:
     """Whether PyTorch's kernel for one filter a channel does it, which begins with the gradient of the weight.
 
-    `use_cudnn_depthwise` and `check_cudnn_depthwise_workload_with_filter` in Convolution.cpp.
+    `use_cudnn_depthwise` in Convolution.cpp.
     """
-    num_images, channels = taken.shape[:2]
+    channels = taken.shape[1]
     if not 1 < groups == channels or taken.dim() not in SPATIAL or weight.shape[0] % channels:
         return False
     is_plain = max(dilation) == 1 and taken.dim() == PLANE and channels >= LEAST_CHANNELS
     if taken.dtype != torch.float16 or not is_plain or (stride[0] != stride[1] and taken.shape[2] != 1):
         return True
-    step, width, side = stride[1], taken.shape[3], weight.shape[3]
-    if taken.shape[2] == 1 and step == 1:
-        return False
-    if weight.shape[2] != side or side not in (1, 3, 5) or width < LEAST_WIDTH or step not in (1, 2):
+    return not _is_cudnn_workload(taken, weight, stride[1])
+
+
+def _is_cudnn_workload(taken: torch.Tensor, weight: torch.Tensor, step: int) -> bool:
+    """Whether cuDNN is asked for one filter a channel: `check_cudnn_depthwise_workload_with_filter`."""
+    (num_images, channels, height, width), side = taken.shape, weight.shape[3]
+    if height == 1 and step == 1:
         return True
-    if step == 1:
+    if weight.shape[2] != side or side not in (1, 3, 5) or width < LEAST_WIDTH or step not in (1, 2):
         return False
+    if step == 1:
+        return True
     if side == 1:
-        return not (width <= 28 if num_images == 1 else num_images <= 16 and channels >= 128 and width <= 7)
-    return not (num_images == 1 or channels >= 512 or (channels >= 256 and width >= 28))
+        return width <= 28 if num_images == 1 else num_images <= 16 and channels >= 128 and width <= 7
+    return num_images == 1 or channels >= 512 or (channels >= 256 and width >= 28)
 
 
 def _format(taken: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:

@@ -7,7 +7,7 @@ where it is made without a device or on "cpu" by name; the device's is made on t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -22,21 +22,28 @@ FACTORIES = {torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.zeros, to
 @contextmanager
 def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Within it, the optimizer's steps mark what they make on the host, and `capturable` is accepted as on CUDA."""
-    mode = HostMarking()
+    with entered_in_steps(optimizer, [HostMarking()]), ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim.") and hasattr(module, SUPPORTED):
+                stack.enter_context(mock.patch.object(module, SUPPORTED, _as_cuda))
+        yield
+
+
+@contextmanager
+def entered_in_steps(optimizer: torch.optim.Optimizer, modes: Sequence[Any]) -> Iterator[None]:
+    """Within it, the modes are entered while the optimizer steps."""
 
     def enter(*given: Any) -> None:
-        mode.__enter__()  # type: ignore[no-untyped-call]
+        for mode in modes:
+            mode.__enter__()
 
     def leave(*given: Any) -> None:
-        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for mode in modes:
+            mode.__exit__(None, None, None)
 
     before, after = optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave)
     try:
-        with ExitStack() as stack:
-            for name, module in list(sys.modules.items()):
-                if name.startswith("torch.optim.") and hasattr(module, SUPPORTED):
-                    stack.enter_context(mock.patch.object(module, SUPPORTED, _as_cuda))
-            yield
+        yield
     finally:
         before.remove()
         after.remove()

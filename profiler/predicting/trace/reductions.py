@@ -154,8 +154,37 @@ def _kept_apart(shape: _Shape) -> int:
     return request(num_outputs * shape.accumulated) if shape.accumulated > shape.itemsize else 0
 
 
+class _Threads(NamedTuple):
+    """How a block of threads is laid over inputs and outputs."""
+
+    num_inputs: int
+    num_outputs: int
+    width: int
+    height: int
+    output_vector: int  # outputs that a thread writes at once
+    along_inputs: bool  # whether the block's width is along the inputs
+
+
 def _global_bytes(shape: _Shape, chip: Chip) -> int:
     """As setReduceConfig and ReduceConfig::global_memory_size, with the semaphores beside it."""
+    threads = _threads(shape)
+    step_input, step_output = (threads.width, 1) if threads.along_inputs else (1, threads.width)
+    if ceil_div(threads.num_inputs, step_input) < min(threads.height * LEAST_VALUES, MOST_VALUES):
+        return 0
+    values = ceil_div(threads.num_inputs, step_input * threads.height)
+    grid = ceil_div(threads.num_outputs // threads.output_vector, step_output)
+    target = chip.multiprocessors * (chip.threads_per_multiprocessor // (threads.width * threads.height))
+    if values < MOST_VALUES or grid > target:
+        return 0
+    num_blocks = max(min(ceil_div(target, grid), ceil_div(values, LEAST_VALUES)), ceil_div(values, MOST_VALUES))
+    if num_blocks <= 1:
+        return 0
+    lanes = 1 if threads.along_inputs else threads.width * threads.output_vector
+    buffer = shape.accumulated * threads.num_outputs * num_blocks * lanes
+    return request(buffer) + request(4 * grid)
+
+
+def _threads(shape: _Shape) -> _Threads:
     dims = shape.dims
     reduced = [one for one in dims if one.output_stride == 0]
     kept = dims[len(reduced) :]
@@ -171,21 +200,7 @@ def _global_bytes(shape: _Shape, chip: Chip) -> int:
             output_vector = _output_vector(shape, kept[0])
             wide //= output_vector
     width, height = _block(wide, high, MAX_THREADS // output_vector)
-    step_input, step_output = (width, 1) if along_inputs else (1, width)
-    values = ceil_div(num_inputs, step_input)
-    if values < min(height * LEAST_VALUES, MOST_VALUES):
-        return 0
-    values = ceil_div(num_inputs, step_input * height)
-    grid = ceil_div(num_outputs // output_vector, step_output)
-    target = chip.multiprocessors * (chip.threads_per_multiprocessor // (width * height))
-    if values < MOST_VALUES or grid > target:
-        return 0
-    num_blocks = max(min(ceil_div(target, grid), ceil_div(values, LEAST_VALUES)), ceil_div(values, MOST_VALUES))
-    if num_blocks <= 1:
-        return 0
-    lanes = 1 if along_inputs else width * output_vector
-    buffer = shape.accumulated * num_outputs * num_blocks * lanes
-    return request(buffer) + request(4 * grid)
+    return _Threads(num_inputs, num_outputs, width, height, output_vector, along_inputs)
 
 
 def _block(wide: int, high: int, most: int) -> tuple[int, int]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
 from unittest import mock
 
 import torch
@@ -18,9 +17,7 @@ from profiler.predicting.trace.collectives import Exchange, parts
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
-from profiler.training.workload import Workload, local, tensors
-
-Step = Callable[[Callable[[str], None]], Any]
+from profiler.training.workload import Step, Workload, local, tensors
 
 TRIES = 3
 

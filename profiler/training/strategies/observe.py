@@ -14,7 +14,7 @@ from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import Unsupported
 from profiler.training.strategies.split import ChainBytes
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import Workload, restored, tensors
 
 METADATA = {  # what may be asked of a tensor without using what it holds
     "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
@@ -51,16 +51,11 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
         saved.add(tensor)
         return tensor.detach() if keeps else None
 
-    buffers = [buffer.clone() for buffer in workload.module.buffers()]
-    own = {parameter.device for parameter in workload.module.parameters() if parameter.is_cuda}
     try:
-        with torch.random.fork_rng(devices=own), saved_tensors_hooks(pack, _unpack), _Uses(watcher):
+        with restored(workload.module), saved_tensors_hooks(pack, _unpack), _Uses(watcher):
             workload.loss(workload.module, workload.batch)
     finally:
         watcher.remove()
-        with torch.no_grad():
-            for buffer, before in zip(workload.module.buffers(), buffers, strict=True):
-                buffer.copy_(before)
     return watcher.observation()
 
 
