@@ -68,9 +68,8 @@ def _stacks(module: nn.Module) -> list[str]:
         for name, child in lists
         if num_parameters(child) and (len(list(child.children())) == longest or num_parameters(child) >= SHARE * whole)
     ]
-    if sum(num_parameters(child) for _, child in chosen) < _size_of_sequentials(
-        module
-    ):  # the lists are beside the trunk
+    chosen_size = sum(num_parameters(child) for _, child in chosen)
+    if chosen_size < _size_of_sequentials(module):  # the lists are beside the trunk
         return []
     return [f"{name}.{key}" for name, child in chosen for key, _ in child.named_children()]
 
