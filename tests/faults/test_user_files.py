@@ -19,7 +19,7 @@ from tests.faults.trials import log_of, outcomes, run, trial
 
 HERE = Path(__file__).parents[1] / "user_models"
 BROKEN = HERE / "broken.py"
-PACKAGE = str(Path(catalogue.__file__).parent)
+PACKAGE = str(Path(catalogue.__file__).parents[1])
 
 
 def of(model: str) -> Trial:
