@@ -29,16 +29,16 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
         return None, None
     bench.begin("equality")
     comparison = _Comparison(bench)
-    found = comparison.of_baseline() if case == case.baseline else comparison.of_strategy()
-    if found is None:
+    result = comparison.of_baseline() if case == case.baseline else comparison.of_strategy()
+    if result is None:
         bench.note("GCP003", "gradients were not compared: there is no result without checkpointing")
-    elif not found.buffers_equal:
-        bench.note("GCP004", _buffers(found, comparison.is_repairable))
-    if found and not comparison.tells:
+    elif not result.buffers_equal:
+        bench.note("GCP004", _buffers(result, comparison.is_repairable))
+    if result and not comparison.tells:
         bench.note("GCP014", "all gradients are zero or not finite, so that their equality says nothing")
-    if found and not found.random_state_equal:
+    if result and not result.random_state_equal:
         bench.note("GCP005", "the step draws other random numbers than without checkpointing")
-    return found, equality.judge(found, strict=case.verify == "strict")
+    return result, equality.judge(result, strict=case.verify == "strict")
 
 
 class _Comparison:
@@ -54,44 +54,44 @@ class _Comparison:
     def of_baseline(self) -> Equality:
         """Against itself; in another precision than fp32 also against that."""
         case = self._case
-        found = equality.noise_floor(lambda: self._gradients(case), self._group)
+        result = equality.noise_floor(lambda: self._gradients(case), self._group)
         if self._group.mesh is not None:
-            found = self._across(found)
+            result = self._across(result)
         if case.precision == "fp32":
-            return found
+            return result
         exact = msgspec.structs.replace(case, precision="fp32")
-        apart = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case), self._group)
-        self._bench.note("GCP013", f"in {case.precision} the gradients differ by {apart:.1e} from those in fp32")
-        return msgspec.structs.replace(found, precision_difference=apart)
+        difference = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case), self._group)
+        self._bench.note("GCP013", f"in {case.precision} the gradients differ by {difference:.1e} from those in fp32")
+        return msgspec.structs.replace(result, precision_difference=difference)
 
     def of_strategy(self) -> Equality | None:
         """Against the digests of the baseline's trial; against compiled code where only rounding differs."""
         case, digests = self._case, self._bench.trial.digests
         if digests is None:
             return None
-        mine = self._bench.build()
-        applied = mine.applied
-        self.is_repairable = not case.repair_batchnorm and is_repairable(mine.workload, applied)
-        found = self._against(case.baseline, lambda: self._run(mine), digests, applied)
-        if applied.reference is None or equality.judge(found, strict=False) is None:
-            return found
-        if found.random_state_equal and not equality.is_rounding(found):
-            return found
-        why = f"rounds otherwise, by {found.largest_difference or 0.0:.1e}," if found.random_state_equal else ""
+        built = self._bench.build()
+        applied = built.applied
+        self.is_repairable = not case.repair_batchnorm and is_repairable(built.workload, applied)
+        result = self._against(case.baseline, lambda: self._run(built), digests, applied)
+        if applied.reference is None or equality.judge(result, strict=False) is None:
+            return result
+        if result.random_state_equal and not equality.is_rounding(result):
+            return result
+        why = f"rounds otherwise, by {result.largest_difference or 0.0:.1e}," if result.random_state_equal else ""
         text = f"compared with {applied.reference}: compiled code {why or 'draws other random numbers'} than `none`"
         self._bench.note("GCP011", text)
         reference = msgspec.structs.replace(case, strategy=applied.reference)
-        found = self._against(reference, lambda: self._gradients(case), {}, applied)
-        return msgspec.structs.replace(found, against=str(applied.reference))
+        result = self._against(reference, lambda: self._gradients(case), {}, applied)
+        return msgspec.structs.replace(result, against=str(applied.reference))
 
-    def _across(self, found: Equality) -> Equality:
+    def _across(self, result: Equality) -> Equality:
         """Also against one process that has all ranks' batches, one after the other."""
         batch = equality.digest(tensors(self._bench.build().workload.batch))
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
             self._bench.note("GCP035", text)
         return verify_averaging(
-            found,
+            result,
             lambda: self._gradients(self._case),
             lambda rank: lambda: self._alone(rank),
             lambda rank: lambda: self._alone(rank, nudge=True),
@@ -118,17 +118,17 @@ class _Comparison:
         return built.workload, loss
 
 
-def _buffers(found: Equality, is_repairable: bool) -> str:
-    apart = f"differ by {found.buffers_difference:.1e}" if found.buffers_difference else "differ"
-    if found.buffers_difference is not None and found.buffers_difference <= equality.AGREE:
-        return f"buffers agree but for rounding ({found.buffers_difference:.1e})"
+def _buffers(result: Equality, is_repairable: bool) -> str:
+    apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
+    if result.buffers_difference is not None and result.buffers_difference <= equality.AGREE:
+        return f"buffers agree but for rounding ({result.buffers_difference:.1e})"
     if is_repairable:
         return f"buffers {apart}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
     return f"buffers {apart}: what a recompute writes into them it writes again"
 
 
 def verify_averaging(
-    found: Equality,
+    result: Equality,
     step: GradientStep,
     alone: Callable[[int], GradientStep],
     nudged: Callable[[int], GradientStep],
@@ -139,26 +139,26 @@ def verify_averaging(
     `alone(rank)` is the step of one process with the batch of a rank, `nudged(rank)` the same with weights that differ
     in the last bit: where not all bits are equal, what rounding makes of the gradients says how much that is.
     """
-    mine = equality.collect(step)
+    own = equality.collect(step)
     mean = _mean([equality.collect(alone(rank)) for rank in range(group.size)], group.rank)
-    across = equality.compared(mean, mine, group)
+    across = equality.compared(mean, own, group)
     if not across.largest_difference:
-        return msgspec.structs.replace(found, ranks_difference=0.0)
-    other = _mean([equality.collect(nudged(rank)) for rank in range(group.size)], group.rank)
+        return msgspec.structs.replace(result, ranks_difference=0.0)
+    nudged_mean = _mean([equality.collect(nudged(rank)) for rank in range(group.size)], group.rank)
     return msgspec.structs.replace(
-        found,
+        result,
         ranks_difference=across.largest_difference,
-        rounding_floor=max(group.gather(equality.compare(mean, other).largest_difference or 0.0)),
+        rounding_floor=max(group.gather(equality.compare(mean, nudged_mean).largest_difference or 0.0)),
         worst_parameter=across.worst_parameter,
     )
 
 
-def _mean(found: Sequence[Results], rank: int) -> Results:
+def _mean(results: Sequence[Results], rank: int) -> Results:
     """What the ranks would have: all of them the mean of the gradients, and each its own of the rest."""
-    gradients = {name: _average([one.gradients[name] for one in found]) for name in found[0].gradients}
-    return msgspec.structs.replace(found[rank], gradients=gradients)
+    gradients = {name: _average([result.gradients[name] for result in results]) for name in results[0].gradients}
+    return msgspec.structs.replace(results[rank], gradients=gradients)
 
 
 def _average(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    parts = [one / len(gradients) for one in gradients if one is not None]
+    parts = [gradient / len(gradients) for gradient in gradients if gradient is not None]
     return sum(parts[1:], parts[0]) if parts else None

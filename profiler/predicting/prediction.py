@@ -36,8 +36,8 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
     on_stage("build")
     case = trial.case
     built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_stage=on_stage)
-    known = known_rates(case.device, trial.calibration)
-    seconds = _seconds(trial, trace, known)
+    rates = known_rates(case.device, trial.calibration)
+    seconds = _seconds(trial, trace, rates)
     trace, reserved = _allocated(trace)
     return Record(
         case=case,
@@ -47,8 +47,8 @@ def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: Non
         readings=Readings(
             **memory_readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds
         ),
-        environment=_environment(known),
-        notes=(*_notes(built, case), *_stated(trial, None if case.parallel else known, num_guesses)),
+        environment=_environment(rates),
+        notes=(*_notes(built, case), *_stated(trial, None if case.parallel else rates, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
     )
 
@@ -78,12 +78,12 @@ def follow_case(trial: Trial) -> Followed:
     )
 
 
-def _environment(known: Rates | None) -> Environment:
+def _environment(rates: Rates | None) -> Environment:
     """Versions of this process; of the device, what is known of its kind."""
     return msgspec.structs.replace(
         versions(),
-        device_name=known.name if known else None,
-        device_bytes=known.memory_bytes if known else None,
+        device_name=rates.name if rates else None,
+        device_bytes=rates.memory_bytes if rates else None,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -100,31 +100,31 @@ def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
     return replayed.trace, replayed.reserved
 
 
-def _seconds(trial: Trial, trace: Trace, known: Rates | None) -> dict[str, Any]:
-    if known is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
+def _seconds(trial: Trial, trace: Trace, rates: Rates | None) -> dict[str, Any]:
+    if rates is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
         return {}
-    case, measured = trial.case, _measured_seconds(trial, known)
-    estimate = roofline.seconds(trace, known, case.precision)
+    case, measured = trial.case, _measured_seconds(trial, rates)
+    estimate = roofline.seconds(trace, rates, case.precision)
     if measured is not None:
         bare = trace if case == case.baseline else trace_case(case.baseline)[1]
-        estimated = roofline.seconds(bare, known, case.precision)["step"]
+        estimated = roofline.seconds(bare, rates, case.precision)["step"]
         estimate = roofline.scaled(estimate, measured=measured, estimated=estimated)
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
 
 
-def _measured_seconds(trial: Trial, known: Rates) -> float | None:
+def _measured_seconds(trial: Trial, rates: Rates) -> float | None:
     """Of the step without checkpointing on the very GPU that is predicted for; None where there is none."""
     calibration = trial.calibration
-    return calibration.step_seconds if calibration and calibration.device_name == known.name else None
+    return calibration.step_seconds if calibration and calibration.device_name == rates.name else None
 
 
-def _stated(trial: Trial, known: Rates | None, num_guesses: int) -> list[Note]:
+def _stated(trial: Trial, rates: Rates | None, num_guesses: int) -> list[Note]:
     """How sure the prediction is, as far as it can be said."""
     blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
     guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
     texts = {
         "GCP015": blind if trial.calibration is None else None,
-        "GCP016": _stated_error(trial, known) if known else None,
+        "GCP016": _stated_error(trial, rates) if rates else None,
         "GCP017": guessed if num_guesses else None,
         "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
     }
@@ -138,9 +138,9 @@ def _stated_ranks(case: Case) -> str:
     )
 
 
-def _stated_error(trial: Trial, known: Rates) -> str:
-    is_scaled = _measured_seconds(trial, known) is not None
-    return roofline.stated_error(known, trial.case.precision, is_scaled=is_scaled)
+def _stated_error(trial: Trial, rates: Rates) -> str:
+    is_scaled = _measured_seconds(trial, rates) is not None
+    return roofline.stated_error(rates, trial.case.precision, is_scaled=is_scaled)
 
 
 def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
@@ -160,7 +160,7 @@ def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dic
     """
     held = live(trace)
     peaks = [(phase, *_peak(trace, held, first, last)) for phase, first, last in trace.spans()]
-    phase, at, peak = max(peaks, key=lambda one: one[2])
+    phase, at, peak = max(peaks, key=lambda item: item[2])
     forwards = [(first, last) for name, first, last in trace.spans() if name == "forward"]
     return {
         "static_bytes": _static(trace),
@@ -176,11 +176,13 @@ def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dic
         "peak_bytes": peak,
         "peak_phase": phase,
         "peak_gradient_bytes": sum(
-            one.nbytes for one in trace.allocations if one.category == "gradients" and 0 < one.born < at <= one.died
+            item.nbytes
+            for item in trace.allocations
+            if item.category == "gradients" and 0 < item.born < at <= item.died
         ),
         "reserved_bytes": max(reserved.values()) if reserved else None,
-        "forward_flops": sum(one.flops for one in trace.operators if one.phase == "forward"),
-        "backward_flops": sum(one.flops for one in trace.operators if one.phase in ("backward", "recompute")),
+        "forward_flops": sum(item.flops for item in trace.operators if item.phase == "forward"),
+        "backward_flops": sum(item.flops for item in trace.operators if item.phase in ("backward", "recompute")),
     }
 
 
@@ -194,8 +196,8 @@ def _peak(trace: Trace, held: list[int], first: int, last: int) -> tuple[int, in
 
 def _static(trace: Trace) -> dict[str, int]:
     """What is there before the step, by category."""
-    found = dict.fromkeys(STATIC, 0)
-    for one in trace.allocations:
-        if not one.born:
-            found[one.category] = found.get(one.category, 0) + one.nbytes - one.unsplit
-    return found
+    nbytes = dict.fromkeys(STATIC, 0)
+    for allocation in trace.allocations:
+        if not allocation.born:
+            nbytes[allocation.category] = nbytes.get(allocation.category, 0) + allocation.nbytes - allocation.unsplit
+    return nbytes

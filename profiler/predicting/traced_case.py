@@ -105,8 +105,8 @@ def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
 
 @contextmanager
 def _fakes(case: Case) -> Iterator[FakeTensors]:
-    known = known_rates(case.device)
-    capability = (known.compute_capability,) if known else ()
+    rates = known_rates(case.device)
+    capability = (rates.compute_capability,) if rates else ()
     with fake_tensors() as fakes, cuda_like(*capability) if kind_of(case) == "cuda" else nullcontext():
         try:
             yield fakes
@@ -140,18 +140,18 @@ def known_rates(device: str, calibration: Calibration | None = None) -> Rates | 
 
 def _workspace_bytes(device: str) -> int:
     """What cuBLAS keeps; where only the kind of device is given, as before Hopper."""
-    known = known_rates(device)
-    return gpu_specs.workspace_bytes(known) if known else gpu_specs.SMALL_WORKSPACE
+    rates = known_rates(device)
+    return gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE
 
 
 def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
     """`foreseen`, but for operators whose signature was measured in the calibration."""
-    known = calibration.hidden_bytes if calibration else {}
-    names = {call.partition("(")[0] for call in known}
+    measured_bytes = calibration.hidden_bytes if calibration else {}
+    names = {call.partition("(")[0] for call in measured_bytes}
 
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
         call = call_signature(operator, arguments, keywords) if names and operator_name(operator) in names else ""
-        measured = known.get(call)
+        measured = measured_bytes.get(call)
         return foreseen(operator, arguments, keywords) if measured is None else measured
 
     return hidden

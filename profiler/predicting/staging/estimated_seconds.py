@@ -23,9 +23,9 @@ def seconds(
     """
     clock = _Clock(trace, rates, precision)
     others = {save: (_Clock(other, rates, precision), spans) for save, (other, spans) in selective.items()}
-    found = [_stage(stage, clock, others) for stage in stages]
-    inside = sum(one.forward + one.backward for one in found)
-    return [*found[:-1], _longer(found[-1], clock.between(1, len(trace.operators)) - inside)]
+    stage_seconds = [_stage(stage, clock, others) for stage in stages]
+    inside = sum(each.forward + each.backward for each in stage_seconds)
+    return [*stage_seconds[:-1], _longer(stage_seconds[-1], clock.between(1, len(trace.operators)) - inside)]
 
 
 class _Clock:

@@ -75,8 +75,8 @@ def _held(trace: Trace, stage: StageSpan, own: list[int], gradients: int, alive:
 def _own(trace: Trace, stages: Sequence[StageSpan]) -> list[list[int]]:
     """By stage, the places of the storages that its forward makes."""
     by_birth: dict[int, list[int]] = {}
-    for place, one in enumerate(trace.allocations):
-        by_birth.setdefault(one.born, []).append(place)
+    for place, allocation in enumerate(trace.allocations):
+        by_birth.setdefault(allocation.born, []).append(place)
     return [
         [place for number in range(stage.first, stage.last + 1) for place in by_birth.get(number, ())]
         for stage in stages
@@ -86,9 +86,9 @@ def _own(trace: Trace, stages: Sequence[StageSpan]) -> list[list[int]]:
 def _gradients(trace: Trace, stage: StageSpan) -> int:
     """Of parameters, made in the stage's backward and left."""
     return sum(
-        one.nbytes
-        for one in trace.allocations
-        if one.category == "gradients" and stage.backward_first <= one.born <= stage.backward_last
+        allocation.nbytes
+        for allocation in trace.allocations
+        if allocation.category == "gradients" and stage.backward_first <= allocation.born <= stage.backward_last
     )
 
 
@@ -96,23 +96,25 @@ def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -
     """The largest number of the stage's own bytes that its forward has at once."""
     change = [0] * (stage.last - stage.first + 3)
     for place in own:
-        one = trace.allocations[place]
-        end = one.died if saving else _let_go(one, is_output=place in stage.outputs)
-        change[one.born - stage.first] += one.nbytes
-        change[min(end, stage.last) - stage.first + 1] -= one.nbytes
+        allocation = trace.allocations[place]
+        end = allocation.died if saving else _let_go(allocation, is_output=place in stage.outputs)
+        change[allocation.born - stage.first] += allocation.nbytes
+        change[min(end, stage.last) - stage.first + 1] -= allocation.nbytes
     operators = trace.operators[stage.first - 1 : stage.last]
-    return max((at + one.hidden_bytes for at, one in zip(accumulate(change), operators, strict=False)), default=0)
+    return max(
+        (at + allocation.hidden_bytes for at, allocation in zip(accumulate(change), operators, strict=False)), default=0
+    )
 
 
-def _let_go(one: Allocation, *, is_output: bool) -> int:
+def _let_go(allocation: Allocation, *, is_output: bool) -> int:
     """When it goes where autograd keeps nothing."""
-    return one.died if is_output or one.let_go is None else one.let_go
+    return allocation.died if is_output or allocation.let_go is None else allocation.let_go
 
 
 def _resting(trace: Trace) -> list[int]:
     """The bytes that are there when each operator has ended."""
     change = [0] * (len(trace.operators) + 2)
-    for one in trace.allocations:
-        change[one.born] += one.nbytes
-        change[max(one.born, one.died)] -= one.nbytes
+    for allocation in trace.allocations:
+        change[allocation.born] += allocation.nbytes
+        change[max(allocation.born, allocation.died)] -= allocation.nbytes
     return list(accumulate(change))

@@ -41,7 +41,7 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
     pieces = list(_pieces(trace, blocks))
     starts = _starts(trace, blocks, pieces)
     ends = [_last(trace, "backward")[1], *(start - 1 for start in starts[:-1])]  # each ends where the one before begins
-    found = [
+    stages = [
         StageSpan(
             blocks=piece.blocks,
             name=piece.name,
@@ -54,38 +54,38 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
         )
         for piece, start, end in zip(pieces, starts, ends, strict=True)
     ]
-    return list(_merged(trace, found, linked)) if linked else found
+    return list(_merged(trace, stages, linked)) if linked else stages
 
 
-def _merged(trace: Trace, found: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
+def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
     """A block that does not keep its input, or writes over it, is one stage with the block that gave it."""
-    before = found[0]
-    for one in found[1:]:
-        together = _is_one(before, one, linked) and _passes(trace, before, one)
+    before = stages[0]
+    for stage in stages[1:]:
+        together = _is_one(before, stage, linked) and _passes(trace, before, stage)
         if not together:
             yield before
-        before = _both(before, one) if together else one
+        before = _both(before, stage) if together else stage
     yield before
 
 
-def _is_one(before: StageSpan, one: StageSpan, linked: Sequence[bool]) -> bool:
+def _is_one(before: StageSpan, stage: StageSpan, linked: Sequence[bool]) -> bool:
     """Whether both are blocks, the one feeds the other alone, and nothing is between."""
-    return bool(before.blocks and one.blocks) and before.last + 1 == one.first and linked[before.blocks[-1]]
+    return bool(before.blocks and stage.blocks) and before.last + 1 == stage.first and linked[before.blocks[-1]]
 
 
-def _passes(trace: Trace, before: StageSpan, one: StageSpan) -> bool:
+def _passes(trace: Trace, before: StageSpan, stage: StageSpan) -> bool:
     given = [trace.allocations[place] for place in before.outputs]
-    return bool(before.outputs & one.outputs) or any(held.died <= one.last for held in given)
+    return bool(before.outputs & stage.outputs) or any(held.died <= stage.last for held in given)
 
 
-def _both(before: StageSpan, one: StageSpan) -> StageSpan:
+def _both(before: StageSpan, stage: StageSpan) -> StageSpan:
     return msgspec.structs.replace(
-        one,
-        blocks=before.blocks + one.blocks,
-        name=f"{before.name.partition('-')[0]}-{one.name}",
+        stage,
+        blocks=before.blocks + stage.blocks,
+        name=f"{before.name.partition('-')[0]}-{stage.name}",
         first=before.first,
         backward_last=before.backward_last,
-        stop=max(before.stop, one.stop),
+        stop=max(before.stop, stage.stop),
     )
 
 
@@ -147,8 +147,8 @@ def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[i
 
 def _in_order(starts: list[int | None], end: int) -> list[int]:
     """By stage in the order of the forward: none begins before those behind it, or where it has nothing."""
-    found, at = [], end + 1
+    ordered, at = [], end + 1
     for start in starts:
         at = at if start is None else min(at, start)
-        found.append(at)
-    return found
+        ordered.append(at)
+    return ordered

@@ -35,14 +35,14 @@ def stages(trial: Trial) -> Chain:
     """
     case = trial.case.baseline
     fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
-    known = _rates(trial)
+    rates = _rates(trial)
     built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
     refuse_none(built.workload.blocks)
     _refuse_backward_in_forward(trace)
     linked = observe_case(fake).linked
     found = spans(trace, built.workload.blocks, linked=linked)
     selective = {save: _selective(trial, fake, save) for save in _saves(trial, trace, found)}
-    seconds = _seconds(trial, trace, found, selective, known)
+    seconds = _seconds(trial, trace, found, selective, rates)
     prints = fingerprint(built.workload.module, built.workload.blocks)
     blocks = [Block(name=name, parameters=parameters) for name, parameters in prints.items()]
     made = [
@@ -76,29 +76,31 @@ def _rates(trial: Trial) -> Rates | None:
     if not trial.case.is_predicted:
         device = open_device(trial.case.device)
         return gpu_specs.of_device(device.facts().name) if device.is_hollow else None
-    known = known_rates(trial.case.device, trial.calibration)
-    if known is None:
+    rates = known_rates(trial.case.device, trial.calibration)
+    if rates is None:
         message = f"nothing is known of the time that '{trial.case.device}' takes"
         raise UserError(message, hint="name a GPU: --device fake:h100")
-    return known
+    return rates
 
 
-def _saves(trial: Trial, trace: Trace, found: Sequence[StageSpan]) -> list[str]:
+def _saves(trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan]) -> list[str]:
     """The save options that the blocks have operators for."""
-    inside = [one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last]]
+    inside = [
+        operator.name for span in stage_spans if span.blocks for operator in trace.operators[span.first - 1 : span.last]
+    ]
     return offered(inside) if "time" in trial.passes else []
 
 
 def _seconds(
-    trial: Trial, trace: Trace, found: Sequence[StageSpan], selective: dict[str, _Selective], known: Rates | None
+    trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan], selective: dict[str, _Selective], rates: Rates | None
 ) -> list[Seconds]:
     case = trial.case.baseline
-    if known is not None:
+    if rates is not None:
         clocked = {save: (other, of) for save, (other, of, _) in selective.items()}
-        return estimated_seconds.seconds(trace, found, clocked, known, case.precision)
+        return estimated_seconds.seconds(trace, stage_spans, clocked, rates, case.precision)
     if "time" not in trial.passes:
-        return [NOTHING for _ in found]
-    return stage_seconds.seconds(case, [span.blocks for span in found], list(selective))
+        return [NOTHING for _ in stage_spans]
+    return stage_seconds.seconds(case, [span.blocks for span in stage_spans], list(selective))
 
 
 _Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by name of the block
@@ -108,9 +110,9 @@ def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
     """A step with every block under a save option."""
     case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
     built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True)
-    found = spans(trace, built.workload.blocks)
-    bytes_of = dict(zip((span.name for span in found), held(trace, found), strict=True))
-    return trace, {span.name: span for span in found if span.blocks}, bytes_of
+    stage_spans = spans(trace, built.workload.blocks)
+    bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
+    return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of
 
 
 def _stage(
@@ -140,12 +142,12 @@ def _option(save: str, bytes_: StageBytes, forward: float, backward: float) -> O
     )
 
 
-def _apart(made: Sequence[Stage], found: Sequence[StageSpan], linked: Sequence[bool]) -> list[Stage]:
+def _apart(made: Sequence[Stage], stage_spans: Sequence[StageSpan], linked: Sequence[bool]) -> list[Stage]:
     """With a stage that is always kept wherever two blocks must not be computed together."""
     stages = [made[0]]
-    for (before, one), stage in zip(pairwise(found), made[1:], strict=True):
-        if before.blocks and one.blocks and not linked[before.blocks[-1]]:
-            stages.append(_nothing(f"between {before.name} and {one.name}"))
+    for (before, span), stage in zip(pairwise(stage_spans), made[1:], strict=True):
+        if before.blocks and span.blocks and not linked[before.blocks[-1]]:
+            stages.append(_nothing(f"between {before.name} and {span.name}"))
         stages.append(stage)
     return stages
 

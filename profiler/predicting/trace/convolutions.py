@@ -37,17 +37,17 @@ def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
     """`hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
 
     def taken(func: Any, args: Any, kwargs: Any) -> int:
-        known = hidden(func, args, kwargs)
-        return known or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs, machine)
+        own = hidden(func, args, kwargs)
+        return own or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs, machine)
 
     return taken
 
 
-def machine_of(known: Rates | None, workspace_bytes: int) -> Machine:
+def machine_of(rates: Rates | None, workspace_bytes: int) -> Machine:
     """Of a GPU, or of one of which only the kind is known."""
-    if known is None:
+    if rates is None:
         return Machine(workspace_bytes=workspace_bytes)
-    return Machine(known.chip, known.compute_capability, workspace_bytes)
+    return Machine(rates.chip, rates.compute_capability, workspace_bytes)
 
 
 def convolution_bytes(func: Any, args: Any, kwargs: Any, machine: Machine) -> int:

@@ -70,9 +70,9 @@ def with_workspaces(trace: Trace, nbytes: int) -> Trace:
 
 
 def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwargs: Any) -> int:
-    known = hidden(func, args, kwargs) if hidden else 0
-    if known or func._overloadpacket not in PRODUCTS:
-        return known
+    measured = hidden(func, args, kwargs) if hidden else 0
+    if measured or func._overloadpacket not in PRODUCTS:
+        return measured
     if func._overloadpacket is aten.bmm and args[0].shape[2] == 1:
         return 0  # it is multiplied element by element
     factors = [args[place] for place in PRODUCTS[func._overloadpacket]]

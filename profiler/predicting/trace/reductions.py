@@ -57,7 +57,7 @@ def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = 
     """What reducing these dimensions takes besides the result; all of them where none are named."""
     if taken.numel() == 0 or taken.ndim == 0:
         return 0
-    places = range(taken.ndim) if reduced in NO_DIMENSIONS else [one % taken.ndim for one in reduced]
+    places = range(taken.ndim) if reduced in NO_DIMENSIONS else [place % taken.ndim for place in reduced]
     shape = _Shape(
         dims=_joined(_ordered(_dimensions(taken, set(places)))),
         itemsize=taken.itemsize,
@@ -70,12 +70,12 @@ def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = 
 
 
 def _dims(func: Any, args: Any, kwargs: Any) -> Any:
-    names = [one.name for one in func._schema.arguments]
+    names = [argument.name for argument in func._schema.arguments]
     if "dim" not in names:
         return None
     place = names.index("dim")
-    found = args[place] if len(args) > place else kwargs.get("dim")
-    return [found] if isinstance(found, int) else found
+    dims = args[place] if len(args) > place else kwargs.get("dim")
+    return [dims] if isinstance(dims, int) else dims
 
 
 def _accumulated(operator: Any, dtype: torch.dtype) -> int:
@@ -88,61 +88,61 @@ def _accumulated(operator: Any, dtype: torch.dtype) -> int:
 
 def _dimensions(taken: torch.Tensor, reduced: set[int]) -> list[Dim]:
     """The last one first; the result is contiguous."""
-    found, stride = [], 1
+    dims, stride = [], 1
     for place in reversed(range(taken.ndim)):
         size = taken.shape[place]
-        found.append(Dim(size, taken.stride(place), 0 if place in reduced else stride))
+        dims.append(Dim(size, taken.stride(place), 0 if place in reduced else stride))
         stride *= 1 if place in reduced else size
-    return found
+    return dims
 
 
 def _ordered(dims: list[Dim]) -> list[Dim]:
     """As TensorIteratorBase::reorder_dimensions: an insertion sort, which ambiguous pairs leave as they are."""
-    found = list(dims)
-    for begin in range(1, len(found)):
+    ordered = list(dims)
+    for begin in range(1, len(ordered)):
         place = begin
         for other in reversed(range(begin)):
-            order = _compared(found[other], found[place])
+            order = _compared(ordered[other], ordered[place])
             if order > 0:
-                found[other], found[place] = found[place], found[other]
+                ordered[other], ordered[place] = ordered[place], ordered[other]
                 place = other
             elif order < 0:
                 break
-    return found
+    return ordered
 
 
-def _compared(one: Dim, other: Dim) -> int:
+def _compared(left: Dim, right: Dim) -> int:
     """Above 0 where they are to be swapped, below where they are in order."""
-    if (one.output_stride == 0) != (other.output_stride == 0):
-        return 1 if other.output_stride == 0 else -1
-    for first, second in ((one.output_stride, other.output_stride), (one.stride, other.stride)):
+    if (left.output_stride == 0) != (right.output_stride == 0):
+        return 1 if right.output_stride == 0 else -1
+    for first, second in ((left.output_stride, right.output_stride), (left.stride, right.stride)):
         if first == 0 or second == 0:
             continue
         if first != second:
             return -1 if first < second else 1
-        if one.size > other.size:
+        if left.size > right.size:
             return 1
     return 0
 
 
 def _joined(dims: list[Dim]) -> list[Dim]:
     """As TensorIteratorBase::coalesce_dimensions."""
-    found: list[Dim] = dims[:1]
+    joined: list[Dim] = dims[:1]
     for dim in dims[1:]:
-        last = found[-1]
+        last = joined[-1]
         follows = (last.size * last.stride, last.size * last.output_stride) == (dim.stride, dim.output_stride)
         if last.size == 1 or dim.size == 1 or follows:
             strides = dim[1:] if last.size == 1 else last[1:]
-            found[-1] = Dim(last.size * dim.size, *strides)
+            joined[-1] = Dim(last.size * dim.size, *strides)
         else:
-            found.append(dim)
-    return found
+            joined.append(dim)
+    return joined
 
 
 def _indexable(shape: _Shape) -> _Shape:
     """Halves of the widest dimension, until one is small enough to be addressed with 32 bits."""
     dims = list(shape.dims)
-    while 1 + sum((one.size - 1) * one.stride * shape.itemsize for one in dims) > INDEXED:
+    while 1 + sum((dim.size - 1) * dim.stride * shape.itemsize for dim in dims) > INDEXED:
         widest = max(range(len(dims)), key=lambda place: (dims[place].size - 1) * dims[place].stride)
         dims[widest] = dims[widest]._replace(size=dims[widest].size // 2)
     return shape._replace(dims=dims)
@@ -150,7 +150,7 @@ def _indexable(shape: _Shape) -> _Shape:
 
 def _kept_apart(shape: _Shape) -> int:
     """Where parts are reduced one after the other, what is carried between them, if the result is in half precision."""
-    num_outputs = prod(one.size for one in shape.dims if one.output_stride)
+    num_outputs = prod(dim.size for dim in shape.dims if dim.output_stride)
     return request(num_outputs * shape.accumulated) if shape.accumulated > shape.itemsize else 0
 
 
@@ -186,9 +186,9 @@ def _global_bytes(shape: _Shape, chip: Chip) -> int:
 
 def _threads(shape: _Shape) -> _Threads:
     dims = shape.dims
-    reduced = [one for one in dims if one.output_stride == 0]
+    reduced = [dim for dim in dims if dim.output_stride == 0]
     kept = dims[len(reduced) :]
-    num_inputs, num_outputs = prod(one.size for one in reduced), prod(one.size for one in kept)
+    num_inputs, num_outputs = prod(dim.size for dim in reduced), prod(dim.size for dim in kept)
     along_inputs = not kept or (bool(reduced) and dims[0].stride < kept[0].stride)
     fastest = dims[0] if along_inputs or not kept else kept[0]
     wide, high = (num_inputs, num_outputs) if along_inputs else (num_outputs, num_inputs)
@@ -217,7 +217,7 @@ def _power(number: int) -> int:
 
 def _output_vector(shape: _Shape, fastest: Dim) -> int:
     """As get_output_vec_size: what divides the address, the outputs beside each other and all other strides."""
-    others = [one.stride for one in shape.dims if one is not fastest]
+    others = [dim.stride for dim in shape.dims if dim is not fastest]
     vector = 4
     for number in (shape.offset, fastest.size, *others):
         while number % vector:

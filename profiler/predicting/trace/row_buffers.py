@@ -47,13 +47,13 @@ def _embedding_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, 
     copied = straightened(gradient)
     if number <= FEW and not by_frequency:
         return copied
-    one = request(number * indices.itemsize)
+    list_bytes = request(number * indices.itemsize)
     at_once = num_weights.bit_length() <= SORTED_BITS
     result = request(num_weights * width * gradient.itemsize)
-    sorting = (3 if at_once else 5) * one - result
-    kept = (3 if by_frequency else 2) * one
-    unique = 2 * one + 4 * GRANULE
-    return copied + max(sorting, kept + unique, kept + one + _parts_bytes(chip, gradient, indices, num_weights))
+    sorting = (3 if at_once else 5) * list_bytes - result
+    kept = (3 if by_frequency else 2) * list_bytes
+    unique = 2 * list_bytes + 4 * GRANULE
+    return copied + max(sorting, kept + unique, kept + list_bytes + _parts_bytes(chip, gradient, indices, num_weights))
 
 
 def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_weights: int) -> int:
@@ -72,7 +72,7 @@ def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_
         in_half = [num_weights * width * FLOAT] if gradient.itemsize < FLOAT else []
         sums = [num_parts * indices.itemsize, *in_half]
     lists = (LONG, LONG, *[num_segments * indices.itemsize] * 2, num_parts * indices.itemsize, *sums)
-    return sum(request(one) for one in lists)
+    return sum(request(nbytes) for nbytes in lists)
 
 
 def _norm_bytes(args: Any, chip: Chip) -> int:
@@ -88,14 +88,14 @@ def _norm_bytes(args: Any, chip: Chip) -> int:
     return both + request(width * weight.itemsize) + buffer_bytes(parts, [0], chip)
 
 
-def taking_buffers(hidden: Hidden, known: Rates | None) -> Hidden:
+def taking_buffers(hidden: Hidden, rates: Rates | None) -> Hidden:
     """`hidden` with the buffers of reductions, attentions and rows on this GPU, where its chip is known."""
-    if known is None or known.chip is None:
+    if rates is None or rates.chip is None:
         return hidden
-    chip = known.chip
+    chip = rates.chip
 
     def taken(func: Any, args: Any, kwargs: Any) -> int:
-        own = reduction_bytes(func, args, kwargs, chip) or attention_bytes(func, args, kwargs, known)
+        own = reduction_bytes(func, args, kwargs, chip) or attention_bytes(func, args, kwargs, rates)
         return hidden(func, args, kwargs) + (own or row_bytes(func, args, kwargs, chip))
 
     return taken
