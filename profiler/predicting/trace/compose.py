@@ -71,7 +71,7 @@ class _PlacedSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _keep_inputs(trace: Trace, firsts: set[str]) -> Trace:
-    """A module that begins a segment does not write over its input, from which the run is computed again."""
+    """A module that begins a segment does not write over its input, from which the segment is computed again."""
     for index, call in enumerate(trace.calls):
         if call.module in firsts and _writes_over(trace, call):
             trace = _kept_input(trace, index)
@@ -202,7 +202,7 @@ def _first_lives(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -
 
 
 def _let_go(trace: Trace, placed: list[_PlacedSegment]) -> list[int]:
-    """When all but autograd lets go of every storage: within a segment, nobody but the next block is given a block's."""
+    """When all but autograd lets go of every storage: in a segment, only the next block has a block's output."""
     ends = [life.died if life.let_go is None else life.let_go for life in trace.allocations]
     for segment in placed:
         for place, last in segment.piece.passed_on.items():
