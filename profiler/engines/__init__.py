@@ -67,17 +67,17 @@ class Engine(Protocol):
     def __enter__(self) -> Engine: ...
     def __exit__(self, *error: object) -> None: ...
     def survey(self) -> dict[str, Environment]:
-        """Every device that can be measured, by name; the CPU first."""
+        """Returns every device that can be measured, by name; the CPU first."""
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        """What a function ("module:function") tells of a text, on a machine that has torch."""
+        """Returns what a function ("module:function") answers to a text, on a machine that has torch."""
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """One record for each trial that `done` does not settle. Closing the iterator ends what is at work."""
 
 
 def read_answer(answer: Mapping[str, Any], key: str, kind: type[Any], *, of: str = "", hint: str | None = None) -> Any:
-    """What stands under the key, as `kind`.
+    """Returns what an answer of the worker has under the key, as `kind`.
 
     Raises UserError for what was refused (exit code 2, with the hint) or failed (1), which begins with `of`.
     """

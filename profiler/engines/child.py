@@ -117,7 +117,7 @@ class Child:
         return self._log.last_line()
 
     def keep(self, sent: bytes) -> None:
-        """Write what it sent, and nobody believes, to its log, as Python writes bytes."""
+        """Write a rejected message to the log, as Python shows bytes."""
         shown = hide_bytes(sent[:LOG_BYTES])[:SHOWN_BYTES]  # before `!r` changes how a secret looks
         self._log.write(f"\n[gcprof: no result: {shown!r}]\n".encode())
 
@@ -154,7 +154,7 @@ class Child:
                 self._read_pipe(descriptor)
 
     def _drain(self) -> None:
-        """What a child wrote before its end is still in the pipes."""
+        """Read what the child wrote before its end."""
         until = time.monotonic() + GRACE_SECONDS  # what it started and let go may write for ever
         for descriptor in list(self._open):
             while self._read_pipe(descriptor) and time.monotonic() < until:
@@ -213,7 +213,7 @@ class Child:
 
 
 def _folder() -> str | None:
-    """Where relative paths begin; None where that is no longer there."""
+    """Returns the present folder; None where it no longer exists."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -231,7 +231,7 @@ def memory_kills() -> int | None:
 
 
 def _counters(controllers: str, group: str) -> list[Path]:
-    """Where the count may stand; in a container the group's own folder is often the mount itself."""
+    """Returns where the count may stand; in a container the group's own folder is often the mount itself."""
     if controllers == "":
         return [MOUNT / group.lstrip("/") / "memory.events", MOUNT / "memory.events"]
     if "memory" in controllers.split(","):

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def pack_package(folder: Path) -> Path:
-    """Copy this package into a folder, with what it knows of GPUs; where it is there."""
+    """Copy this package and its table of GPUs into a folder; returns the copy's place."""
     there = folder / PACKAGE.name
     shutil.copytree(PACKAGE, there, ignore=shutil.ignore_patterns("__pycache__", "results"), dirs_exist_ok=True)
     shutil.copytree(gpu_specs.folder(), there / "configs" / "devices", dirs_exist_ok=True)
@@ -87,7 +87,7 @@ def _is_below(path: Path) -> bool:
 
 
 def _parsed(path: Path) -> ast.AST:
-    """What cannot be read as Python imports nothing, and raises where it is run."""
+    """Returns the syntax tree; an empty one where the file is no Python, which raises where it is run."""
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -95,7 +95,7 @@ def _parsed(path: Path) -> ast.AST:
 
 
 def _imported(path: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
-    """Where the modules would be that a file imports."""
+    """Yields where the modules that a file imports would be."""
     for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -56,7 +56,7 @@ def _out_of_memory(trial: Trial, error: Exception, found: Shortage) -> Record:
 
 
 def _with_device(trial: Trial, known: Environment | None) -> Environment | None:
-    """Also what the device is, whose memory was too small, where it still answers; a prediction has none."""
+    """Returns the environment with the device whose memory was too small, where it still answers."""
     try:
         return known if trial.case.is_predicted else environment(open_device(trial.case.device))
     except RuntimeError:
@@ -75,7 +75,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def shortage(error: BaseException) -> Shortage | None:
-    """Whose memory was too small, what was asked for and what was free; None for any other error."""
+    """Returns whose memory was too small, what was requested and what was free; None for any other error."""
     words = str(error)
     if isinstance(error, torch.OutOfMemoryError) or _says(error, OF_DEVICE):
         asked, free = _size(f"[Tt]ried to allocate {SIZE}", words), _size(f"of which {SIZE} is free", words)
@@ -113,7 +113,7 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def _trim(error: traceback.TracebackException) -> None:
-    """Of the error itself, and of those that it came from."""
+    """Trim the traceback of an error and of those that caused it."""
     frames = list(error.stack)
     last = max((index for index, frame in enumerate(frames) if _is_theirs(frame)), default=-1)
     kept = [frame for index, frame in enumerate(frames) if _is_theirs(frame) or (index > last and not _is_ours(frame))]
@@ -128,7 +128,7 @@ def _is_theirs(frame: traceback.FrameSummary) -> bool:
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
-    """The built-in models count as the user's: they, too, are what is measured."""
+    """Whether a frame is the profiler's; built-in models count as the user's, since they are what is measured."""
     path = Path(frame.filename)
     is_model = path.is_relative_to(MODELS) and path.name not in ADAPTERS
     return path.is_relative_to(OURS) and not is_model

@@ -152,7 +152,7 @@ class Local:
             yield record
 
     def _await_memory(self) -> None:
-        """What a killed process held of a GPU comes back late: the next trial would find too little."""
+        """Wait for the memory of a killed process: the next trial would find too little."""
         device, self._ended_on = self._ended_on, None
         if device is None or device not in self._free:
             return
@@ -176,7 +176,7 @@ class Local:
         return Child(self._server.control, entry, text, log=self.logs / f"{log}.log" if self.logs else None)
 
     def _drop_dead_server(self, ended: Ended) -> None:
-        """A child that was lost with its server costs no other trial."""
+        """Close a server that died, so that no other trial goes to it."""
         if ended.status is None and not ended.timed_out:
             assert self._server
             self._server.close()  # its socket is; its end comes a little later, and no trial goes to it any more
@@ -210,7 +210,7 @@ class _Server:
         return self._process.poll() is None
 
     def hang_up(self) -> None:
-        """As if the client were gone, for whoever waits at its end too."""
+        """Shut the socket down, so that the server ends as if the client were gone."""
         with suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
 
@@ -225,7 +225,7 @@ class _Server:
 
 
 def _nameless() -> IO[bytes]:
-    """A file without a name: in memory where that can be, since there may be no temporary folder, or a full one."""
+    """Returns an anonymous file: in memory where possible, since the temporary folder may be missing or full."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("gcprof"), "w+b")
     return tempfile.TemporaryFile()
@@ -244,7 +244,7 @@ def still_held(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Wait until about as much is free as before; how many bytes are not back after WAIT_SECONDS, or 0."""
+    """Wait until about as much is free as before; returns how many bytes are missing after WAIT_SECONDS."""
     until = clock() + WAIT_SECONDS
     while (held := before - free()) > SLACK_BYTES:
         if clock() >= until:

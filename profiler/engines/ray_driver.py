@@ -210,7 +210,7 @@ class RayCluster:
         return {"cpu": devices["cpu"], name: found}
 
     def _without(self, name: str, why: str, hint: str) -> dict[str, Environment]:
-        """No device. Raises UserError (exit code 3) where one was asked for."""
+        """Returns no device. Raises UserError (exit code 3) where one was requested."""
         if name != "cpu" and name not in self._kinds:
             return {}
         what = f"--gpus: '{gpu_kinds.of(name)}' cannot be had" if gpu_kinds.of(name) else "no node takes a task"
@@ -237,7 +237,7 @@ class RayCluster:
         return lost(trial, "crashed", f"its node or its worker there was lost{times}: {_why(error)}")
 
     def _keep_log(self, trial: Trial, log: bytes) -> None:
-        """As Local does: the file is there where something was printed, and no disk that is full costs a record."""
+        """Write the log where something was printed; a full disk costs no record."""
         if self.logs is None:
             return
         path = self.logs / f"{store.log_name(trial.case, trial.round)}.log"
@@ -261,7 +261,7 @@ def _kinds_there() -> dict[str, str]:
 
 
 def _placed(trial: Trial) -> Trial:
-    """Data do not travel: they lie at the same place on every node, or are not there."""
+    """Make the data folder absolute: data are not sent, and must lie at the same place on every node."""
     data = trial.data_directory
     return msgspec.structs.replace(trial, data_directory=str(Path(data).absolute())) if data else trial
 
@@ -282,7 +282,7 @@ def _refuse_silent(address: str) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """What went wrong, in one line: of a task that raised, what it raised."""
+    """Returns what went wrong, in one line: of a task that raised, what it raised."""
     cause = getattr(error, "cause", None) or error
     lines = hide(str(cause)).strip().splitlines() or ["no message"]  # a secret may have many lines
     return f"{type(cause).__name__}: {lines[0]}"

@@ -64,7 +64,7 @@ class Array:
         return {(trial.case, trial.round) for part, _ in self._following for trial in part.plan}
 
     def submit(self, owed: Sequence[Trial], count: int, send: Callable[[list[Path]], list[Any]]) -> None:
-        """Make at most `count` parts of what is owed, and `send` their folders; one job comes back for each."""
+        """Make at most `count` shards of what is owed, and `send` their folders, which returns a job for each."""
         folders = self._made([self._informed(trial) for trial in owed], count)
         try:
             jobs = send(folders)
@@ -116,7 +116,7 @@ class Array:
         return part
 
     def _informed(self, trial: Trial) -> Trial:
-        """A later round is compared with nothing."""
+        """Adds what is known of its baseline to a trial of a first round; later rounds are compared with nothing."""
         if trial.round > 1:
             return trial
         return informed([trial], self._gathered.found, is_predicted=trial.case.is_predicted)[0]
@@ -164,7 +164,7 @@ class Array:
 
 
 def write_agreed(folder: Path, records: Iterable[Record]) -> None:
-    """Say for the jobs which device the run is of, where some of it was measured without jobs."""
+    """Write down for the jobs on which device the run was measured, where some of it was."""
     for record in records:
         device = record.case.device
         path = folder / f"{device.replace(':', '-')}.json"
@@ -180,7 +180,7 @@ def _places(manifest: Manifest) -> dict[Key, int]:
 
 
 def _result(job: Any) -> int | Exception | None:
-    """What a job gave: how many trials it has records of, or what it raised; None where it ended without a word."""
+    """Returns how many trials a job has records of, or what it raised; None where it left neither."""
     if not job.paths.result_pickle.exists():
         return None
     error: Exception | None = job.exception()

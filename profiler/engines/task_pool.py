@@ -47,7 +47,7 @@ def run_remotely(
     has_place: Callable[[str], bool],
     patience: float,
 ) -> Iterator[ReturnedTrial]:
-    """Each trial once, as it comes back.
+    """Runs each trial elsewhere and yields it as it comes back.
 
     One whose error `is_lost` is sent again, ATTEMPTS times in all. Those of a device that has had no place for
     `patience` seconds come back empty. Closing the iterator cancels what is under way.
@@ -79,7 +79,7 @@ class _Pool:
         self._gone: dict[str, float] = {}  # since when a device has no place
 
     def fill(self) -> bool:
-        """Send what may be sent; whether anything is under way."""
+        """Send what may be sent; returns whether anything is under way."""
         for device, waiting in self._waiting.items():
             room = AHEAD - sum(sent.trial.case.device == device for sent in self._under_way.values()) if waiting else 0
             for _ in range(min(room, len(waiting))):
@@ -90,14 +90,14 @@ class _Pool:
         return bool(self._under_way)
 
     def answered(self) -> Future[Any] | None:
-        """What is answered; None where nothing is for a while."""
+        """Returns what was answered; None where nothing is for a while."""
         try:
             return self._returned.get(timeout=LOOK_SECONDS)  # in Python, where signals are heard
         except Empty:
             return None
 
     def take_back(self, future: Future[Any], is_lost: Callable[[BaseException], bool]) -> ReturnedTrial | None:
-        """What came back; None where it is sent again, or nobody waits for it any more."""
+        """Returns what came back; None where it is sent again, or was cancelled."""
         sent = self._under_way.pop(future, None)
         if sent is None:
             return None
@@ -109,7 +109,7 @@ class _Pool:
         return ReturnedTrial(sent.trial, answer, error, sent.attempt)
 
     def without_place(self, has_place: Callable[[str], bool], patience: float) -> Iterator[ReturnedTrial]:
-        """All of a device that has had no place for so long."""
+        """Yields all trials of a device that has had no place for `patience` seconds."""
         now = time.monotonic()
         devices = dict.fromkeys(sent.trial.case.device for sent in self._under_way.values())
         self._gone = {device: self._gone.get(device, now) for device in devices if not has_place(device)}
@@ -121,7 +121,7 @@ class _Pool:
             yield from (ReturnedTrial(trial) for trial in (*(one.trial for one in sent), *left))
 
     def cancel(self, some: Iterable[SentTrial] | None = None) -> None:
-        """End what is under way, or some of it; what it still answers is heard no more."""
+        """Cancel what is under way, or some of it; later answers are dropped."""
         for sent in list(self._under_way.values() if some is None else some):
             del self._under_way[sent.future]
             sent.cancel()
@@ -130,7 +130,7 @@ class _Pool:
 def run_on_devices(
     device_runs: Sequence[DeviceRun], trials: Iterable[Trial], *, stop: Callable[[], None]
 ) -> Generator[Record, None, None]:
-    """One record for each trial, as they come.
+    """Runs trials on several devices at once, one at a time on each, and yields the records as they come.
 
     What is compared within a round stays on one device, whichever is free first. Closing the iterator, and whatever a
     device raises, which is raised here too, calls `stop`, which must end what is at work on all devices.

@@ -16,7 +16,7 @@ from profiler.engines.child import Child, Ended
 
 
 def trial_record(trial: Trial, child: Child, ended: Ended, asked: float) -> Record:
-    """The worker's own record where it gave one that can be, else what its end says."""
+    """Returns the worker's record where it sent one that is possible, else one made from how it ended."""
     told = [message["record"] for message in child.messages if "record" in message]
     if not told:
         return lost(trial, *_outcome(ended, child))
@@ -28,7 +28,7 @@ def trial_record(trial: Trial, child: Child, ended: Ended, asked: float) -> Reco
 
 
 def _believed(trial: Trial, told: list[Any], child: Child, asked: float) -> Record:
-    """The one record that was sent. Raises ValueError for one that no trial of ours can have given."""
+    """Returns the one record that was sent. Raises ValueError for one that the trial cannot have given."""
     if child.damage or len(told) > 1:
         raise ValueError(child.damage or f"it sent {len(told)} records")
     record: Record = decode(encode(told[0]), Record)
@@ -62,7 +62,7 @@ def _start_seconds(child: Child, asked: float) -> float:
 
 
 def lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
-    """A record without readings."""
+    """Returns a record without readings."""
     system = f"{os.uname().sysname} {os.uname().machine}"
     environment = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
     return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=environment)

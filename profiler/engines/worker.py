@@ -96,7 +96,7 @@ def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
 
 
 def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., Record] = measure) -> Record:
-    """The trial's record, whatever happens in the model: what it raises is the outcome of this trial only."""
+    """Returns the trial's record: what the model raises is the outcome of this trial only."""
     try:
         return by(trial, on_stage=on_stage)
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
@@ -104,7 +104,7 @@ def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., 
 
 
 def _by_ranks(trial: Trial, channel: int) -> Record:
-    """The trial's record by as many processes as its case has ranks; the first that fails is its outcome."""
+    """Runs the trial in one process for each rank; the first that fails is its outcome."""
 
     def work(group: Ranks) -> bytes:
         first = group.rank == 0
@@ -127,7 +127,7 @@ def _by_ranks(trial: Trial, channel: int) -> Record:
 
 
 def _died(trial: Trial, lost: Lost) -> Record:
-    """A rank that was killed, or that ended itself, says nothing."""
+    """Returns the record of a trial whose rank was killed, or ended without a result."""
     if lost.status >= 0:
         return without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
     known = {one.value: one.name for one in signal.Signals}
@@ -137,7 +137,7 @@ def _died(trial: Trial, lost: Lost) -> Record:
 
 
 def tell(channel: int, message: object) -> None:
-    """One line of JSON on the channel, whole."""
+    """Write one whole line of JSON to the channel."""
     rest = memoryview(encode(message) + b"\n")
     while rest:
         rest = rest[os.write(channel, rest) :]

@@ -46,19 +46,19 @@ class Bench:
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, stage: str) -> None:
-        """Release what the last pass has left, and begin a stage."""
+        """Release what the last pass has left, and begin the next one."""
         self.device.release()
         self.leftovers.start()
         self._on_stage(stage)
         self._stages.append((stage, time.monotonic()))
 
     def end(self) -> dict[str, float]:
-        """The seconds of each stage."""
+        """Returns the seconds of each pass."""
         ends = [*[start for _, start in self._stages[1:]], time.monotonic()]
         return {stage: end - start for (stage, start), end in zip(self._stages, ends, strict=True)}
 
     def limit(self) -> float | None:
-        """When the stage at work must have ended."""
+        """Returns when the pass at work must have ended."""
         seconds = self.trial.limit_seconds
         return None if seconds is None else self._stages[-1][1] + seconds
 
@@ -115,7 +115,7 @@ class Bench:
         return None
 
     def _keeper(self) -> str:
-        """Who keeps what is left, as one more step without checkpointing shows."""
+        """Tells who keeps what is left, as one more step without checkpointing shows."""
         if self.group.mesh is not None:
             return "by the model's code, or by what distributes or checkpoints it"
         self.device.release()
@@ -131,7 +131,7 @@ class Bench:
 
 
 def switches() -> dict[str, str]:
-    """Every switch that changes what a step gives, takes or keeps, by the name that it has in torch."""
+    """Returns every global switch of torch that changes what a step computes, takes or keeps, by its name."""
     return {
         "default dtype": str(torch.get_default_dtype()),
         "default device": str(torch.get_default_device()),
@@ -148,5 +148,5 @@ def switches() -> dict[str, str]:
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """`threads 2 -> 1`: each switch that stands otherwise now."""
+    """Returns each switch that was changed, as `threads 2 -> 1`."""
     return [f"{name} {one} -> {after[name]}" for name, one in before.items() if after[name] != one]

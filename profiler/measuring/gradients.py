@@ -19,7 +19,7 @@ from profiler.training.workload import Workload, tensors
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
-    """Against the digests that the baseline's trial gave, and why the trial is invalid, if it is.
+    """Compares with the digests of the baseline's trial; returns the result, and why the trial is invalid, if it is.
 
     The baseline itself gives the noise floor.
     """
@@ -42,7 +42,7 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
 
 
 class _Comparison:
-    """The gradients of a trial's case, held against others."""
+    """Compares the gradients of a trial's case with others."""
 
     def __init__(self, bench: Bench) -> None:
         self.is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
@@ -52,7 +52,7 @@ class _Comparison:
         self._group = bench.group
 
     def of_baseline(self) -> Equality:
-        """Against itself; in another precision than fp32 also against that."""
+        """Compares the baseline with itself; in another precision than fp32 also with fp32."""
         case = self._case
         result = equality.noise_floor(lambda: self._gradients(case), self._group)
         if self._group.mesh is not None:
@@ -65,7 +65,7 @@ class _Comparison:
         return msgspec.structs.replace(result, precision_difference=difference)
 
     def of_strategy(self) -> Equality | None:
-        """Against the digests of the baseline's trial; against compiled code where only rounding differs."""
+        """Compares with the digests of the baseline's trial; with compiled code where only rounding differs."""
         case, digests = self._case, self._bench.trial.digests
         if digests is None:
             return None
@@ -85,7 +85,7 @@ class _Comparison:
         return msgspec.structs.replace(result, against=str(applied.reference))
 
     def _across(self, result: Equality) -> Equality:
-        """Also against one process that has all ranks' batches, one after the other."""
+        """Compares also with one process that takes all ranks' batches, one after the other."""
         batch = equality.digest(tensors(self._bench.build().workload.batch))
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
@@ -103,7 +103,7 @@ class _Comparison:
         return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged, group=self._group)
 
     def _alone(self, rank: int, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
-        """The step of one process with the batch of a rank."""
+        """Runs the step of one process with the batch of a rank."""
         return self._run(self._bench.build_unwatched(self._case, rank=rank), nudge=nudge)
 
     def _gradients(self, case: Case, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
@@ -134,7 +134,7 @@ def verify_averaging(
     nudged: Callable[[int], GradientStep],
     group: Group,
 ) -> Equality:
-    """`found` with how far the gradients of `step`, with all ranks, are from the mean of those that one process has.
+    """Adds to `result` how far all ranks' gradients are from the mean of those of one process with each rank's batch.
 
     `alone(rank)` is the step of one process with the batch of a rank, `nudged(rank)` the same with weights that differ
     in the last bit: where not all bits are equal, what rounding makes of the gradients says how much that is.
@@ -154,7 +154,7 @@ def verify_averaging(
 
 
 def _mean(results: Sequence[Results], rank: int) -> Results:
-    """What the ranks would have: all of them the mean of the gradients, and each its own of the rest."""
+    """Returns what a rank should have: the mean of the gradients, and its own loss, buffers and random state."""
     gradients = {name: _average([result.gradients[name] for result in results]) for name in results[0].gradients}
     return msgspec.structs.replace(results[rank], gradients=gradients)
 

@@ -15,7 +15,7 @@ from profiler.measuring.meters import time as timing
 
 
 def read(bench: Bench, passes: Collection[str]) -> Readings:
-    """Run those of the passes that are asked for, in the order of the table."""
+    """Runs the requested passes in the order of the table; returns their readings."""
     readings: dict[str, Any] = {}
     for name, run in TABLE.items():
         if name in passes:

@@ -28,7 +28,7 @@ NUM_LARGEST = 5  # blocks that a record names at its peak
 
 
 def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: None) -> Record:
-    """What `measure` would find of a trial's memory, and an estimate of its time where the device's rates are known.
+    """Returns a trial's predicted memory, and an estimate of its time where the device's rates are known.
 
     Raises Unsupported where model or strategy cannot be had or followed, and whatever the model raises.
     """
@@ -79,7 +79,7 @@ def follow_case(trial: Trial) -> Followed:
 
 
 def _environment(rates: Rates | None) -> Environment:
-    """Versions of this process; of the device, what is known of its kind."""
+    """Returns the versions of this process, with what is known of the kind of device."""
     return msgspec.structs.replace(
         versions(),
         device_name=rates.name if rates else None,
@@ -113,13 +113,13 @@ def _seconds(trial: Trial, trace: Trace, rates: Rates | None) -> dict[str, Any]:
 
 
 def _measured_seconds(trial: Trial, rates: Rates) -> float | None:
-    """Of the step without checkpointing on the very GPU that is predicted for; None where there is none."""
+    """Returns the measured step without checkpointing on the very GPU that is predicted for, if there is one."""
     calibration = trial.calibration
     return calibration.step_seconds if calibration and calibration.device_name == rates.name else None
 
 
 def _stated(trial: Trial, rates: Rates | None, num_guesses: int) -> list[Note]:
-    """How sure the prediction is, as far as it can be said."""
+    """Returns notes on how sure the prediction is."""
     blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
     guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
     texts = {
@@ -144,7 +144,7 @@ def _stated_error(trial: Trial, rates: Rates) -> str:
 
 
 def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
-    """The strategy's own, but for those that are about the CPU that a prediction for CUDA was traced on."""
+    """Returns the strategy's notes, without those on the CPU where a prediction for CUDA was traced."""
     on_cuda = kind_of(case) == "cuda"
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
     if not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
@@ -187,7 +187,7 @@ def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dic
 
 
 def _peak(trace: Trace, held: list[int], first: int, last: int) -> tuple[int, int]:
-    """Where the most is live from one operator to another, and how much; between operators where none ran."""
+    """Returns the operator at which most is live in a range, and how much that is; the range may be empty."""
     if last < first:
         return last, resting(trace, last)
     at = max(range(first, last + 1), key=held.__getitem__)

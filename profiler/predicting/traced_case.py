@@ -38,7 +38,7 @@ def trace_case(
     with_saves: bool = False,
     with_calls: bool = False,
 ) -> tuple[Assembled, Trace, int]:
-    """The case's model with its strategy, fake; one traced step of it; and how many values of data were guessed.
+    """Returns the case's fake model with its strategy, one traced step of it, and how many values were guessed.
 
     `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
     """
@@ -73,7 +73,7 @@ def trace_case(
 
 
 def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -> Hidden:
-    """What operators take besides their results: as measured, else by PyTorch's rules for the device.
+    """Returns what operators take besides their results: as measured, else by PyTorch's rules for the device.
 
     `workspace_bytes` are cuBLAS's where a product takes them while it runs, else 0.
     """
@@ -116,7 +116,7 @@ def _fakes(case: Case) -> Iterator[FakeTensors]:
 
 @contextmanager
 def _rank(case: Case) -> Iterator[Any]:
-    """The first of the case's ranks; None where it has no others."""
+    """Acts as the first of the case's ranks; None where there is only one."""
     if not case.parallel:
         yield None
         return
@@ -131,7 +131,7 @@ def kind_of(case: Case) -> str:
 
 
 def known_rates(device: str, calibration: Calibration | None = None) -> Rates | None:
-    """What is known of the device; where only its kind is given, of the one that was measured."""
+    """Returns the rates of the device; where only its kind is given, of the GPU that was measured."""
     word = device.removeprefix(FAKE)
     if word not in ("cpu", "cuda") and not gpu_kinds.of(word):
         return gpu_specs.find(word)
@@ -139,13 +139,13 @@ def known_rates(device: str, calibration: Calibration | None = None) -> Rates | 
 
 
 def _workspace_bytes(device: str) -> int:
-    """What cuBLAS keeps; where only the kind of device is given, as before Hopper."""
+    """Returns the bytes that cuBLAS keeps; those of GPUs before Hopper where only the kind of device is given."""
     rates = known_rates(device)
     return gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE
 
 
 def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
-    """`foreseen`, but for operators whose signature was measured in the calibration."""
+    """Returns what was measured of a call in the calibration, else `foreseen`."""
     measured_bytes = calibration.hidden_bytes if calibration else {}
     names = {call.partition("(")[0] for call in measured_bytes}
 

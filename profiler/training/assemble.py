@@ -28,7 +28,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0  # of those that train it together
 
     def describe(self) -> Built:
-        """What was really built."""
+        """Returns what was built."""
         workload = self.workload
         return Built(
             num_parameters=num_parameters(workload.module),
@@ -38,7 +38,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def gradients(self) -> torch.Tensor:
-        """One step up to the gradients, scaled as in training and unscaled again; its loss."""
+        """Runs one step up to the gradients, scaled as in training and unscaled again; returns its loss."""
         scaler = precision.scaler(self.case.precision, self.case.device)
         return precision.unscaled(self.workload.module, scaler, self._from_the_seed)
 
@@ -47,7 +47,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:
-        """An optimizer, and the step with it, which tells its phases and returns its loss."""
+        """Returns an optimizer, and the step with it, which marks its phases and returns its loss."""
         optimizer = _optimizer(self.case, self.workload)
         scaler = precision.scaler(self.case.precision, self.case.torch_device)
         return optimizer, lambda mark: self._step(optimizer, scaler, mark)
@@ -134,7 +134,7 @@ def _from_catalogue(case: Case, data_directory: str | None) -> Build:
 
 
 def _count_calls(workload: Workload, calls: list[int]) -> None:
-    """Count below whatever a strategy will put around the blocks."""
+    """Count the calls of blocks, beneath whatever a strategy puts around them."""
     calls[:] = [0] * len(workload.blocks)
     for index, name in enumerate(workload.blocks):
         block = workload.module.get_submodule(name)

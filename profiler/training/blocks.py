@@ -43,7 +43,7 @@ def refuse_none(blocks: tuple[str, ...]) -> None:
 
 
 def _matching(module: nn.Module, pattern: str) -> list[str]:
-    """Names whose every part matches the pattern's part."""
+    """Returns the names of which every part matches the pattern's part."""
     parts = pattern.split(".")
     names = [name for name, _ in module.named_modules() if name]
     return [
@@ -75,7 +75,7 @@ def _stacks(module: nn.Module) -> list[str]:
 
 
 def _size_of_sequentials(module: nn.Module) -> int:
-    """Of those that are in no list."""
+    """Returns the parameters of Sequentials that are in no ModuleList."""
     if isinstance(module, nn.ModuleList):
         return 0
     if isinstance(module, nn.Sequential):

@@ -16,7 +16,7 @@ from profiler.training.workload import Workload, num_parameters, tensors
 
 
 def describe(case: Case) -> Outline:
-    """The blocks of the case's model. Raises Unsupported where there are none, and whatever the model raises."""
+    """Returns a summary of the blocks of the case's model. Raises Unsupported where it has none, and what it raises."""
     workload = assemble(case.baseline).workload
     refuse_none(workload.blocks)
     outputs: dict[str, str] = {}

@@ -82,7 +82,7 @@ def train_step(
 
 
 def loss_of(workload: Workload) -> torch.Tensor:
-    """Run the forward. Raises Invalid for what is no loss."""
+    """Runs the forward; returns its loss. Raises Invalid for what is no loss."""
     loss = workload.loss(workload.module, workload.batch)
     if not isinstance(loss, torch.Tensor):
         raise Invalid(f"the loss is no tensor but {type(loss).__name__}")
@@ -108,7 +108,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """How many numbers a module learns."""
+    """Returns the number of values in all parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -118,18 +118,18 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def storage_bytes(found: list[torch.Tensor]) -> int:
-    """What all storages behind these tensors take, each counted once; of a sharded one, this rank's part."""
+    """Returns the bytes of all storages behind these tensors, each counted once; of a DTensor, this rank's part."""
     return sum(bytes_by_storage(found).values())
 
 
 def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
-    """What each storage behind these tensors takes, by its address."""
+    """Returns the bytes of each storage behind these tensors, by its address."""
     storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
     return {storage._cdata: allocated_bytes(storage) for storage in storages}
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
-    """What a storage takes of its device's allocator."""
+    """Returns the bytes that a storage takes of its device's allocator."""
     return rounded(storage.nbytes(), storage.device.type)
 
 
@@ -140,7 +140,7 @@ def rounded(nbytes: int, kind: str) -> int:
 
 
 def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What has storages: a tensor itself, indices and values of a sparse one; of a sharded one, this rank's part."""
+    """Returns the tensors that have storages: the tensor, a sparse one's indices and values, a DTensor's local part."""
     own = local(tensor)
     return (own._indices(), own._values()) if own.is_sparse else (own,)
 

@@ -87,7 +87,7 @@ class Device(Protocol):
 
     def conditions(self) -> Conditions: ...
     def untold(self) -> str | None:
-        """Why `conditions` tells less than it could; None where it tells what there is."""
+        """Why `conditions` is incomplete; None where it is complete."""
 
 
 def versions() -> Environment:
@@ -101,7 +101,7 @@ def versions() -> Environment:
 
 
 def environment(device: Device) -> Environment:
-    """Versions and the device, as this process sees them."""
+    """Returns the versions and the device, as this process sees them."""
     facts = device.facts()
     return msgspec.structs.replace(
         versions(),
@@ -116,20 +116,20 @@ def environment(device: Device) -> Environment:
 
 
 def open_device(name: str) -> Device:
-    """The device of that name: `cpu`, `cuda:0`."""
+    """Opens the device of that name: `cpu`, `cuda:0`."""
     connect, _ = catalogue.load(Choice(name.partition(":")[0]), TABLE)
     device: Device = connect(name)
     return device
 
 
 def of_rank(case: Case, rank: int) -> Case:
-    """The case on the rank's own device: they are numbered on from the case's."""
+    """Returns the case on the rank's own device: ranks take consecutive devices from the case's on."""
     kind, _, first = case.device.partition(":")
     return msgspec.structs.replace(case, device=f"{kind}:{int(first or 0) + rank}") if kind == "cuda" else case
 
 
 def wrong_arithmetic(device: str) -> str | None:
-    """A sentence on what the device gets wrong; None where every number is right. `device` is torch's name for it."""
+    """Returns what the device computes wrongly, in a sentence; None where every number is right."""
     left = [[(3 * row + column) % 5 - 2 for column in range(SIZE)] for row in range(SIZE)]
     right = [[(row + 2 * column) % 7 - 3 for column in range(SIZE)] for row in range(SIZE)]
     product = [

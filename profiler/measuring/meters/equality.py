@@ -37,7 +37,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def noise_floor(step: GradientStep, group: Group = ALONE) -> Equality:
-    """The step without checkpointing against itself. `step` builds a fresh workload and runs it to the gradients."""
+    """Compares the step without checkpointing with itself: `step` builds a workload and runs it to the gradients."""
     first = collect(step)
     second = collect(step)
     result = compared(first, second, group)
@@ -53,7 +53,7 @@ def verify(
     nudged: GradientStep | None = None,
     group: Group = ALONE,
 ) -> Equality:
-    """A strategy's step against the baseline's, cheap where all is well: by digests alone.
+    """Compares a strategy's step with the baseline's: by digests alone where these are equal.
 
     Only where they differ is the baseline run again, twice, for the noise floor and the differences. `nudged` is the
     baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, for
@@ -77,7 +77,7 @@ def apart(step: GradientStep, other: GradientStep, group: Group = ALONE) -> floa
 
 
 def nudge(workload: Workload) -> None:
-    """Move every weight to the next number that its type has, away from 0 or towards it by turns."""
+    """Move every weight to a neighbouring number of its type, away from 0 and towards it by turns."""
     with torch.no_grad():
         for index, parameter in enumerate(map(local, workload.module.parameters())):
             if parameter.is_floating_point():
@@ -109,7 +109,7 @@ def collect(step: GradientStep) -> Results:
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:
-    """As `compare`, over all ranks: equal is what is so on each, differences are those of the rank with the most."""
+    """Compares as `compare` does on every rank: equal where all ranks are, with the differences of the worst rank."""
     comparisons = group.gather(compare(reference, other))
     worst = max(comparisons, key=lambda comparison: comparison.largest_difference or 0.0)
     names = ("loss_equal", "gradients_equal", "buffers_equal", "random_state_equal")
@@ -122,7 +122,7 @@ def compared(reference: Results, other: Results, group: Group = ALONE) -> Equali
 
 
 def compare(reference: Results, other: Results) -> Equality:
-    """Bitwise equality of two steps, and where gradients differ by how much and worst in which parameter."""
+    """Compares two steps bit by bit; where gradients differ, also by how much and in which parameter most."""
     differences = {name: difference(tensor, other.gradients.get(name)) for name, tensor in reference.gradients.items()}
     differences["(loss)"] = difference(reference.loss, other.loss)
     worst = max(differences, key=lambda name: differences[name])
@@ -166,7 +166,7 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
 
 
 def is_rounding(equality: Equality) -> bool:
-    """Whether the differences are small enough to come from kernels that round otherwise, nothing missing."""
+    """Whether the differences are as small as other rounding makes them, with no gradient missing."""
     return not equality.missing and (equality.largest_difference or 0.0) <= ROUNDING
 
 
@@ -187,7 +187,7 @@ def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[st
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, and whole where it is sharded over the ranks."""
+    """Returns a copy on the host, whole where the tensor is sharded over the ranks."""
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return _dense(whole.detach()).to("cpu", copy=True).contiguous()
 
@@ -201,12 +201,12 @@ def _random_state(device: torch.device) -> torch.Tensor:
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Of what tensors hold, in order."""
+    """Returns a digest of the values of tensors, in order."""
     return _digest({str(number): _copy(tensor) for number, tensor in enumerate(tensors)})
 
 
 def _digests(found: Results, group: Group) -> dict[str, str]:
-    """Of all ranks, in order; of one, its own."""
+    """Digests of every rank, combined; a single rank returns its own."""
     told = group.gather(found.digests())
     if len(told) == 1:
         return told[0]

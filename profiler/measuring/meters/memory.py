@@ -16,7 +16,7 @@ NUM_POINTS = 96  # a page draws several timelines beside each other, and a recor
 
 
 def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step) -> dict[str, Any]:
-    """The memory fields of Readings, from a step after one that creates gradients and optimizer state, or more.
+    """Returns the memory fields of Readings, read from a step after the gradients and optimizer state exist.
 
     `step` runs one training step and tells the phases to the function that it is given. All numbers are exact. Peaks
     are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. Bytes.
@@ -49,7 +49,7 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
 
 
 def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """What is there between two steps, whatever one checkpoints, by category; every storage counted once."""
+    """Returns the bytes that are live between two steps, by category; every storage counted once."""
     parameters = list(workload.module.parameters())
     found = {
         "parameters": [parameter.detach() for parameter in parameters],
@@ -116,7 +116,7 @@ def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:
 
 
 def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
-    """Every event of a device that tells each; of another, where spans begin and end and how high they reach."""
+    """Every event where the device reports each; else the start, the peak and the end of each span."""
     held: list[int] = []
     phases: list[tuple[str, int]] = []
     for (phase, _), span in spans:
@@ -132,7 +132,7 @@ def largest_known(values: Iterable[int | None]) -> int | None:
 
 
 def timeline(nbytes: Mapping[str, Sequence[int]], phases: Iterable[tuple[str, int]], **at_peak: Any) -> Timeline:
-    """Series of the same length, one for each category, thinned where their sum is not the largest of its stretch.
+    """Thins series of equal length, one for each category, to the points where their sum is the largest of its stretch.
 
     `phases` are in order, each with the place of its first value. What `at_peak` says is stored as it is. Bytes.
     """

@@ -15,7 +15,7 @@ from profiler.training.workload import Step, Workload, loss_of
 
 
 def read(device: Device, step: Step) -> dict[str, Any]:
-    """The field `hidden_bytes` of Readings, from the second of two steps: bytes by signature, where there are any.
+    """Returns the field `hidden_bytes` of Readings, read from the second of two steps: bytes by call signature.
 
     Convolutions take workspaces and copies of their inputs that no tensor shows.
     """
@@ -51,13 +51,13 @@ def _hidden(span: Span) -> int:
 
 
 def call_signature(operator: Any, arguments: Any, keywords: Any) -> str:
-    """Name, kinds, shapes and strides of tensors, and all other arguments: `aten.mm(f32[2, 3], f32[3, 4])`."""
+    """Returns a call as one word, the same where the work is the same: `aten.mm(float32[2, 3], float32[3, 4])`."""
     words = [_word(one) for one in arguments] + [f"{key}={_word(one)}" for key, one in (keywords or {}).items()]
     return f"{operator_name(operator)}({', '.join(words)})"
 
 
 def operator_name(operator: Any) -> str:
-    """The operator with its overload, but for the default one: `aten.add.Tensor`, `aten.mm`."""
+    """Returns the operator with its overload, but for the default one: `aten.add.Tensor`, `aten.mm`."""
     return str(operator).removesuffix(".default")
 
 
@@ -71,7 +71,7 @@ def _word(value: Any) -> str:
 
 
 def read_flops(workload: Workload) -> dict[str, Any]:
-    """The FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
+    """Returns the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
 
     Counts matrix products, convolutions and attention, as torch.utils.flop_counter does.
     """
@@ -83,7 +83,7 @@ def read_flops(workload: Workload) -> dict[str, Any]:
 
 
 class _Counter(FlopCounterMode):
-    """Of the whole model alone: by module it would set hooks, under which no forward may call torch.autograd.grad."""
+    """Counts for the whole model alone: hooks on modules would forbid torch.autograd.grad in a forward."""
 
     def __init__(self) -> None:
         super().__init__(display=False)

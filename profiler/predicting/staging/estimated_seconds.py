@@ -37,11 +37,11 @@ class _Clock:
             self._until.append(self._until[-1] + operator_seconds(operator, rates, precision))
 
     def between(self, first: int, last: int) -> float:
-        """Of the operators `first` to `last`, both included; none where the last is below the first."""
+        """Returns the seconds of the operators `first` to `last`, both included; 0 where there are none."""
         return max(0.0, self._until[last] - self._until[first - 1])
 
     def both(self, stage: StageSpan) -> tuple[float, float]:
-        """Forward and backward."""
+        """Returns the seconds of a stage's forward and backward."""
         return self.between(stage.first, stage.last), self.between(stage.backward_first, stage.backward_last)
 
 

@@ -12,7 +12,7 @@ from profiler.predicting.staging.stage_operators import StageSpan
 
 
 class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """The byte fields of a planner's stage; their meaning is there."""
+    """The byte fields of `planning.chain.Stage`, where their meaning stands."""
 
     output_bytes: int
     saved_bytes: int
@@ -24,7 +24,7 @@ class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
-    """Of every stage, from a step in which all are kept; bytes."""
+    """Returns the bytes of every stage, from a step in which all are kept."""
     counted, later = [], 0
     own = _own(trace, stages)
     alive, rest = live(trace), _resting(trace)
@@ -37,7 +37,7 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
 
 
 def static_bytes(trace: Trace, stages: Sequence[StageSpan]) -> int:
-    """What is there before the forward and stays."""
+    """Returns the bytes that are there before the forward and stay."""
     return resting(trace, stages[0].first - 1)
 
 
@@ -84,7 +84,7 @@ def _own(trace: Trace, stages: Sequence[StageSpan]) -> list[list[int]]:
 
 
 def _gradients(trace: Trace, stage: StageSpan) -> int:
-    """Of parameters, made in the stage's backward and left."""
+    """Returns the bytes of parameters' gradients that the stage's backward makes and leaves."""
     return sum(
         allocation.nbytes
         for allocation in trace.allocations
@@ -107,7 +107,7 @@ def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -
 
 
 def _let_go(allocation: Allocation, *, is_output: bool) -> int:
-    """When it goes where autograd keeps nothing."""
+    """Returns the operator with which it would go if autograd kept nothing."""
     return allocation.died if is_output or allocation.let_go is None else allocation.let_go
 
 

@@ -31,7 +31,7 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[StageSpan]:
-    """The stages in the order of the forward, so that every operator of forward and backward is in one.
+    """Returns the stages in the order of the forward; every operator of forward and backward is in one.
 
     `trace` was followed with its saves. In the backward a stage begins with the first operator of its modules, or where
     the first of what it saved is asked for. Where `linked` tells which blocks feed the next alone, one that does not
@@ -58,7 +58,7 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
 
 
 def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
-    """A block that does not keep its input, or writes over it, is one stage with the block that gave it."""
+    """Joins a block that does not keep its input, or writes over it, with the block before it."""
     before = stages[0]
     for stage in stages[1:]:
         together = _is_one(before, stage, linked) and _passes(trace, before, stage)

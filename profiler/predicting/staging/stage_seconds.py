@@ -28,7 +28,7 @@ SAMPLES = 3  # steps that are timed for what is outside of the blocks
 
 
 def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> list[Seconds]:
-    """Of each run of blocks, and of each single block under every save option; the case's device must be there.
+    """Times each stage, and each single block under every save option, on the case's device.
 
     One forward is run without saving; where a run begins, it is timed by itself on what it is given there. Stages of
     the same modules, shapes and types are one kind. An empty run takes no time but for the last, which has all that a
@@ -48,7 +48,7 @@ def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> 
 
 
 def _rest(case: Case, device: Device, inside: float) -> Seconds:
-    """Of embeddings, head, loss and optimizer, as one number: what a step takes beside its checkpointed blocks."""
+    """Returns the time of embeddings, head, loss and optimizer together: a step less its checkpointed blocks."""
     every = msgspec.structs.replace(case, strategy=Choice("all"))
     _, step = assemble(every).trainer()
     samples = step_timing.read(device, step, warmup=1, samples=SAMPLES)["step_seconds"]
@@ -56,7 +56,7 @@ def _rest(case: Case, device: Device, inside: float) -> Seconds:
 
 
 class _Watch:
-    """Times a run where its first block is called."""
+    """Times a stage where its first block is called."""
 
     def __init__(self, workload: Workload, device: Device, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> None:
         self._workload, self._device, self._saves = workload, device, saves
@@ -91,7 +91,7 @@ class _Watch:
         )
 
     def checkpointed(self, index: int) -> float:
-        """Forward and backward of one run under a checkpoint, with all that this costs."""
+        """Returns the seconds of forward and backward of one stage under a checkpoint."""
         return sum(_medians(self._samples[self._kinds[index]][RECOMPUTED]))
 
     def _enter(self, index: int, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class _Watch:
     def _sample(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[float, float]:
-        """Seconds of forward and backward, from gradients that are not there to those that are."""
+        """Returns the seconds of one forward and one backward, which creates the gradients."""
         given, named = pytree.tree_map_only(torch.Tensor, self._fresh, (arguments, keywords))
         torch.clear_autocast_cache()  # what is in it was made by the last sample's graph
         with torch.enable_grad():
@@ -155,7 +155,7 @@ class _Watch:
 
 @contextmanager
 def _keeping_inputs(module: nn.Module) -> Iterator[None]:
-    """A module that is computed again from its input (ReLU) does not write over it."""
+    """Keep a module that is computed again (ReLU) from writing over its input."""
     writes = getattr(module, "inplace", False)
     if writes:
         module.inplace = False  # type: ignore[assignment]
@@ -174,7 +174,7 @@ def _through(modules: Sequence[nn.Module], value: Any, *arguments: Any, **keywor
 
 
 def _kind(modules: Sequence[nn.Module], given: Any) -> Any:
-    """What is the same for stages that take the same time."""
+    """Returns a key that is equal for stages that take the same time."""
     return (
         tuple(type(part).__name__ for module in modules for part in module.modules()),
         tuple((one.shape, one.dtype) for module in modules for one in module.parameters()),
@@ -187,7 +187,7 @@ def _medians(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 class Seconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one stage."""
+    """The seconds of one stage."""
 
     forward: float
     backward: float

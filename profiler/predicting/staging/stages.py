@@ -25,7 +25,7 @@ from profiler.training.strategies.selective import offered
 
 
 def stages(trial: Trial) -> Chain:
-    """What each stage of the trial's model costs. Its device is there, or its rates are known.
+    """Returns what each stage of the trial's model costs. Its device is there, or its rates are known.
 
     Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
     not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
@@ -70,7 +70,7 @@ def _refuse_backward_in_forward(trace: Trace) -> None:
 
 
 def _rates(trial: Trial) -> Rates | None:
-    """Those of a device that need not be there, or that computes nothing; None where time is measured or not asked."""
+    """Returns the rates of a device that is absent or hollow; None where time is measured or not requested."""
     if "time" not in trial.passes:
         return None
     if not trial.case.is_predicted:
@@ -143,7 +143,7 @@ def _option(save: str, bytes_: StageBytes, forward: float, backward: float) -> O
 
 
 def _apart(made: Sequence[Stage], stage_spans: Sequence[StageSpan], linked: Sequence[bool]) -> list[Stage]:
-    """With a stage that is always kept wherever two blocks must not be computed together."""
+    """Adds a stage that is always kept wherever two blocks must not be computed together."""
     stages = [made[0]]
     for (before, span), stage in zip(pairwise(stage_spans), made[1:], strict=True):
         if before.blocks and span.blocks and not linked[before.blocks[-1]]:

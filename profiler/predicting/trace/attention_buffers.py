@@ -45,7 +45,7 @@ class _Heads(NamedTuple):
 
 
 def attention_bytes(func: Any, args: Any, kwargs: Any, rates: Rates) -> int:
-    """What an attention's kernel takes; 0 for other operators."""
+    """Returns the bytes that an attention kernel takes; 0 for other operators."""
     count = COUNTS.get(func)
     return count(args, kwargs or {}, rates) if count else 0
 

@@ -30,7 +30,7 @@ FOREACH = "_foreach_"
 
 
 def parts() -> tuple[type, ...]:
-    """The types of tensors of which each rank holds a part: none where nobody has imported them."""
+    """Returns the types of sharded tensors; none where nobody has imported DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
 
@@ -47,7 +47,7 @@ class Exchange:
 
     @contextmanager
     def follow(self) -> Iterator[None]:
-        """See storages that are resized within, and no shapes that are looked for."""
+        """Follow storages that are resized within, and leave out operators that only propagate shapes."""
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", self._resizing()))
             module = sys.modules.get("torch.distributed.tensor._sharding_prop")
@@ -116,7 +116,7 @@ class _OnParts(TorchDispatchMode):
         return self._whole(out, args[0])
 
     def _whole(self, out: Any, like: Any) -> Any:
-        """Results as parts of tensors as large as those they were made of, one by one where there are several."""
+        """Wraps results as parts of tensors as large as those they were made of."""
         if isinstance(out, (list, tuple)):
             return [self._whole(one, other) for one, other in zip(out, like, strict=True)]
         if not isinstance(like, self._kind):

@@ -34,7 +34,7 @@ class Machine(NamedTuple):
 
 
 def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
-    """`hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
+    """Returns `hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
 
     def taken(func: Any, args: Any, kwargs: Any) -> int:
         own = hidden(func, args, kwargs)
@@ -44,14 +44,14 @@ def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
 
 
 def machine_of(rates: Rates | None, workspace_bytes: int) -> Machine:
-    """Of a GPU, or of one of which only the kind is known."""
+    """Returns the machine of a GPU; None is a GPU of which only the kind is known."""
     if rates is None:
         return Machine(workspace_bytes=workspace_bytes)
     return Machine(rates.chip, rates.compute_capability, workspace_bytes)
 
 
 def convolution_bytes(func: Any, args: Any, kwargs: Any, machine: Machine) -> int:
-    """What a convolution, or its backward, takes: the most at once beyond its results."""
+    """Returns the most bytes that a convolution, or its backward, takes at once beyond its results."""
     if func is aten.convolution.default:
         return _forward(machine, *args, **(kwargs or {}))
     return _backward(machine, *args, **(kwargs or {})) if func is aten.convolution_backward.default else 0
@@ -104,7 +104,7 @@ def _sum_bytes(machine: Machine, gradient: torch.Tensor) -> int:
 
 
 def _is_product(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, *options: Any) -> bool:
-    """Whether cuDNN does not take it, as bfloat16 before Ampere: columns of pixels are multiplied then.
+    """Whether columns of pixels are multiplied, since cuDNN is not asked: bfloat16 before Ampere.
 
     `use_cudnn` in Convolution.cpp; of planes that are neither transposed nor dilated, and that no own kernel takes.
     """
@@ -143,7 +143,7 @@ def _product_backward_bytes(
 
 
 def _group_bytes(tensor: torch.Tensor, groups: int) -> int:
-    """A group's channels, which only a single image has side by side."""
+    """Returns the bytes of a copy of a group's channels; those of a single image lie side by side."""
     return tensor_bytes(tensor) // groups if tensor.shape[0] > 1 else 0
 
 

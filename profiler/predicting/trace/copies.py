@@ -18,13 +18,13 @@ aten = torch.ops.aten
 
 
 def copied_bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """What an operator's copies take while it runs, at the most at once; 0 for operators that are not known here."""
+    """Returns the most bytes that an operator's copies take at once; 0 for operators without a rule here."""
     count = COPIES.get(func._overloadpacket)
     return count(*args, **(kwargs or {})) if count else 0
 
 
 def straightened(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
-    """The bytes of a copy in this format; 0 where the tensor lies so already."""
+    """Returns the bytes of a copy in this format; 0 where the tensor has it already."""
     if tensor is None or tensor.is_contiguous(memory_format=memory_format):
         return 0
     return tensor_request(tensor)

@@ -37,7 +37,7 @@ class FakeRank:
                 raise Unsupported(f"DDP: '{name}' gets no gradient, which it refuses; ddp:unused=true lets it be")
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """What DDP asks for of a bucket. The group's own answer holds no tensor, and its reducer wants one."""
+        """Answers DDP's request for a bucket with the bucket: the fake group's own answer holds no tensor."""
         buffer = self.buckets[bucket.index()] = bucket.buffer()
         distributed.all_reduce(buffer)
         found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -47,7 +47,7 @@ class FakeRank:
 
 @contextmanager
 def fake_rank(ranks: int) -> Iterator[FakeRank]:
-    """Be the first of so many ranks, which holds the most where parts are uneven.
+    """Act as the first of so many ranks, which holds the most where parts are uneven.
 
     For fake tensors: no value that is exchanged is right. The mesh itself is real.
     """
@@ -64,7 +64,7 @@ def fake_rank(ranks: int) -> Iterator[FakeRank]:
 
 
 class _Chunks:
-    """`torch.chunk` of which only what is asked for is made: FSDP2 wants two of thousands."""
+    """A lazy `torch.chunk`: FSDP2 takes two of thousands of chunks."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._dim = tensor, dim
@@ -90,9 +90,9 @@ def _answered(rank: FakeRank) -> Any:
 
 
 def _nothing(*arguments: Any, **keywords: Any) -> None:
-    """Everybody else has what this rank has."""
+    """Stands in for a check over all ranks."""
 
 
 def _as_they_are(reducer: Reducer) -> bool:
-    """After its first step, DDP lays its buckets out anew, as gradients arrived; all together they are as large."""
+    """Keeps DDP from rebuilding its buckets after the first step: together they would be as large."""
     return False

@@ -39,7 +39,7 @@ PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.mem
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensors]:
-    """Every tensor that is made within is fake, and modules are neither initialised nor copied for a conversion."""
+    """Make every tensor created within fake; modules are neither initialised nor copied for a conversion."""
     initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
     with ExitStack() as stack:
         for name in initialisers:
@@ -53,14 +53,14 @@ def fake_tensors() -> Iterator[FakeTensors]:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Within it, transformers takes fake tensors for real ones: otherwise it makes masks that a real run skips."""
+    """Make transformers take fake tensors for real ones: otherwise it builds masks that a real run skips."""
     module = sys.modules.get("transformers.utils.import_utils")
     with mock.patch.object(module, "is_fake_tensor", return_value=False) if module else nullcontext():
         yield
 
 
 class CachingFakeMode(FakeTensorMode):
-    """FakeTensorMode that finds the key of a call which it has seen before by a shorter one."""
+    """FakeTensorMode with a shorter key in front of its cache: most of a trace went into that cache's own keys."""
 
     _keys: ClassVar[dict[Any, Any]] = {}  # as long as FakeTensorMode's own cache, which is the class's too
 
@@ -82,7 +82,7 @@ class CachingFakeMode(FakeTensorMode):
         return found
 
     def _spell(self, words: list[Any], values: Any) -> bool:
-        """Append all that the result depends on; False where that is not known."""
+        """Append everything that the result depends on; returns False where that is not known."""
         words.append(len(values))
         for value in values:
             kind = type(value)
@@ -220,7 +220,7 @@ def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool =
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No collecting of cycles: it takes a quarter of a trace, and what it frees when is chance."""
+    """Disable the collection of cycles: it takes a quarter of a trace, and when it frees what is chance."""
     was = gc.isenabled()
     gc.disable()
     try:

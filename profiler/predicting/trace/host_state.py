@@ -21,7 +21,7 @@ FACTORIES = {torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.zeros, to
 
 @contextmanager
 def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Within it, the optimizer's steps mark what they make on the host, and `capturable` is accepted as on CUDA."""
+    """Make the optimizer's steps mark what they create on the host, and accept `capturable` as on CUDA."""
     with entered_in_steps(optimizer, [HostMarking()]), ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("torch.optim.") and hasattr(module, SUPPORTED):
@@ -31,7 +31,7 @@ def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 @contextmanager
 def entered_in_steps(optimizer: torch.optim.Optimizer, modes: Sequence[Any]) -> Iterator[None]:
-    """Within it, the modes are entered while the optimizer steps."""
+    """Enter the modes whenever the optimizer steps."""
 
     def enter(*given: Any) -> None:
         for mode in modes:

@@ -20,7 +20,7 @@ ENDLESS = 2**48  # bytes: an address range that is never used up
 
 
 def round_up(nbytes: int, to: int) -> int:
-    """The next multiple."""
+    """Returns the next multiple of `to`."""
     return -(-nbytes // to) * to
 
 

@@ -37,7 +37,7 @@ LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device
 
 
 def taking_workspaces(hidden: Hidden | None, nbytes: int) -> Hidden:
-    """`hidden` with what products take: copies of their factors, and cuBLAS's workspace of so many bytes.
+    """Returns `hidden` with what products take: copies of their factors, and cuBLAS's workspace of `nbytes`.
 
     What was measured of an operator has both in it already. Without `nbytes` workspaces are kept, and not counted here.
     """
@@ -89,7 +89,7 @@ def _workspace(func: Any, args: Any, kwargs: Any, nbytes: int) -> int:
 
 
 def _is_added_by_lt(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float) -> bool:
-    """A row is added by it; a whole matrix where it is in half precision."""
+    """Whether cuBLASLt adds the bias: a row, or a whole matrix in half precision."""
     (_, inner), columns = left.shape, right.shape[1]
     if inner == 1 or columns == 1:
         return False
@@ -100,7 +100,7 @@ def _is_added_by_lt(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor,
 
 
 def _copied_bytes(factor: torch.Tensor) -> int:
-    """Of a factor in neither order that cuBLAS reads: its rows or its columns must be without gaps and not overlap."""
+    """Returns the bytes of a copy of a factor whose rows and columns both have gaps or overlap; else 0."""
     if factor.dim() < 2 or factor.is_contiguous():
         return 0
     (rows, columns), (down, across) = factor.shape[-2:], factor.stride()[-2:]

@@ -46,7 +46,7 @@ class _Shape(NamedTuple):
 
 
 def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
-    """The buffer and the semaphores of a reduction; 0 for other operators."""
+    """Returns the bytes of the buffer and the semaphores of a reduction; 0 for other operators."""
     if func._overloadpacket not in REDUCTIONS:
         return 0
     taken = args[0]
@@ -54,7 +54,7 @@ def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
 
 
 def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = aten.sum) -> int:
-    """What reducing these dimensions takes besides the result; all of them where none are named."""
+    """Returns the bytes that reducing these dimensions, or all of them, takes besides the result."""
     if taken.numel() == 0 or taken.ndim == 0:
         return 0
     places = range(taken.ndim) if reduced in NO_DIMENSIONS else [place % taken.ndim for place in reduced]
@@ -87,7 +87,7 @@ def _accumulated(operator: Any, dtype: torch.dtype) -> int:
 
 
 def _dimensions(taken: torch.Tensor, reduced: set[int]) -> list[Dim]:
-    """The last one first; the result is contiguous."""
+    """Returns the dimensions, the last one first, for a contiguous result."""
     dims, stride = [], 1
     for place in reversed(range(taken.ndim)):
         size = taken.shape[place]
@@ -112,7 +112,7 @@ def _ordered(dims: list[Dim]) -> list[Dim]:
 
 
 def _compared(left: Dim, right: Dim) -> int:
-    """Above 0 where they are to be swapped, below where they are in order."""
+    """Returns 1 where they are to be swapped, -1 where they are in order, 0 where that is open."""
     if (left.output_stride == 0) != (right.output_stride == 0):
         return 1 if right.output_stride == 0 else -1
     for first, second in ((left.output_stride, right.output_stride), (left.stride, right.stride)):
@@ -211,7 +211,7 @@ def _block(wide: int, high: int, most: int) -> tuple[int, int]:
 
 
 def _power(number: int) -> int:
-    """The largest power of two that is not above it."""
+    """Returns the largest power of two that is not above the number."""
     return 1 << (max(number, 1).bit_length() - 1)
 
 

@@ -28,7 +28,7 @@ MANY_ROWS, ROWS_AT_ONCE, COLUMNS_AT_ONCE, MOST_BLOCKS = 64 * 1024, 32, 32, 32 * 
 
 
 def row_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
-    """What such an operator takes; 0 for others."""
+    """Returns the bytes of an embedding's or layer norm's backward; 0 for other operators."""
     if func is aten.embedding_dense_backward.default:
         return _embedding_bytes(chip, *args)
     if func is aten.native_layer_norm_backward.default:
@@ -89,7 +89,7 @@ def _norm_bytes(args: Any, chip: Chip) -> int:
 
 
 def taking_buffers(hidden: Hidden, rates: Rates | None) -> Hidden:
-    """`hidden` with the buffers of reductions, attentions and rows on this GPU, where its chip is known."""
+    """Returns `hidden` with the buffers of reductions, attention and rows on this GPU, where its chip is known."""
     if rates is None or rates.chip is None:
         return hidden
     chip = rates.chip

@@ -64,7 +64,7 @@ def follow(
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
-    """Gradients and optimizer state as after a first step."""
+    """Create gradients and optimizer state as a first step would."""
     for parameter in workload.module.parameters():
         has_one = id(parameter) in used
         if not has_one:
@@ -95,7 +95,7 @@ class Builder:
         return self._tracer.life(tensor)
 
     def building(self, lives: Sequence[StorageLife | None]) -> Building:
-        """What was followed. `lives` has, for each storage that is there before the step, its life in the building."""
+        """Returns what was followed. `lives` has, for each storage there before the step, its life in the building."""
         left, last = set(self._left), len(self._tracer.operators)
         places = {life: place for place, life in enumerate(lives) if life in left}
         return Building(
@@ -137,7 +137,7 @@ class _Run:
         self._hold()
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
-        """They are there before the step; gradients that are views of them are told already."""
+        """Follow buckets that are there before the step; gradients that are views of them are followed already."""
         for bucket in buckets:
             self._keep(bucket, BUCKETS, "")
 
@@ -188,7 +188,7 @@ class _Run:
         )
 
     def _hold(self) -> None:
-        """What is there before the step."""
+        """Follow what is there before the step."""
         module = self._workload.module
         for name, parameter in module.named_parameters():
             owner = name.rpartition(".")[0]
@@ -234,7 +234,7 @@ class _Run:
 
 
 class _Categories:
-    """What a storage was for, by when it was there."""
+    """Tells what a storage was for by when it was live."""
 
     def __init__(self, marks: list[tuple[str, int]], operators: list[Operator]) -> None:
         pairs = pairwise(marks)

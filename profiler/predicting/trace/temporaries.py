@@ -29,7 +29,7 @@ FOLDS = (aten.im2col, aten.col2im)
 
 
 def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """What an operator takes while it runs, in bytes; 0 for what is not known here."""
+    """Returns the bytes that an operator takes while it runs; 0 for operators without a rule here."""
     if func._overloadpacket in FOLDS:
         num_copies = (not args[0].is_contiguous()) + _grows(func, *args)
         return num_copies * tensor_bytes(args[0])
@@ -42,7 +42,7 @@ def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
 
 
 def stored_shape(func: Any, args: Any, out: torch.Tensor) -> torch.Size:
-    """Of all that is in the result's storage: the result's own shape where that is nothing else."""
+    """Returns the shape of all elements in the result's storage, mostly the result's own."""
     if func._overloadpacket in IN_THE_RESULT:
         return _element_shape(args)
     if func._overloadpacket in FOLDS and args[0].numel() > out.numel():
@@ -52,7 +52,7 @@ def stored_shape(func: Any, args: Any, out: torch.Tensor) -> torch.Size:
 
 
 def _element_shape(args: Any) -> torch.Size:
-    """Of a loss with these arguments before it is reduced."""
+    """Returns the shape of a loss before it is reduced."""
     found: torch.Size = torch.broadcast_shapes(*(one.shape for one in args if isinstance(one, torch.Tensor)))
     return found
 

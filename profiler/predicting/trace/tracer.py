@@ -37,7 +37,7 @@ _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """What is made within is not on the device that is followed."""
+    """Leave out what is created within: it is not on the device that is followed."""
     token = _ON_HOST.set(True)
     try:
         yield
@@ -60,7 +60,7 @@ class StorageLife:
 
 
 class Tracer(TorchDispatchMode):
-    """Every operator and every storage of what runs under it.
+    """Records every operator and every storage of what runs under it.
 
     `device` is the kind whose allocator rounds bytes up; `hidden` tells what an operator takes while it runs; tensors
     of the types `parts` take themselves apart before they are seen. A phase `backward` in which gradients are enabled
@@ -122,7 +122,7 @@ class Tracer(TorchDispatchMode):
         return self._find(tensor, operator, module, self.phase, after=during)
 
     def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> StorageLife | None:
-        """A storage that gives its bytes back, or gets others: what it has from then on, None where that is nothing."""
+        """End the life of a storage that is resized; returns the life of its new bytes, None where there are none."""
         life = self._there.pop(storage._cdata, None)
         if life:
             life.died, life.watch = len(self.operators), None
@@ -130,7 +130,7 @@ class Tracer(TorchDispatchMode):
         return self._follow(storage, "resize", self.module, self._phase(), after=1)
 
     def life(self, tensor: torch.Tensor) -> StorageLife | None:
-        """What is known of a tensor's storage."""
+        """Returns the life of a tensor's storage, if it is followed."""
         return self._there.get(tensor.untyped_storage()._cdata)
 
     def name_of(self, module: nn.Module) -> str | None:
@@ -139,7 +139,7 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs within is no part of the step."""
+        """Leave out what runs within."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -153,7 +153,7 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """Know which module is at work."""
+        """Follow which module is at work."""
         call = nn.Module.__call__
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ class Tracer(TorchDispatchMode):
         return "recompute" if is_recompute else "backward"
 
     def _remember(self) -> str:
-        """The module at work, kept for the node that autograd has made for this operator."""
+        """Returns the module at work, and keeps it for the node that autograd made for this operator."""
         module = self._stack[-1]
         self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = module
         return module

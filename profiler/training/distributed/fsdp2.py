@@ -90,7 +90,7 @@ class _Gathered:
 
 
 def _followed(module: nn.Module) -> Callable[[], int]:
-    """Look at every gathering from now on; a function that tells the most that was live since it was last asked."""
+    """Watches all-gathers from now on; returns a function that tells the most bytes live since its last call."""
     most = 0
 
     def look() -> None:
@@ -121,5 +121,5 @@ def _groups(module: nn.Module) -> list[Any]:
 
 
 def _gathered(module: nn.Module) -> list[torch.Tensor]:
-    """What all-gathers have written into; the storages of what is freed have no bytes."""
+    """Returns the outputs of all-gathers; the storages of those that are freed have no bytes."""
     return [tensor for group in _groups(module) for one in group.fsdp_params for tensor in one.all_gather_outputs]

@@ -51,7 +51,7 @@ def checkpoint_segments(
 
 
 def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """PyTorch's checkpoint as it should be called.
+    """Calls PyTorch's checkpoint in its non-reentrant form.
 
     The reentrant kind leaves gradients missing, in silence, where no input of the first segment needs one.
     """
@@ -159,7 +159,7 @@ def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> None:
 
 
 def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
-    """Raises Unsupported: a checkpoint round a checkpoint is asked for by one strategy, not by two."""
+    """Raises Unsupported for blocks that another strategy has checkpointed."""
     for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
         if isinstance(workload.module.get_submodule(name).forward, RoutedForward):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")

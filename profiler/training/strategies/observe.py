@@ -60,7 +60,7 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
 
 
 class _Saved:
-    """What is saved, by the place that is at work.
+    """Counts what is saved, by the block at work.
 
     All that the hooks on saved tensors lead to. Every node of the graph holds those hooks in C++, where Python's
     collector does not see them: a hook that led to an output, and so to the graph, would keep both for good, with every
@@ -106,7 +106,7 @@ class _Watcher:
         self._handles.append(workload.module.register_forward_hook(self._returned))
 
     def use(self, tensor: torch.Tensor) -> None:
-        """Something is done with a tensor: only the next block may, where it is a block's output."""
+        """Note that a tensor was used: a block's output may be used by the next block alone."""
         reference, index = self._outputs.get(id(tensor), (None, 0))
         if reference is not None and reference() is tensor and self._working != index + 1:
             self._tapped.add(index)
@@ -160,7 +160,7 @@ class _Watcher:
 
 
 class _Uses(TorchFunctionMode):
-    """Tells of every tensor that something is done with, in Python or by an operator."""
+    """Notes every tensor that is used, in Python or by an operator."""
 
     def __init__(self, watcher: _Watcher) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _NotKept(Exception):
-    """A backward asks for what was not kept."""
+    """A backward within the forward asks for what was not kept."""
 
 
 def _unpack(kept: torch.Tensor | None) -> torch.Tensor:

@@ -46,7 +46,7 @@ def saving(save: str) -> Checkpoint:
 
 
 def offered(names: Iterable[str]) -> list[str]:
-    """What can be kept of these operators (`aten.mm`): each group that is there, and all of them."""
+    """Returns the save options for these operators (`aten.mm`): each group that is there, and all of them."""
     there = set(names)
     groups = [word for word, group in GROUPS.items() if there & {f"aten.{name}" for name in group}]
     return [*groups, *(["+".join(groups)] if len(groups) > 1 else [])]
