@@ -23,6 +23,7 @@ TABLE = {
     "slurm": "profiler.engines.slurm:connect",
     "ray": "profiler.engines.ray_cluster:connect",
 }
+WORKER = "profiler.engines.worker"  # the module of the functions that `ask` and a trial name
 HERE = ("local", "trainer")  # their devices are those of this machine
 FAR = ("ray",)  # they run trials on other machines: they are told what will be asked, and have kinds of GPU
 

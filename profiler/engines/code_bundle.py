@@ -72,18 +72,14 @@ def _below(name: str) -> Path:
 
 def _with_imports(path: Path, *, roots: tuple[Path, ...]) -> Iterator[Path]:
     """A file, and what it imports of the same folders, and so on; packages with their __init__.py."""
-    found, waiting = dict[Path, None](), [path]
+    here, found, waiting = Path.cwd(), dict[Path, None](), [path]
     while waiting:
         one = waiting.pop()
         if one not in found:
             found[one] = None
-            waiting += [place for place in _imported(one, roots) if place.is_file() and _is_below(place)]
+            files = (place for place in _imported(one, roots) if place.is_file())
+            waiting += [file for file in files if file.resolve().is_relative_to(here)]  # a link may lead anywhere
     return iter(found)
-
-
-def _is_below(path: Path) -> bool:
-    """Whether it is in the present folder: a link may lead anywhere."""
-    return path.resolve().is_relative_to(Path.cwd())
 
 
 def _parsed(path: Path) -> ast.AST:

@@ -20,7 +20,7 @@ from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.units import bytes_text
-from profiler.engines import task_pool
+from profiler.engines import WORKER, task_pool
 from profiler.engines.child import Child, Ended
 from profiler.engines.order import in_waves
 from profiler.engines.trial_record import trial_record
@@ -29,9 +29,9 @@ from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
-PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", "profiler.engines.worker")
+PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", WORKER)
 
-RUN_TRIAL = "profiler.engines.worker:run_trial"
+RUN_TRIAL = f"{WORKER}:run_trial"
 TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
 
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
@@ -96,7 +96,7 @@ class Local:
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
-        told = self.ask("profiler.engines.worker:survey", "", failing="torch does not work here")
+        told = self.ask(f"{WORKER}:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(told["devices"]), dict[str, Environment])
         self._free = {name: free for name, free in told["free"].items() if free is not None}
         uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
@@ -165,7 +165,7 @@ class Local:
             )
 
     def _free_now(self, device: str) -> int:
-        told = self.ask("profiler.engines.worker:free_bytes", device, failing=f"{device} does not tell what is free")
+        told = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not tell what is free")
         return int(told["free"])
 
     def _child(self, entry: str, text: str, log: str) -> Child:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -29,22 +28,20 @@ from profiler.core.errors import UserError
 from profiler.core.files import regular
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
-from profiler.engines import code_bundle, ray_task
+from profiler.engines import WORKER, code_bundle, ray_task
 from profiler.engines.order import in_waves
+from profiler.engines.ray_cluster import STARTING, refuse_silent
 from profiler.engines.task_pool import ReturnedTrial, run_remotely
 from profiler.engines.trial_record import lost
 from profiler.runs import store
 
-WORKER = "profiler.engines.worker"  # where the functions are that a trial and a survey call
 ACCELERATOR = "accelerator_type:"  # what Ray calls the resource of a node with such GPUs
 MARKED = 1e-3  # of that resource, for each task that asks for the accelerator
-REACH_SECONDS = 5.0
 # what ends a task without its doing
 LOST = (
     exceptions.NodeDiedError, exceptions.WorkerCrashedError, exceptions.ObjectLostError, exceptions.OutOfMemoryError,
     exceptions.LocalRayletDiedError,
 )  # fmt: skip
-STARTING = "`ray start --head` starts one; --engine ray:address=local is this machine alone"
 
 
 class RayCluster:
@@ -81,7 +78,7 @@ class RayCluster:
     def __enter__(self) -> RayCluster:
         self._bundle = tempfile.TemporaryDirectory(prefix="gcprof-")
         try:
-            _refuse_silent(self._address)
+            refuse_silent(self._address)
             self._join()
         except BaseException:
             self._bundle.cleanup()
@@ -125,7 +122,11 @@ class RayCluster:
 
     def _wave(self, trials: list[Trial]) -> Iterator[Record]:
         returned = run_remotely(
-            trials, send=self._send, is_lost=_is_lost, has_place=self._has_place, patience=self._wait
+            trials,
+            send=self._send,
+            is_lost=lambda error: isinstance(error, LOST),
+            has_place=self._has_place,
+            patience=self._wait,
         )
         try:
             for one in returned:
@@ -264,21 +265,6 @@ def _placed(trial: Trial) -> Trial:
     """Make the data folder absolute: data are not sent, and must lie at the same place on every node."""
     data = trial.data_directory
     return msgspec.structs.replace(trial, data_directory=str(Path(data).absolute())) if data else trial
-
-
-def _is_lost(error: BaseException) -> bool:
-    return isinstance(error, LOST)
-
-
-def _refuse_silent(address: str) -> None:
-    """Raises UserError (exit code 3) where nobody listens: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-    except OSError as error:
-        raise UserError(f"no Ray cluster at '{address}': {error}", hint=STARTING, exit_code=3) from error
 
 
 def _why(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from profiler.measuring.devices import Device, Span
+from profiler.measuring.devices import Device
 from profiler.training.workload import Step, Workload, loss_of
 
 
@@ -26,7 +26,8 @@ def read(device: Device, step: Step) -> dict[str, Any]:
             step(lambda phase: None)
     hidden: dict[str, int] = {}
     for call, span in zip(calls.signatures, watch.spans()[::2], strict=True):  # every second span is between operators
-        hidden[call] = max(hidden.get(call, 0), _hidden(span))
+        nbytes = span.peak_bytes - max(span.start_bytes, span.end_bytes)
+        hidden[call] = max(hidden.get(call, 0), nbytes)
     return {"hidden_bytes": {call: nbytes for call, nbytes in hidden.items() if nbytes}}
 
 
@@ -44,10 +45,6 @@ class _Calls(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self._mark()
         return out
-
-
-def _hidden(span: Span) -> int:
-    return span.peak_bytes - max(span.start_bytes, span.end_bytes)
 
 
 def call_signature(operator: Any, arguments: Any, keywords: Any) -> str:
