@@ -13,6 +13,7 @@ from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.engines.ray_driver import RayCluster
+
 REACH_SECONDS = 5.0
 STARTING = "`ray start --head` starts one; --engine ray:address=local is this machine alone"
 
