@@ -35,7 +35,7 @@ def run_trial(request: str, channel: int) -> None:
         record = _by_ranks(trial, channel)
     else:
         by = predict if trial.case.is_predicted else measure
-        record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}), by=by)
+        record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
     tell(channel, {"record": record})
 
 
@@ -95,10 +95,10 @@ def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
         tell(channel, {"failed": error_detail(error)})
 
 
-def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., Record] = measure) -> Record:
+def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., Record] = measure) -> Record:
     """Returns the trial's record: what the model raises is the outcome of this trial only."""
     try:
-        return by(trial, on_stage=on_stage)
+        return by(trial, on_pass=on_pass)
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         return error_record(trial, error)
 
@@ -108,7 +108,7 @@ def _by_ranks(trial: Trial, channel: int) -> Record:
 
     def work(group: Ranks) -> bytes:
         first = group.rank == 0
-        record = measure(trial, on_stage=lambda stage: tell(channel, {"stage": stage}) if first else None, group=group)
+        record = measure(trial, on_pass=lambda stage: tell(channel, {"stage": stage}) if first else None, group=group)
         return encode(record) if first else b""
 
     def failed(error: Exception, rank: int) -> bytes:

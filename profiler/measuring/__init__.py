@@ -17,17 +17,17 @@ from profiler.training.assemble import Build
 def measure(
     trial: Trial,
     *,
-    on_stage: Callable[[str], None] = lambda stage: None,
+    on_pass: Callable[[str], None] = lambda name: None,
     build: Build | None = None,
     group: Group = ALONE,
 ) -> Record:
     """Run the passes of a trial, each on a fresh model with the same seed.
 
-    `on_stage` is told what begins: build, equality, memory, time. All ranks of a group measure together, and the
+    `on_pass` is told what begins: build, equality, memory, time. All ranks of a group measure together, and the
     record of each says the same of what is not its own. Raises Unsupported where model or strategy cannot be had, and
     whatever the model raises.
     """
-    bench = Bench(trial, on_stage, build, group)
+    bench = Bench(trial, on_pass, build, group)
     passes = bench.passes()
     before = switches()
     bench.begin("build")

@@ -23,9 +23,7 @@ NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which compute
 class Bench:
     """Assembles the models that the passes of a trial run on."""
 
-    def __init__(
-        self, trial: Trial, on_stage: Callable[[str], None], build: Build | None, group: Group = ALONE
-    ) -> None:
+    def __init__(self, trial: Trial, on_pass: Callable[[str], None], build: Build | None, group: Group = ALONE) -> None:
         self.trial = msgspec.structs.replace(trial, case=of_rank(trial.case, group.rank))
         self.group = group
         self.device = open_device(self.trial.case.device)
@@ -34,8 +32,8 @@ class Bench:
         self.num_steps = 0
         self._build = build
         self._notes: list[Note] = []
-        self._on_stage = on_stage
-        self._stages: list[tuple[str, float]] = []
+        self._on_pass = on_pass
+        self._begun: list[tuple[str, float]] = []
 
     def passes(self) -> tuple[str, ...]:
         """The trial's passes; on a hollow device without those that need arithmetic, which a note says."""
@@ -45,22 +43,22 @@ class Bench:
         self.note("GCP039", f"{how}: bytes only, no gradients, no times")
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
-    def begin(self, stage: str) -> None:
+    def begin(self, name: str) -> None:
         """Release what the last pass has left, and begin the next one."""
         self.device.release()
         self.leftovers.start()
-        self._on_stage(stage)
-        self._stages.append((stage, time.monotonic()))
+        self._on_pass(name)
+        self._begun.append((name, time.monotonic()))
 
     def end(self) -> dict[str, float]:
         """Returns the seconds of each pass."""
-        ends = [*[start for _, start in self._stages[1:]], time.monotonic()]
-        return {stage: end - start for (stage, start), end in zip(self._stages, ends, strict=True)}
+        ends = [*[start for _, start in self._begun[1:]], time.monotonic()]
+        return {name: end - start for (name, start), end in zip(self._begun, ends, strict=True)}
 
     def limit(self) -> float | None:
         """Returns when the pass at work must have ended."""
         seconds = self.trial.limit_seconds
-        return None if seconds is None else self._stages[-1][1] + seconds
+        return None if seconds is None else self._begun[-1][1] + seconds
 
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
         """A fresh model of the trial's case, or of another, which the leftovers watch."""

@@ -27,15 +27,15 @@ from profiler.training.assemble import Assembled
 NUM_LARGEST = 5  # blocks that a record names at its peak
 
 
-def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: None) -> Record:
+def predict(trial: Trial, *, on_pass: Callable[[str], None] = lambda name: None) -> Record:
     """Returns a trial's predicted memory, and an estimate of its time where the device's rates are known.
 
     Raises Unsupported where model or strategy cannot be had or followed, and whatever the model raises.
     """
     began = time.monotonic()
-    on_stage("build")
+    on_pass("build")
     case = trial.case
-    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_stage=on_stage)
+    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_pass=on_pass)
     rates = known_rates(case.device, trial.calibration)
     seconds = _seconds(trial, trace, rates)
     trace, reserved = _allocated(trace)

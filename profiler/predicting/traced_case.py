@@ -34,7 +34,7 @@ def trace_case(
     case: Case,
     *,
     calibration: Calibration | None = None,
-    on_stage: Callable[[str], None] = lambda stage: None,
+    on_pass: Callable[[str], None] = lambda name: None,
     with_saves: bool = False,
     with_calls: bool = False,
 ) -> tuple[Assembled, Trace, int]:
@@ -51,7 +51,7 @@ def trace_case(
             built = assemble(case, mesh=rank.mesh if rank else None)
         if built.applied.changes_kernels:
             raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
-        on_stage("memory")
+        on_pass("memory")
         optimizer, step = _trainer(built, kind)
         on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
         with on_host, on_parts(optimizer) if rank else nullcontext(), unseen():

@@ -134,6 +134,6 @@ def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
 def test_twin_13_an_allocator_whose_words_are_not_known_makes_it_a_mistake_of_the_model(monkeypatch):
     monkeypatch.setattr(out_of_memory, "OF_HOST", ())
 
-    record = attempt(trial("host_oom"), on_stage=lambda stage: None)
+    record = attempt(trial("host_oom"), on_pass=lambda name: None)
 
     assert record.outcome == "failed"

@@ -110,7 +110,7 @@ def test_fault_23_the_log_has_the_users_traceback_without_our_frames(engine):
 def test_twin_23_the_whole_traceback_is_mostly_ours(monkeypatch, capsys):
     monkeypatch.setattr(error_record, "user_traceback", lambda error: "".join(traceback.format_exception(error)))
 
-    attempt(broken("wrong_shape"), on_stage=lambda stage: None)
+    attempt(broken("wrong_shape"), on_pass=lambda name: None)
 
     assert capsys.readouterr().err.count(PACKAGE) > 5
 
@@ -147,7 +147,7 @@ def test_fault_24_it_is_exit_code_1_and_stands_below_the_table(here, shared, cap
 @pytest.mark.parametrize("kind", ["vector", "integer"])
 @pytest.mark.parametrize("name", ["flops", "memory", "time"])
 def test_fault_24_every_pass_that_meets_it_first_tells_the_same(kind, name):
-    record = attempt(trial(kind, "all", passes=(name,)), on_stage=lambda stage: None)
+    record = attempt(trial(kind, "all", passes=(name,)), on_pass=lambda name: None)
 
     assert record.outcome == "invalid"
     assert record.detail.startswith("the loss is ")
@@ -170,7 +170,7 @@ def test_twin_24_unasked_torch_says_it_in_words_of_its_own(monkeypatch, kind, wo
     for room in (workload, operators):
         monkeypatch.setattr(room, "loss_of", lambda work: work.loss(work.module, work.batch))
 
-    record = attempt(trial(kind), on_stage=lambda stage: None)
+    record = attempt(trial(kind), on_pass=lambda name: None)
 
     assert record.outcome == "failed"
     assert words in record.detail

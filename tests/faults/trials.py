@@ -63,7 +63,7 @@ def unprotected(engine: Local, *trials: Trial) -> tuple[list[Record], Ended]:
 def one_after_another(request: str, channel: int) -> None:
     """Runs in the child."""
     for one in decode(request, tuple[Trial, ...]):
-        tell(channel, {"one": attempt(one, on_stage=lambda stage: None)})
+        tell(channel, {"one": attempt(one, on_pass=lambda name: None)})
 
 
 def escape(request: str, channel: int) -> None:
