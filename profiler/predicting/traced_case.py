@@ -21,11 +21,12 @@ from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.predicting.trace.host_state import HostMarking, host_state
 from profiler.predicting.trace.row_buffers import taking_buffers
-from profiler.predicting.trace.step import Builder, Step, follow
+from profiler.predicting.trace.step import Builder, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
 from profiler.predicting.trace.tracer import Hidden
 from profiler.training.assemble import Assembled, assemble
 from profiler.training.strategies.observe import Observation, observe
+from profiler.training.workload import Step
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
