@@ -18,7 +18,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.record import Conditions, Environment
 
 TABLE = {"cpu": "profiler.measuring.devices.cpu:connect", "cuda": "profiler.measuring.devices.cuda:connect"}
-SIZE = 16  # of the matrices; all numbers are whole and below 2**10, so that every kind of float has them exactly
+MATRIX_SIZE = 16  # of the test matrices, whose numbers are exact in every type: whole and below 2**10
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,8 +130,8 @@ def of_rank(case: Case, rank: int) -> Case:
 
 def wrong_arithmetic(device: str) -> str | None:
     """Returns what the device computes wrongly, in a sentence; None where every number is right."""
-    left = [[(3 * row + column) % 5 - 2 for column in range(SIZE)] for row in range(SIZE)]
-    right = [[(row + 2 * column) % 7 - 3 for column in range(SIZE)] for row in range(SIZE)]
+    left = [[(3 * row + column) % 5 - 2 for column in range(MATRIX_SIZE)] for row in range(MATRIX_SIZE)]
+    right = [[(row + 2 * column) % 7 - 3 for column in range(MATRIX_SIZE)] for row in range(MATRIX_SIZE)]
     product = [
         [sum(a * b for a, b in zip(row, column, strict=True)) for column in zip(*right, strict=True)] for row in left
     ]
@@ -147,7 +147,7 @@ def wrong_arithmetic(device: str) -> str | None:
         for row, expected_row in zip(matrix, expected_matrix, strict=True)
         for number, expected in zip(row, expected_row, strict=True)
     )
-    if num_right == 2 * SIZE**2:
+    if num_right == 2 * MATRIX_SIZE**2:
         return None
-    text = f"{num_right} of {2 * SIZE**2} numbers of a small product and its gradient are right"
+    text = f"{num_right} of {2 * MATRIX_SIZE**2} numbers of a small product and its gradient are right"
     return f"it computes nothing, or nothing right: {text}; its times and gradients mean nothing"

@@ -41,7 +41,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """The settings in `VARIABLES`."""
+    """Returns the settings in `VARIABLES`, read as in c10/core/AllocatorConfig.cpp.
+
+    Settings that are not here do not change which blocks a step is given.
+    """
     words = ",".join(environment.get(name, "") for name in VARIABLES).replace(" ", "")
     expandable = re.search(r"expandable_segments:(true)", words, re.IGNORECASE)
     split = re.search(r"max_split_size_mb:(\d+)", words)

@@ -184,7 +184,10 @@ def attention_in_steps(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What is in half precision is scaled, multiplied and added up in float.
+    """Attention for which a device has no fused kernel, as PyTorch's own steps make it on CUDA.
+
+    `_scaled_dot_product_attention_math` in aten/src/ATen/native/transformers/attention.cpp, which takes fake tensors
+    for subclasses and the CPU's dropout for any. What is in half precision is scaled, multiplied and added in float.
 
     Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
     """
@@ -217,5 +220,5 @@ def _is_chosen() -> bool:
 
 
 def numbers_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to scores: `convert_boolean_attn_mask` in the same file."""
+    """Returns what is added to scores: `convert_boolean_attn_mask` in attention.cpp."""
     return torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=dtype)) if mask.dtype == torch.bool else mask

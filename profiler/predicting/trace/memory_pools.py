@@ -157,7 +157,11 @@ def cut(block: MemoryBlock, size: int, state: int) -> MemoryBlock:
 
 
 class ExpandablePool(Pool):
-    """Grows by mapping pages of one address range; returns every page of which all is free."""
+    """Grows by mapping pages of one address range; returns every page of which all is free.
+
+    The rules are those where `expandable_segments:True`. One difference: where a request needs several holes and the
+    device gives out in between, PyTorch keeps the first ones mapped; here nothing is.
+    """
 
     def __init__(self, *, page: int, least_remainder: int, base: int, max_split: int = NO_LIMIT) -> None:
         super().__init__(page=page, least_remainder=least_remainder, base=base, max_split=max_split)

@@ -54,7 +54,7 @@ def read_batch(batch_size: int, data_directory: str | None) -> tuple[torch.Tenso
     """Images (batch, 1, 28, 28) in 0..1, labels (batch,), and "mnist" or "synthetic".
 
     `data_directory` holds the IDX files, or is torchvision's root with the files in MNIST/raw below it. Raises
-    Unsupported where they are not there, or hold fewer than `batch_size` images.
+    Unsupported where they are not there, or hold fewer than `batch_size` images. Nothing is ever downloaded.
     """
     if data_directory is None:
         return torch.rand(batch_size, 1, 28, 28), torch.randint(10, (batch_size,)), "synthetic"
