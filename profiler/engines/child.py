@@ -221,7 +221,7 @@ def _folder() -> str | None:
 
 
 def memory_kills() -> int | None:
-    """Returns how often the kernel has killed in this control group for want of memory; None where it cannot be read."""
+    """Returns how often the kernel has killed in this control group for want of memory; None if that is not told."""
     try:
         lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
     except OSError:
