@@ -78,7 +78,7 @@ def test_a_file_that_holds_a_secret_is_refused(here):
 def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
     code_bundle.pack_package(tmp_path)
 
-    lines = "import profiler; from profiler import rates; print(profiler.__file__, *rates.names())"
+    lines = "import profiler; from profiler.core import gpu_specs; print(profiler.__file__, *gpu_specs.names())"
     done = subprocess.run(
         [sys.executable, "-c", lines],
         cwd=tmp_path,
