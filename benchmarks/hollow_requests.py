@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.hollow_worker import whole_sequences
 from profiler.core.case import Case, decode
 from profiler.engines.worker import tell
-from profiler.measuring.op_signature import name
-from profiler.predicting.prediction import trace_case
+from profiler.measuring.meters.operators import operator_name
+from profiler.predicting.traced_case import trace_case
 from profiler.training.assemble import assemble
 from profiler.training.workload import GRANULE
 
@@ -25,7 +25,7 @@ class _Named(TorchDispatchMode):
     """Writes the operator at work beside each of the allocator's requests."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        torch._C._cuda_setMemoryMetadata(name(func))
+        torch._C._cuda_setMemoryMetadata(operator_name(func))
         try:
             return func(*args, **(kwargs or {}))
         finally:

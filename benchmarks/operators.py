@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import operators_hollow
-from profiler.predicting.trace.fake_tensors import Fakes, fake_tensors
+from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors
 from profiler.training.workload import tensors
 
 SAMPLES = 60  # of each operator, spread over those that it has
@@ -85,7 +85,7 @@ def samples(names: list[str]) -> Iterator[tuple[str, Any, Any]]:
             yield name, info.op, ((one.input, *one.args), one.kwargs)
 
 
-def copied(arguments: Any, fakes: Fakes | None = None) -> Any:
+def copied(arguments: Any, fakes: FakeTensors | None = None) -> Any:
     """Tensors that nobody else has, with or without memory."""
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,13 +25,13 @@ from benchmarks.operators_larger import larger  # noqa: E402
 from profiler.core import gpu_specs  # noqa: E402
 from profiler.core.errors import Unsupported  # noqa: E402
 from profiler.core.trace_data import Allocation, Trace, live  # noqa: E402
-from profiler.predicting.prediction import DATA_DEPENDENT, taken_on_cuda  # noqa: E402
 from profiler.predicting.trace import products  # noqa: E402
 from profiler.predicting.trace.cuda_semantics import cuda_like  # noqa: E402
 from profiler.predicting.trace.fake_tensors import fake_tensors  # noqa: E402
-from profiler.predicting.trace.requests import parts_of  # noqa: E402
-from profiler.predicting.trace.step import keeps_workspaces  # noqa: E402
+from profiler.predicting.trace.kernel_bytes import parts_of  # noqa: E402
+from profiler.predicting.trace.products import keeps_workspaces  # noqa: E402
 from profiler.predicting.trace.tracer import Hidden, Tracer  # noqa: E402
+from profiler.predicting.traced_case import DATA_DEPENDENT, taken_on_cuda  # noqa: E402
 from profiler.rehearsal.device import parse  # noqa: E402
 from profiler.training.workload import rounded, tensors  # noqa: E402
 

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from profiler.core.case import Case, Choice
-from profiler.predicting.prediction import trace_case
+from profiler.predicting.prediction import memory_readings
 from profiler.predicting.trace.compose import compose
 from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.predicting.trace.step import follow
-from profiler.predicting.trace.summary import readings
+from profiler.predicting.traced_case import trace_case
 from profiler.training.assemble import assemble
 from profiler.training.strategies.split import split_as_torch
 from profiler.training.workload import tensors
@@ -111,7 +111,7 @@ def _sweep() -> list[Line]:
     wall, busy = _seconds(_composed, SWEEPS)
     worst = 0.0
     for segments, own in zip(SEGMENTS, composed, strict=True):
-        separate = readings(trace_case(_case(CNN, segments))[1])
+        separate = memory_readings(trace_case(_case(CNN, segments))[1])
         worst = max([worst, *(abs(own[name] / separate[name] - 1) for name in COMPARED)])
     bound = f"at most {SWEEP_DIFFERENCE:.0%}"
     return [
@@ -124,8 +124,8 @@ def _composed() -> list[dict[str, Any]]:
     """The readings of the sweep, from one trace."""
     built, trace, _ = trace_case(_case(CNN), with_saves=True)
     blocks = built.workload.blocks
-    runs = [split_as_torch(len(blocks), segments).runs if segments else [] for segments in SEGMENTS]
-    return [readings(compose(trace, blocks, one)) for one in runs]
+    runs = [split_as_torch(len(blocks), segments).checkpointed if segments else [] for segments in SEGMENTS]
+    return [memory_readings(compose(trace, blocks, one)) for one in runs]
 
 
 def _seconds(work: Callable[[], Any], times: int) -> tuple[float, float]:

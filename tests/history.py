@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.predicting.trace.allocator import LARGE_REMAINDER, SMALL_REQUEST, CachingAllocator
-from profiler.predicting.trace.segment_pool import GRANULE, Block, round_up
+from profiler.predicting.trace.memory_pools import GRANULE, MemoryBlock, round_up
 
 FREED = ("free", "free_completed")
 MAPPED, UNMAPPED = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
@@ -54,7 +54,7 @@ def replay(events: Sequence[Event]) -> tuple[Instant, ...]:
     expandable = any(event.action == "segment_map" for event in events)
     simulated = CachingAllocator(expandable_segments=expandable)
     recorded = _Recorded(expandable_segments=expandable)
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, MemoryBlock] = {}
     instants = []
     for event in events:
         recorded.follow(event)

@@ -13,7 +13,7 @@ from profiler.core.case import Trial, decode
 from profiler.core.record import Environment, Record
 from profiler.engines import worker
 from profiler.measuring import measure
-from profiler.measuring.device_facts import environment
+from profiler.measuring.devices import environment
 from profiler.measuring.devices.cpu import Cpu
 
 
@@ -29,7 +29,7 @@ def run_trial(request: str, channel: int) -> None:
     """Measure on the CPU what is to be measured on a kind of GPU, and tell which node that was."""
     worker.tell(channel, {"stage": "start", "at": time.monotonic()})
     trial: Trial = decode(request, Trial)
-    worker.tell(channel, {"record": worker.attempt(trial, on_stage=lambda stage: None, by=_by)})
+    worker.tell(channel, {"record": worker.attempt(trial, on_pass=lambda name: None, by=_by)})
 
 
 def _by(trial: Trial, **keywords: Any) -> Record:

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.predicting.trace.allocator import LARGE_BASE, CachingAllocator, OutOfMemory
-from profiler.predicting.trace.settings import NUM_INTERVALS, Settings, read
+from profiler.predicting.trace.allocator import (
+    LARGE_BASE,
+    NUM_INTERVALS,
+    CachingAllocator,
+    OutOfMemory,
+    Settings,
+    read_settings,
+)
 from tests.plain_allocator import Plain
 
 MIB = 2**20
@@ -171,8 +177,8 @@ def test_a_segment_as_large_as_the_limit_serves_only_what_it_was_taken_for():
     ],
 )
 def test_settings_are_read_as_pytorch_reads_them(words, expected):
-    assert read({"PYTORCH_CUDA_ALLOC_CONF": words}) == expected
-    assert read({"PYTORCH_ALLOC_CONF": words}) == expected
+    assert read_settings({"PYTORCH_CUDA_ALLOC_CONF": words}) == expected
+    assert read_settings({"PYTORCH_ALLOC_CONF": words}) == expected
 
 
 def test_a_used_block_keeps_its_neighbours_apart():

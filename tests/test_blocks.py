@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import find_blocks, refuse_none
-from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.strategies.chain import checkpoint_segments
 from profiler.training.strategies.observe import observe
 from profiler.training.workload import Workload
 
@@ -159,7 +159,7 @@ def test_a_block_that_writes_over_its_input_is_checkpointed_all_the_same():
     work = Workload(module=chain, blocks=("0", "1", "2"), batch=torch.randn(4, 3), loss=lambda m, x: m(x).sum())
     expected = torch.autograd.grad(work.loss(chain, work.batch), list(chain.parameters()))
 
-    checkpoint_runs(work, [[0], [1], [2]])
+    checkpoint_segments(work, [[0], [1], [2]])
     work.loss(chain, work.batch).backward()
 
     assert all(torch.equal(p.grad, g) for p, g in zip(chain.parameters(), expected, strict=True))

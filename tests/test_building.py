@@ -9,9 +9,9 @@ from torch import nn
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.trace_data import Trace
-from profiler.predicting.prediction import trace_case
-from profiler.predicting.trace.building import Builder
 from profiler.predicting.trace.fake_tensors import fake_tensors
+from profiler.predicting.trace.step import Builder
+from profiler.predicting.traced_case import trace_case
 from profiler.training import strategies
 from tests import make
 

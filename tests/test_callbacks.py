@@ -101,7 +101,7 @@ def test_runs_with_and_without_checkpointing_in_one_folder_are_compared(tmp_path
 def test_a_training_run_holds_the_digest_of_its_models_file(tmp_path):
     (tmp_path / "mine.py").write_text("def make(): ...")
     name = str(tmp_path / "mine.py")
-    record = Steps(make.case(model=Choice(f"{name}:make"))).record(num_parameters=1, num_blocks=1)
+    record = Steps(make.case(model=Choice(f"{name}:make"))).record(nn.Linear(1, 1))
 
     add(record, tmp_path / "run", command="a test")
 
@@ -114,7 +114,7 @@ def test_a_folder_of_another_device_is_left_alone(tmp_path):
     for _ in range(2):
         steps.begin()
         steps.end()
-    record = steps.record(num_parameters=1, num_blocks=1)
+    record = steps.record(nn.Linear(1, 1))
     add(record, tmp_path / "run", command="a test")
     elsewhere = msgspec.structs.replace(record.environment, device_name="another")
 
@@ -130,7 +130,7 @@ def test_what_a_device_does_not_tell_is_missing_and_never_0():
 
     def readings(*names):
         steps._spans = [spans[name] for name in names]
-        return steps.record(num_parameters=1, num_blocks=1).readings
+        return steps.record(nn.Linear(1, 1)).readings
 
     assert (readings("silent").peak_bytes, readings("silent").reserved_bytes) == (7, None)
     assert readings("silent").device_bytes is None
@@ -139,7 +139,7 @@ def test_what_a_device_does_not_tell_is_missing_and_never_0():
 
 def test_a_round_that_another_process_writes_meanwhile_is_counted(tmp_path, monkeypatch):
     steps = Steps(make.case(warmup=0, samples=1))
-    record = steps.record(num_parameters=1, num_blocks=1)
+    record = steps.record(nn.Linear(1, 1))
     add(record, tmp_path / "run", command="a test")
     writer = store.Writer
 

@@ -21,11 +21,11 @@ def test_every_entry_says_in_one_sentence_what_it_is_about(table):
 
 
 def test_hidden_entries_are_listed_only_where_asked_for():
-    shown = [entry.name for entry in catalogue.entries(models.TABLE)]
-    everything = [entry.name for entry in catalogue.entries(models.TABLE, hidden=True)]
+    shown = [entry.name for entry in catalogue.entries(strategies.TABLE)]
+    everything = [entry.name for entry in catalogue.entries(strategies.TABLE, hidden=True)]
 
-    assert "_faults" not in shown
-    assert "_faults" in everything
+    assert "_planted" not in shown
+    assert "_planted" in everything
 
 
 def test_options_are_read_from_the_source(tmp_path, monkeypatch):

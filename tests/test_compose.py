@@ -12,11 +12,11 @@ from torch import nn
 from profiler.core.case import Case, Choice
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Allocation, Call, Operator, Save, Trace, live
-from profiler.predicting.prediction import trace_case
+from profiler.predicting.prediction import memory_readings
 from profiler.predicting.trace.compose import RANDOM_STATE, compose
 from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.predicting.trace.step import follow
-from profiler.predicting.trace.summary import readings
+from profiler.predicting.traced_case import trace_case
 from profiler.training.strategies.split import split_as_torch
 from profiler.training.workload import Workload, train_step
 from tests import make
@@ -40,7 +40,7 @@ def runs_of(strategy: str, length: int) -> list[range]:
         return [range(i, i + 1) for i in range(length)]
     if strategy.startswith("every"):
         return [range(i, i + 1) for i in range(int(options["k"]) - 1, length, int(options["k"]))]
-    return split_as_torch(length, int(options["k"])).runs
+    return split_as_torch(length, int(options["k"])).checkpointed
 
 
 @cache
@@ -76,7 +76,7 @@ def test_a_composed_step_is_the_traced_one_operator_by_operator(model, strategy,
 
     assert held(composed) == held(traced)
     assert kinds(composed) == kinds(traced)
-    assert readings(composed) == readings(traced)
+    assert memory_readings(composed) == memory_readings(traced)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_so_it_is_however_one_trains(fields):
     )
 
     assert held(composed) == held(traced)
-    assert readings(composed) == readings(traced)
+    assert memory_readings(composed) == memory_readings(traced)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -118,8 +118,8 @@ def test_checkpointing_saves_less():
 
     composed = compose(plain, blocks, runs_of("segments:k=4", len(blocks)))
 
-    assert readings(composed)["saved_bytes"] < readings(plain)["saved_bytes"]
-    assert readings(composed)["backward_flops"] > readings(plain)["backward_flops"]
+    assert memory_readings(composed)["saved_bytes"] < memory_readings(plain)["saved_bytes"]
+    assert memory_readings(composed)["backward_flops"] > memory_readings(plain)["backward_flops"]
 
 
 BLOCKS = ("a", "b")
@@ -174,7 +174,7 @@ def test_two_blocks_in_one_run_keep_nothing_between_them():
 
     #                      a     a     b     b     loss  loss  a     a     b     b     b     a
     assert live(composed) == [1000, 1010, 1110, 1110, 1210, 1100, 1000, 1010, 1110, 1110, 1210, 1200, 1100]
-    assert readings(composed)["saved_bytes"] == 0
+    assert memory_readings(composed)["saved_bytes"] == 0
 
 
 def test_on_a_cpu_each_checkpoint_keeps_the_random_state_and_each_recompute_another():

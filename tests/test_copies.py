@@ -15,8 +15,8 @@ from profiler.predicting.trace.convolutions import Machine, convolution_bytes, m
 from profiler.predicting.trace.copies import copied_bytes
 from profiler.predicting.trace.cuda_semantics import cuda_like
 from profiler.predicting.trace.fake_tensors import fake_tensors
-from profiler.predicting.trace.requests import parts_of
-from profiler.predicting.trace.segment_pool import GRANULE
+from profiler.predicting.trace.kernel_bytes import parts_of
+from profiler.predicting.trace.memory_pools import GRANULE
 
 aten = torch.ops.aten
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]

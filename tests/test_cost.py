@@ -20,7 +20,7 @@ from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Environment
 from profiler.core.schedule import DDP_SETTLING
 from profiler.core.stats import Sampling
-from profiler.engines import Words
+from profiler.engines import EngineChoice
 from profiler.engines.local import Local
 from profiler.request.spec import Plan
 from profiler.training.workload import Workload
@@ -209,6 +209,6 @@ def test_ddp_settles_as_long_as_it_is_told_to():
 
 
 def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():
-    where = Words("slurm:constraint=h100,slurm_gres=gpu:h100:1")
+    where = EngineChoice("slurm:constraint=h100,slurm_gres=gpu:h100:1")
 
     assert telling._kind("cuda:0", {}, where) == "h100"

@@ -17,7 +17,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.engines import multi_gpu
+from profiler.engines import task_pool
 from profiler.engines.local import Local
 from profiler.request import device_choice
 from profiler.runs import store
@@ -46,7 +46,7 @@ def told(trial: Trial) -> Record:
     return make.record(case=trial.case, round=trial.round)
 
 
-class Lane:
+class DeviceRun:
     """Answers at once, and keeps what it was asked; where there is a barrier, not before the others are asked too."""
 
     def __init__(self, barrier: Barrier | None = None) -> None:
@@ -67,25 +67,27 @@ def never() -> None:
 
 def test_every_trial_is_run_once_by_one_of_the_lanes():
     plan = trials(2, 3, 4, 5)
-    both = [Lane(barrier := Barrier(2)), Lane(barrier)]
+    both = [DeviceRun(barrier := Barrier(2)), DeviceRun(barrier)]
 
-    records = list(multi_gpu.over(both, plan, stop=never))
+    records = list(task_pool.run_on_devices(both, plan, stop=never))
 
     assert sorted((str(one.case.strategy), one.round) for one in records) == sorted(
         (str(one.case.strategy), one.round) for one in plan
     )
-    assert all(lane.asked for lane in both)
+    assert all(device_run.asked for device_run in both)
 
 
 def test_what_is_compared_within_a_round_stays_in_one_lane_in_its_order():
-    both = [Lane(barrier := Barrier(2)), Lane(barrier)]
+    both = [DeviceRun(barrier := Barrier(2)), DeviceRun(barrier)]
 
-    list(multi_gpu.over(both, trials(2, 3, 4, models=("mlp", "mlp:width=8")), stop=never))
+    list(task_pool.run_on_devices(both, trials(2, 3, 4, models=("mlp", "mlp:width=8")), stop=never))
 
-    places = {(one.case.baseline, one.round): number for number, lane in enumerate(both) for one in lane.asked}
-    for number, lane in enumerate(both):
-        assert {places[one.case.baseline, one.round] for one in lane.asked} == {number}
-        for first, second in pairwise(lane.asked):
+    places = {
+        (one.case.baseline, one.round): number for number, device_run in enumerate(both) for one in device_run.asked
+    }
+    for number, device_run in enumerate(both):
+        assert {places[one.case.baseline, one.round] for one in device_run.asked} == {number}
+        for first, second in pairwise(device_run.asked):
             assert second.case == second.case.baseline or first.case.baseline == second.case.baseline
 
 
@@ -101,19 +103,19 @@ def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
         yield from ()
 
     with pytest.raises(UserError, match="still holds"):
-        list(multi_gpu.over([slow, broken], trials(2, 3), stop=stopped.set))
+        list(task_pool.run_on_devices([slow, broken], trials(2, 3), stop=stopped.set))
 
     assert stopped.is_set()
 
 
 def test_closing_begins_nothing_more():
-    first, stopped = Lane(), Event()
+    first, stopped = DeviceRun(), Event()
 
     def slow(trials: Iterable[Trial]) -> Iterator[Record]:
         yield told(next(iter(trials)))
         stopped.wait(timeout=60)
 
-    records = multi_gpu.over([slow], trials(2, 3), stop=stopped.set)
+    records = task_pool.run_on_devices([slow], trials(2, 3), stop=stopped.set)
     next(records)
     records.close()
 

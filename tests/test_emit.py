@@ -12,7 +12,7 @@ from torch import nn
 
 from profiler.core.plan_file import Recipe
 from profiler.planning.plan_code import KINDS, emit
-from profiler.predicting.trace.summary import readings
+from profiler.predicting.prediction import memory_readings
 from profiler.training.strategies.plan import carry_out
 from tests.pasted import BUILDS, LLAMA, apply, in_place, named, planned, random_runs, same, stepped
 from tests.plans import Saving, all_sorts, plan_of
@@ -76,7 +76,7 @@ def test_a_step_of_emitted_code_holds_the_bytes_of_one_that_is_carried_out():
     code = emit(plan, "python")
 
     none, carried, pasted = (
-        readings(traced(model, change=change)[0])
+        memory_readings(traced(model, change=change)[0])
         for change in (None, lambda built: carry_out(built, plan), lambda built: apply(code, built.module))
     )
 

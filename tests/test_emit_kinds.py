@@ -8,7 +8,7 @@ from torch import nn
 from profiler.core.errors import UserError
 from profiler.core.plan_file import Recipe
 from profiler.planning.plan_code import emit
-from profiler.predicting.trace.summary import readings
+from profiler.predicting.prediction import memory_readings
 from profiler.training.strategies.plan import carry_out
 from profiler.training.workload import Workload
 from tests.pasted import BUILDS, LLAMA, apply, counting, named, planned, same, stepped
@@ -77,7 +77,7 @@ def test_wrapped_for_fsdp_the_modules_of_the_plan_alone_run_again(build, runs):
 def test_wrapped_for_fsdp_a_save_option_keeps_what_it_names():
     model = "transformer:layers=6,width=32,sequence=64,vocabulary=16"
     saved = {
-        save: readings(traced(model, change=changed)[0])["saved_bytes"]
+        save: memory_readings(traced(model, change=changed)[0])["saved_bytes"]
         for save, changed in {
             save: lambda built, save=save: apply(
                 emit(planned(built, [Saving([2], save) if save else [2]]), "fsdp"), built.module

@@ -17,7 +17,7 @@ def make():
 
 
 def trial(kind: str | None = None, *, strategy: str = "none", **fields) -> Trial:
-    model = Choice(f"_faults:kind={kind}" if kind else "mlp")
+    model = Choice(f"tests.faulty:build:kind={kind}" if kind else "mlp")
     return Trial(case=make.case(strategy, model=model, batch_size=4, samples=1, warmup=0), **fields)
 
 

@@ -86,15 +86,15 @@ def test_without_checkpointing_the_noise_floor_of_a_deterministic_model_is_nothi
 
 
 def test_without_checkpointing_the_noise_floor_of_a_noisy_model_is_its_noise():
-    record = measured("_faults:kind=noise", "none", passes=PASSES)
+    record = measured("tests.faulty:build:kind=noise", "none", passes=PASSES)
 
     assert record.outcome == "ok"
     assert record.equality.noise_floor > 0
 
 
 def test_a_difference_within_the_noise_is_ok_unless_strict():
-    noisy = measured("_faults:kind=noise", "segments:k=2", passes=PASSES)
-    strict = measured("_faults:kind=noise", "segments:k=2", passes=PASSES, verify="strict")
+    noisy = measured("tests.faulty:build:kind=noise", "segments:k=2", passes=PASSES)
+    strict = measured("tests.faulty:build:kind=noise", "segments:k=2", passes=PASSES, verify="strict")
 
     assert (noisy.outcome, strict.outcome) == ("ok", "invalid")
     assert not noisy.equality.gradients_equal
@@ -129,7 +129,7 @@ def test_a_strict_row_without_a_baseline_is_invalid():
 
 
 def test_a_loss_that_is_not_finite_is_a_note():
-    record = measured("_faults:kind=nan", "segments:k=2", passes=("equality", "memory"))
+    record = measured("tests.faulty:build:kind=nan", "segments:k=2", passes=("equality", "memory"))
 
     assert record.outcome == "ok"
     assert "GCP007" in [note.code for note in record.notes]

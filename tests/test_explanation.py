@@ -11,13 +11,13 @@ from torch import nn
 from profiler.analysis.explanation import explain
 from profiler.analysis.live_bytes import categories_at, modules_at
 from profiler.core.trace_data import CATEGORIES, Trace, live
-from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.strategies.chain import checkpoint_segments
 from profiler.training.workload import Workload
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
 
 
 def runs(*chosen: list[int] | range) -> Callable[[Workload], None]:
-    return lambda workload: checkpoint_runs(workload, chosen)
+    return lambda workload: checkpoint_segments(workload, chosen)
 
 
 def nothing(workload: Workload) -> None:

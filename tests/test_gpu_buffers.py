@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from profiler.core import gpu_specs
-from profiler.predicting.trace.buffers import taking_buffers
+from profiler.predicting.trace.row_buffers import taking_buffers
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ from profiler.core import gpu_kinds, schedule
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.engines import Words
+from profiler.engines import EngineChoice
 from profiler.request.device_choice import any_device, choose_device
 from profiler.request.spec import Request, plan
 from tests import make
@@ -110,7 +110,7 @@ def test_an_engine_without_kinds_takes_none():
     ],
 )
 def test_an_address_may_hold_colons(text, options):
-    assert (Words(text).name, Words(text).options) == ("ray", options)
+    assert (EngineChoice(text).name, EngineChoice(text).options) == ("ray", options)
 
 
 def on(uuid: str, strategy: str, round: int) -> Record:

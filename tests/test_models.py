@@ -115,7 +115,7 @@ def test_optimizers_of_torch_are_taken_by_name_and_their_state_is_counted(name):
 
 
 def test_an_optimizer_that_torch_does_not_have_names_the_nearest():
-    from profiler.training.optimizers.named import build
+    from profiler.training.optimizers.torch_optim import build
 
     with pytest.raises(Unsupported, match="did you mean RAdam"):
         build([], "RAdan")

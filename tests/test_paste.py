@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.cli import answer
 from profiler.engines.local import Local
-from profiler.measuring.devices import arithmetic
+from profiler.measuring import devices
 from profiler.views.export.issue_block import fenced
 from tests import examples, make
 
@@ -118,7 +118,7 @@ def answering(ask):
         if entry != "profiler.engines.worker:compute":
             return ask(self, entry, text, failing=failing)
         with NoProducts():
-            return {"wrong": arithmetic.wrong(text)}
+            return {"wrong": devices.wrong_arithmetic(text)}
 
     return told
 
@@ -132,13 +132,13 @@ class NoProducts(TorchDispatchMode):
 
 
 def test_a_product_and_its_gradient_are_right_on_the_cpu_and_seen_to_be_wrong():
-    assert arithmetic.wrong("cpu") is None
+    assert devices.wrong_arithmetic("cpu") is None
     with NoProducts():
-        assert "it computes nothing" in arithmetic.wrong("cpu")
+        assert "it computes nothing" in devices.wrong_arithmetic("cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.gpu_arithmetic
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
 def test_a_gpu_computes():
-    assert arithmetic.wrong("cuda:0") is None
+    assert devices.wrong_arithmetic("cuda:0") is None

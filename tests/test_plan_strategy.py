@@ -13,7 +13,7 @@ import profiler
 from profiler.core import plan_file
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import Recipe
-from profiler.training.strategies.chain import Under, checkpoint_runs, checkpoint_without_reentry
+from profiler.training.strategies.chain import OwnCheckpoint, checkpoint_segments, checkpoint_without_reentry
 from profiler.training.strategies.plan import carry_out
 from tests.conftest import measured
 from tests.pasted import BUILDS, random_runs, stepped
@@ -95,7 +95,9 @@ def test_a_run_under_a_checkpoint_of_its_own_is_alone_under_it():
         entered.append("others")
         return checkpoint_without_reentry(function, *arguments, **keywords)
 
-    checkpoint_runs(workload(module, tuple("01234")), [[0, Under([1], own), 2], Under([3], own)], checkpoint=others)
+    checkpoint_segments(
+        workload(module, tuple("01234")), [[0, OwnCheckpoint([1], own), 2], OwnCheckpoint([3], own)], checkpoint=others
+    )
 
     for block in module:
         block.calls = 0  # one forward was observed
@@ -110,7 +112,9 @@ def test_a_run_under_a_checkpoint_of_its_own_is_alone_under_it():
 
 def test_an_activation_in_place_that_begins_a_run_in_a_run_keeps_its_input():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3), nn.ReLU(True))
-    checkpoint_runs(workload(module, tuple("01234")), [[0, 1, Under([2, 3], checkpoint_without_reentry), 4]])
+    checkpoint_segments(
+        workload(module, tuple("01234")), [[0, 1, OwnCheckpoint([2, 3], checkpoint_without_reentry), 4]]
+    )
 
     module(torch.ones(2, 3)).sum().backward()
 

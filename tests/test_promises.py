@@ -35,7 +35,7 @@ LOCAL = {  # what of them is used, and why it reaches no further than this machi
     "engines/forkserver.py": {"socket"},  # the other end
     "engines/local.py": {"socket"},  # the pair of the two
     "ranks.py": {"socket"},  # the name of the loopback
-    "engines/ray_driver.py": {"socket"},  # whether the cluster that the user names is there
+    "engines/ray_cluster.py": {"socket"},  # whether the cluster that the user names is there
     "cli/report.py": {"webbrowser"},  # `--open` shows the file
 }
 
@@ -166,7 +166,9 @@ def dropped_otherwise(**fields: str) -> Row:
     """The row of a checkpoint that draws other dropout than the step without it, as it was measured."""
     passes = ("equality", "memory") if not fields else ("memory",)
     names = ("none", "_planted:fault=random-state")
-    _, row = rows([measured("_faults:kind=dropout", name, passes=passes, batch_size=512, **fields) for name in names])
+    _, row = rows(
+        [measured("tests.faulty:build:kind=dropout", name, passes=passes, batch_size=512, **fields) for name in names]
+    )
     return row
 
 

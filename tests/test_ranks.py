@@ -25,7 +25,7 @@ from profiler.core.units import MIB
 from profiler.engines.local import Local
 from profiler.measuring import ranks as launcher
 from profiler.measuring.meters import equality, time
-from profiler.measuring.process_group import Group
+from profiler.measuring.ranks import Group
 from profiler.request import device_choice
 from profiler.training.assemble import assemble
 from profiler.training.distributed.fsdp2 import distribute
@@ -201,8 +201,10 @@ def test_a_record_whose_ranks_do_not_fit_together_is_no_result():
 
 
 @pytest.mark.parametrize("fault", ["no-reduce", "sum"])
-def test_gradients_that_are_not_averaged_over_the_ranks_are_found(engine, fault):
-    (record,) = engine.run([Trial(case=case(way=f"_planted:fault={fault}"), passes=("equality",))])
+def test_gradients_that_are_not_averaged_over_the_ranks_are_found(engine, fault, monkeypatch):
+    monkeypatch.setattr(engine, "_entry", "tests.planted_ranks:run_trial")
+
+    (record,) = engine.run([Trial(case=case(way=f"planted:fault={fault}"), passes=("equality",))])
 
     assert record.outcome == "invalid"
     assert "from the mean of those of one process with all ranks' batches" in record.detail

@@ -15,7 +15,8 @@ from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import BUCKETS, GATHERED, by_category
-from profiler.predicting.prediction import predict, trace_case
+from profiler.predicting.prediction import predict
+from profiler.predicting.traced_case import trace_case
 from profiler.views.tables.fits import table
 from tests import examples, make
 

@@ -16,7 +16,7 @@ from profiler.core.trace_data import Allocation, Trace, as_asked
 from profiler.predicting.prediction import follow_case
 from profiler.predicting.trace import in_place
 from profiler.predicting.trace.allocator import CachingAllocator
-from profiler.predicting.trace.segment_pool import GRANULE, Block, round_up
+from profiler.predicting.trace.memory_pools import GRANULE, MemoryBlock, round_up
 from profiler.training import assemble
 from profiler.training.workload import Workload
 from tests import make
@@ -159,12 +159,12 @@ def test_an_allocator_holds_after_forwards_what_snapshots_of_a_gpu_say():
     assert first
 
 
-def forward(allocator: CachingAllocator, *, batch_size: int) -> list[Block]:
+def forward(allocator: CachingAllocator, *, batch_size: int) -> list[MemoryBlock]:
     """From the images to the logits, as in the snapshots' script; what is held after it."""
     trace = traced_resnet(batch_size)
     allocator.allocate(batch_size * 3 * 224 * 224 * 4)
     hidden = iter(convolutions())
-    held: dict[int, Block] = {}
+    held: dict[int, MemoryBlock] = {}
     for number, operator in enumerate(trace.operators, 1):
         for index, one in enumerate(trace.allocations):
             if one.born == number:

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from torch.torch_version import TorchVersion
 
 from profiler.core.trace_data import Allocation, Building, Operator, Trace, as_asked
-from profiler.predicting.trace import step
-from profiler.predicting.trace.allocator import replay
-from profiler.predicting.trace.requests import parts_of, request
-from profiler.predicting.trace.settings import Settings
-from profiler.predicting.trace.summary import readings
+from profiler.predicting.prediction import memory_readings
+from profiler.predicting.trace import products
+from profiler.predicting.trace.allocator import Settings
+from profiler.predicting.trace.kernel_bytes import parts_of, request
+from profiler.predicting.trace.replay import replay
 
 MIB = 2**20
 
@@ -169,7 +169,7 @@ def test_a_sum_knows_the_requests_it_is_of(nbytes, expected):
 def test_the_peak_is_of_whole_blocks_and_static_bytes_are_of_storages():
     step = trace((37 * MIB, 0, 4, "parameters"), (3 * MIB, 2, 3, "saved"))
 
-    found = readings(replay(step).trace)
+    found = memory_readings(replay(step).trace)
 
     assert found["peak_bytes"] == (38 + 3) * MIB
     assert found["static_bytes"]["parameters"] == 37 * MIB
@@ -216,11 +216,11 @@ def test_workspaces_are_kept_before_2_15_or_where_it_is_asked_for(monkeypatch, v
     if asked:
         monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", asked)
 
-    assert step.keeps_workspaces() is kept
+    assert products.keeps_workspaces() is kept
 
 
 def test_workspaces_are_kept_by_each_thread():
-    found = step._with_workspaces(in_phases("aten.addmm", "aten.mm", "aten.mm"), 32 * MIB)
+    found = products.with_workspaces(in_phases("aten.addmm", "aten.mm", "aten.mm"), 32 * MIB)
 
     assert [(one.nbytes, one.born, one.died) for one in found.allocations] == [(32 * MIB, 0, 3)] * 2
-    assert not step._with_workspaces(in_phases("aten.add", "aten.add"), 32 * MIB).allocations
+    assert not products.with_workspaces(in_phases("aten.add", "aten.add"), 32 * MIB).allocations

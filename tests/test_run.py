@@ -462,12 +462,12 @@ def test_json_is_one_document_also_for_a_bug_of_ours(here: Path, no_server: None
 
 def test_a_case_that_goes_wrong_has_no_further_rounds_and_stops_no_other(here: Path, shared: None, capsys: Any):
     kinds = {"kill": "crashed", "raise": "failed", "oom": "out_of_memory"}
-    wanted = ",".join([*(f"_faults:kind={kind}" for kind in kinds), "mlp"])
+    wanted = ",".join([*(f"tests.faulty:build:kind={kind}" for kind in kinds), "mlp"])
 
     assert answer(["run", "--model", wanted, "--strategies", "none", *QUICK, "--rounds", "2", "-o", "run"]) == 1
 
     outcomes = {(str(one.case.model), one.round): one.outcome for one in records(here / "run")}
-    expected = {(f"_faults:kind={kind}", 1): outcome for kind, outcome in kinds.items()}
+    expected = {(f"tests.faulty:build:kind={kind}", 1): outcome for kind, outcome in kinds.items()}
     assert outcomes == {**expected, ("mlp", 1): "ok", ("mlp", 2): "ok"}
     assert "[5/5] mlp none round 2: ok" in capsys.readouterr().err
 

@@ -30,7 +30,6 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "measuring/ranks.py": "which rank this is, as the launcher says, and its threads",
     "core/secret_filter.py": "what is secret, to hide it",
     "predicting/prediction.py": "settings of the caching allocator",
-    "predicting/trace/step.py": "a setting of cuBLAS",
     "core/gpu_specs.py": "where its user keeps files of GPUs",
     "rehearsal/build.py": "where its user keeps caches; handed on to a Python that asks torch",
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
@@ -38,13 +37,12 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "integrations/trackers/mlflow.py": "where its user keeps experiments",
     "integrations/trackers/wandb.py": "whether its user wants it online, and where",
 }
-# the server; a fault that tests plant; for rehearsals a compiler, and a Python that asks torch what it is built for
-STARTS_PROCESSES = {"engines/local.py", "training/models/faults.py", "rehearsal/build.py"}
+# the server; for rehearsals a compiler, and a Python that asks torch what it is built for
+STARTS_PROCESSES = {"engines/local.py", "rehearsal/build.py"}
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/local.py": "its server",
     "core/safe_files.py": "nothing: signal 0 asks whether one lives",
-    "training/models/faults.py": "itself",
 }
 
 
@@ -185,7 +183,7 @@ def test_code_of_a_run_folder_that_would_be_run_would_be_seen(words, theirs, her
 
 
 def test_the_table_is_no_way_around_what_looks_like_code():
-    for word in ("*", "*:base/evil.py:make", "*:torchvision:resnet18", "mlp:make", "_faults:make"):
+    for word in ("*", "*:base/evil.py:make", "*:torchvision:resnet18", "mlp:make"):
         assert catalogue.is_code(word, models.TABLE) == (catalogue.CODE.fullmatch(word) is not None), word
     for word in ("mlp", "torchvision:resnet18", "hf:gpt2", "nonsense"):
         assert not catalogue.is_code(word, models.TABLE)

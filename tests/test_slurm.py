@@ -24,7 +24,7 @@ from profiler.core import schedule
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.engines.slurm_results import Gathered, Part
+from profiler.engines.slurm_results import Gathered, ShardFolder
 from profiler.engines.slurm_shards import Array, write_agreed
 from profiler.runs import run_diff, store
 from profiler.runs.merge import merge
@@ -321,7 +321,7 @@ def test_a_node_with_another_device_than_the_first_is_refused(tmp_path):
 
 def test_a_part_is_read_as_it_grows(run):
     plan = store.read_manifest(run).plan
-    part = Part(run)
+    part = ShardFolder(run)
     part.look()
     assert part.final() == []
     line = encode(told(plan[0])) + b"\n"

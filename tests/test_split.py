@@ -39,7 +39,7 @@ def calls_of_checkpoint_sequential(length: int, segments: int) -> list[int]:
 def test_the_split_is_that_of_checkpoint_sequential(length, segments):
     split = split_as_torch(length, segments)
 
-    checkpointed = {index for run in split.runs for index in run}
+    checkpointed = {index for run in split.checkpointed for index in run}
     assert calls_of_checkpoint_sequential(length, segments) == [2 if i in checkpointed else 1 for i in range(length)]
 
 
@@ -51,11 +51,11 @@ def test_the_real_split_is_written_with_its_plain_end():
 
 def test_a_split_whose_last_segment_is_checkpointed_too_ends_in_nothing_plain():
     assert str(Split(sizes=(4, 4, 2), last_checkpointed=True)) == "2x4+2+0"
-    assert Split(sizes=(4, 4, 2), last_checkpointed=True).runs == [range(4), range(4, 8), range(8, 10)]
+    assert Split(sizes=(4, 4, 2), last_checkpointed=True).checkpointed == [range(4), range(4, 8), range(8, 10)]
 
 
 def test_one_segment_checkpoints_nothing():
-    assert split_as_torch(7, 1).runs == []
+    assert split_as_torch(7, 1).checkpointed == []
 
 
 def largest(saved: tuple[int, ...], sizes: tuple[int, ...]) -> int:

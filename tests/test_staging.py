@@ -20,12 +20,12 @@ from profiler.planning.plan import Plan
 from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
-from profiler.predicting.prediction import observe_case, trace_case
 from profiler.predicting.staging import stage_seconds
-from profiler.predicting.staging.recompute_seconds import NOTHING
 from profiler.predicting.staging.stage_operators import spans
+from profiler.predicting.staging.stage_seconds import NOTHING
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace.compose import RANDOM_STATE
+from profiler.predicting.traced_case import observe_case, trace_case
 from profiler.training import models
 from profiler.training.workload import Workload
 from tests import make

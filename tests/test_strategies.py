@@ -14,7 +14,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.training.strategies import segments
-from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.strategies.chain import checkpoint_segments
 from profiler.training.workload import Workload
 from tests.conftest import measured
 from tests.plans import written
@@ -54,7 +54,7 @@ def test_a_run_is_computed_again_in_the_backward_and_only_that_run():
     module = nn.Sequential(*[Counted() for _ in range(6)])
     work = workload(module, tuple("012345"))
 
-    checkpoint_runs(work, [range(1, 3), range(3, 5)])
+    checkpoint_segments(work, [range(1, 3), range(3, 5)])
     for block in module:
         block.calls = 0  # one forward was observed
     work.loss(module, work.batch).backward()
@@ -68,7 +68,7 @@ def test_a_loop_over_a_list_with_more_arguments_is_checkpointed_as_it_stands():
     work = workload(module, tuple(f"layers.{i}" for i in range(6)))
     expected = torch.autograd.grad(work.loss(module, work.batch), list(module.parameters()))
 
-    checkpoint_runs(work, [range(2), range(2, 4)])
+    checkpoint_segments(work, [range(2), range(2, 4)])
     for layer in module.layers:
         layer.calls = 0
     work.loss(module, work.batch).backward()
@@ -81,7 +81,7 @@ def test_names_of_parameters_stay_as_they_were():
     module = nn.Sequential(*[Counted() for _ in range(4)])
     before = list(module.state_dict())
 
-    checkpoint_runs(workload(module, tuple("0123")), [range(3)])
+    checkpoint_segments(workload(module, tuple("0123")), [range(3)])
 
     assert list(module.state_dict()) == before
 
@@ -91,7 +91,7 @@ def test_hooks_on_a_block_still_see_its_own_work():
     seen = []
     module[1].register_forward_hook(lambda block, arguments, output: seen.append(torch.equal(output, arguments[0])))
 
-    checkpoint_runs(workload(module, tuple("012")), [range(2)])
+    checkpoint_segments(workload(module, tuple("012")), [range(2)])
     module(torch.ones(2, 3))
 
     assert False in seen
@@ -202,14 +202,14 @@ def test_blocks_that_do_not_feed_each_other_are_not_run_together_and_the_reason_
     work = workload(Branching(), ("layers.0", "layers.1", "layers.2"))
 
     with pytest.raises(Unsupported, match=r"'layers.0' and 'layers.1' cannot be run together"):
-        checkpoint_runs(work, [[0, 1]])
-    checkpoint_runs(work, [[1, 2]])  # these two do
+        checkpoint_segments(work, [[0, 1]])
+    checkpoint_segments(work, [[1, 2]])  # these two do
 
 
 def test_blocks_that_do_not_feed_each_other_can_be_checkpointed_one_by_one():
     work = workload(Branching(), ("layers.0", "layers.1", "layers.2"))
 
-    checkpoint_runs(work, [[0], [1], [2]])
+    checkpoint_segments(work, [[0], [1], [2]])
     work.loss(work.module, work.batch).backward()
 
     assert [layer.calls for layer in work.module.layers] == [2, 2, 2]
@@ -312,7 +312,7 @@ def test_blocks_that_return_a_tuple_of_one_are_run_together_too():
     work = workload(module, tuple(f"layers.{i}" for i in range(4)))
     expected = torch.autograd.grad(work.loss(module, work.batch), list(module.parameters()))
 
-    checkpoint_runs(work, [[0, [1], 2]])
+    checkpoint_segments(work, [[0, [1], 2]])
     for layer in module.layers:
         layer.calls = 0
     work.loss(module, work.batch).backward()
@@ -331,7 +331,7 @@ def test_blocks_that_run_twice_are_unsupported_in_a_run():
             return self.layers[1](self.layers[0](self.layers[0](x)))
 
     with pytest.raises(Unsupported, match="do not run once each"):
-        checkpoint_runs(workload(Twice(), ("layers.0", "layers.1")), [[0, 1]])
+        checkpoint_segments(workload(Twice(), ("layers.0", "layers.1")), [[0, 1]])
 
 
 @pytest.mark.usefixtures("with_test_models")

@@ -72,7 +72,7 @@ def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
 def _outline(answer: dict[str, Any]) -> Any:
     """The worker's answer as an Outline. Raises UserError with its reason where it is none."""
     from profiler.core.record import ModelSummary
-    from profiler.engines import replies
+    from profiler.engines import read_answer
 
     hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
-    return replies.read(answer, "outline", ModelSummary, hint=hint)
+    return read_answer(answer, "outline", ModelSummary, hint=hint)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from profiler.analysis.cost import Speed
     from profiler.core.case import Case, Trial
     from profiler.core.record import Environment
-    from profiler.engines import Engine, Words
+    from profiler.engines import Engine, EngineChoice
     from profiler.request.spec import Plan
 
 PATIENCE_SECONDS = 15.0  # for all predictions: those that are not there by then are told as not known
@@ -27,9 +27,9 @@ def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: 
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
         return lines(cost.cost(plan.trials, {}, start_seconds=0.0))
-    kind = _kind(on_gpu[0].case.device, devices, engines.Words(where))
+    kind = _kind(on_gpu[0].case.device, devices, engines.EngineChoice(where))
     speeds, basis = _speeds(on_gpu, kind, plan.data_directory) if kind else ({}, None)
-    is_here = engines.Words(where).name in engines.HERE
+    is_here = engines.EngineChoice(where).name in engines.HERE
     seconds = _start_seconds(engine, on_gpu[0].case.device) if is_here else START_SECONDS
     found = cost.cost(plan.trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
@@ -41,7 +41,7 @@ def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: 
     )
 
 
-def _kind(device: str, devices: Mapping[str, Environment], where: Words) -> str | None:
+def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) -> str | None:
     """The known GPU that a device is: by its driver's name, by its own, or by an option of the engine."""
     from profiler.core import gpu_specs
 

@@ -128,11 +128,11 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
 def _followed(engine: Engine, trial: Trial) -> Followed:
     from profiler.core.case import encode
     from profiler.core.trace_data import Followed
-    from profiler.engines import replies
+    from profiler.engines import read_answer
 
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
     answer = engine.ask("profiler.engines.worker:follow", encode(trial).decode(), failing=failing)
-    found: Followed = replies.read(answer, "followed", Followed, of=str(trial.case.strategy))
+    found: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
     return found
 
 

@@ -28,7 +28,7 @@ class Where(NamedTuple):
             raise UserError("--devices has no effect with --device", hint="leave one of them out")
         from profiler import engines
 
-        if self.devices is not None and engines.Words(self.engine).name not in engines.HERE:
+        if self.devices is not None and engines.EngineChoice(self.engine).name not in engines.HERE:
             hint = "it has devices of its own; leave one of them out"
             raise UserError(f"--devices has no effect with --engine {self.engine}", hint=hint)
         if self.allow_parallel and self.devices is None:

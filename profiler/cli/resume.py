@@ -80,7 +80,7 @@ def _refuse_absent(before: Run, where: Where, devices: dict[str, Environment]) -
     from profiler import engines
     from profiler.request import device_choice
 
-    if engines.Words(where.engine).name == "local":
+    if engines.EngineChoice(where.engine).name == "local":
         for device in dict.fromkeys(trial.case.device for trial in before.manifest.plan):
             device_choice.choose_device(device, list(devices))
 
@@ -89,7 +89,7 @@ def _refuse_jobs(before: Run, where: Where) -> None:
     """What jobs of Slurm have measured is below the run, and some may still be at work."""
     from profiler import engines
 
-    if engines.Words(where.engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
+    if engines.EngineChoice(where.engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
         hint = f"--engine slurm:... takes it over and goes on, gcprof merge {before.folder}/shards/* makes a run of it"
         raise UserError("jobs of a cluster have parts of this run", hint=hint)
 

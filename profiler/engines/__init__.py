@@ -7,26 +7,28 @@ text, and `run(plan, done)`, which yields one record for each trial that is owed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from profiler.core import catalogue, gpu_kinds
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Choice, Trial, decode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 
 TABLE = {
     "local": "profiler.engines.local:connect",
-    "trainer": "profiler.engines.trainer:connect",
+    "trainer": "profiler.engines.local:connect_trainer",
     "slurm": "profiler.engines.slurm:connect",
     "ray": "profiler.engines.ray_cluster:connect",
 }
+WORKER = "profiler.engines.worker"  # the module of the functions that `ask` and a trial name
 HERE = ("local", "trainer")  # their devices are those of this machine
 FAR = ("ray",)  # they run trials on other machines: they are told what will be asked, and have kinds of GPU
 
 
-class Words(Choice):
+class EngineChoice(Choice):
     """An engine with its options: no name has a colon, and an option may have several, as an address does.
 
     `ray://host:10001` is an address that begins with the engine's name.
@@ -47,8 +49,8 @@ def connect(
     `plan` is what will be asked of it, as far as that is known. Raises UserError where there is no such engine, or it
     has no kinds of GPU.
     """
-    make, options = catalogue.load(Words(catalogue.resolve(Words(text), TABLE, what="engine")), TABLE)
-    name = Words(text).name
+    make, options = catalogue.load(EngineChoice(catalogue.resolve(EngineChoice(text), TABLE, what="engine")), TABLE)
+    name = EngineChoice(text).name
     if name not in FAR and any(gpu_kinds.of(trial.case.device) for trial in plan):
         hint = f"--engine {' or '.join(FAR)} sends trials to kinds of GPU; here --device takes cuda:N"
         raise UserError(f"--gpus has no effect with --engine {name}", hint=hint)
@@ -66,10 +68,23 @@ class Engine(Protocol):
     def __enter__(self) -> Engine: ...
     def __exit__(self, *error: object) -> None: ...
     def survey(self) -> dict[str, Environment]:
-        """Every device that can be measured, by name; the CPU first."""
+        """Returns every device that can be measured, by name; the CPU first."""
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        """What a function ("module:function") tells of a text, on a machine that has torch."""
+        """Returns what a function ("module:function") answers to a text, on a machine that has torch."""
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """One record for each trial that `done` does not settle. Closing the iterator ends what is at work."""
+
+
+def read_answer(answer: Mapping[str, Any], key: str, kind: type[Any], *, of: str = "", hint: str | None = None) -> Any:
+    """Returns what an answer of the worker has under the key, as `kind`.
+
+    Raises UserError for what was refused (exit code 2, with the hint) or failed (1), which begins with `of`.
+    """
+    if key in answer:
+        return decode(json.dumps(answer[key]), kind)
+    is_refused = "refused" in answer
+    words = answer["refused"] if is_refused else answer.get("failed", "what it sent is no answer")
+    message = f"{of}: {words}" if of else words
+    raise UserError(message, hint=hint if is_refused else None, exit_code=2 if is_refused else 1)

@@ -1,4 +1,4 @@
-"""What a child prints, kept in a file of bounded size: knows nothing of children."""
+"""What a child prints, kept in a file of bounded size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_LINE = 4096  # bytes that are held back until a line ends
 
 
 class Log:
-    """A file that takes LOG_BYTES, without secrets, then how much more there was, then the last of it.
+    """A log file without secrets: the first LOG_BYTES, how many bytes were left out, and the last TAIL_BYTES.
 
     Secrets are hidden before anything is cut; what is held back may be the beginning of one.
     """
@@ -83,7 +83,7 @@ class Log:
             self._path = None
 
     def _remove_earlier(self) -> None:
-        """What an earlier child printed is not what this one prints, which may be nothing."""
+        """Remove the output of an earlier child: this one may print nothing."""
         try:
             if self._path:
                 self._path.unlink(missing_ok=True)

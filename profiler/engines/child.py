@@ -1,4 +1,4 @@
-"""One child of the fork server, from its request to its end: messages, log, time limits. Knows nothing of trials."""
+"""One child of the fork server, from its request to its end: messages, log, time limits, kills for want of memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import msgspec
 
 from profiler.core.secret_filter import hide_bytes
 from profiler.core.units import count_text
-from profiler.engines import cgroup
 from profiler.engines.capped_log import LOG_BYTES, Log
 
 SHOWN_BYTES = 1024  # of a message that is none, in the log
 MESSAGE_BYTES = 64 << 20  # of all that a child may send
 NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and ending it
+MEMBERSHIP = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup")
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ class Child:
         self._said = b""
         self._received = b""
         self._num_received = 0
-        self._memory_kills = cgroup.memory_kills()
+        self._memory_kills = memory_kills()
 
     def __enter__(self) -> Child:
         self._channel, channel = os.pipe()
@@ -116,7 +117,7 @@ class Child:
         return self._log.last_line()
 
     def keep(self, sent: bytes) -> None:
-        """Write what it sent, and nobody believes, to its log, as Python writes bytes."""
+        """Write a rejected message to the log, as Python shows bytes."""
         shown = hide_bytes(sent[:LOG_BYTES])[:SHOWN_BYTES]  # before `!r` changes how a secret looks
         self._log.write(f"\n[gcprof: no result: {shown!r}]\n".encode())
 
@@ -128,7 +129,7 @@ class Child:
         return Ended(status=self._status, stage=late, timed_out=timed_out, limit=limit)
 
     def _meanwhile(self) -> int | None:
-        before, now = self._memory_kills, cgroup.memory_kills()
+        before, now = self._memory_kills, memory_kills()
         return None if before is None or now is None else now - before
 
     def _kill(self, number: int) -> None:
@@ -153,7 +154,7 @@ class Child:
                 self._read_pipe(descriptor)
 
     def _drain(self) -> None:
-        """What a child wrote before its end is still in the pipes."""
+        """Read what the child wrote before its end."""
         until = time.monotonic() + GRACE_SECONDS  # what it started and let go may write for ever
         for descriptor in list(self._open):
             while self._read_pipe(descriptor) and time.monotonic() < until:
@@ -212,8 +213,35 @@ class Child:
 
 
 def _folder() -> str | None:
-    """Where relative paths begin; None where that is no longer there."""
+    """Returns the present folder; None where it no longer exists."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         return None
+
+
+def memory_kills() -> int | None:
+    """Returns how often the kernel has killed in this control group for want of memory; None if that is not told."""
+    try:
+        lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    counts = [_count(path) for line in lines for path in _counters(*line.split(":", 2)[1:])]
+    return next((count for count in counts if count is not None), None)
+
+
+def _counters(controllers: str, group: str) -> list[Path]:
+    """Returns where the count may stand; in a container the group's own folder is often the mount itself."""
+    if controllers == "":
+        return [MOUNT / group.lstrip("/") / "memory.events", MOUNT / "memory.events"]
+    if "memory" in controllers.split(","):
+        return [MOUNT / "memory" / group.lstrip("/") / "memory.oom_control", MOUNT / "memory" / "memory.oom_control"]
+    return []
+
+
+def _count(path: Path) -> int | None:
+    try:
+        words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    return next((int(word[1]) for word in words if word[0] == "oom_kill"), None)

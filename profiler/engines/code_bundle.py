@@ -1,7 +1,4 @@
-"""What travels to the nodes of a cluster: this package, and the user's own code that a plan names; no data.
-
-Knows nothing of clusters.
-"""
+"""What travels to the nodes of a cluster: this package, and the user's own code that a plan names; no data."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def pack_package(folder: Path) -> Path:
-    """Copy this package into a folder, with what it knows of GPUs; where it is there."""
+    """Copy this package and its table of GPUs into a folder; returns the copy's place."""
     there = folder / PACKAGE.name
     shutil.copytree(PACKAGE, there, ignore=shutil.ignore_patterns("__pycache__", "results"), dirs_exist_ok=True)
     shutil.copytree(gpu_specs.folder(), there / "configs" / "devices", dirs_exist_ok=True)
@@ -75,22 +72,18 @@ def _below(name: str) -> Path:
 
 def _with_imports(path: Path, *, roots: tuple[Path, ...]) -> Iterator[Path]:
     """A file, and what it imports of the same folders, and so on; packages with their __init__.py."""
-    found, waiting = dict[Path, None](), [path]
+    here, found, waiting = Path.cwd(), dict[Path, None](), [path]
     while waiting:
         one = waiting.pop()
         if one not in found:
             found[one] = None
-            waiting += [place for place in _imported(one, roots) if place.is_file() and _is_below(place)]
+            files = (place for place in _imported(one, roots) if place.is_file())
+            waiting += [file for file in files if file.resolve().is_relative_to(here)]  # a link may lead anywhere
     return iter(found)
 
 
-def _is_below(path: Path) -> bool:
-    """Whether it is in the present folder: a link may lead anywhere."""
-    return path.resolve().is_relative_to(Path.cwd())
-
-
 def _parsed(path: Path) -> ast.AST:
-    """What cannot be read as Python imports nothing, and raises where it is run."""
+    """Returns the syntax tree; an empty one where the file is no Python, which raises where it is run."""
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -98,7 +91,7 @@ def _parsed(path: Path) -> ast.AST:
 
 
 def _imported(path: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
-    """Where the modules would be that a file imports."""
+    """Yields where the modules that a file imports would be."""
     for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:

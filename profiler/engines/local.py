@@ -9,36 +9,44 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from profiler.analysis.sanity import impossible
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
-from profiler.core.record import SCHEMA, Environment, Outcome, Record
+from profiler.core.record import Environment, Record
 from profiler.core.units import bytes_text
-from profiler.engines import multi_gpu
+from profiler.engines import WORKER, task_pool
 from profiler.engines.child import Child, Ended
-from profiler.engines.failed_record import lost
-from profiler.engines.memory_release import WAIT_SECONDS, still_held
 from profiler.engines.order import in_waves
+from profiler.engines.trial_record import trial_record
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
-PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", "profiler.engines.worker")
+PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", WORKER)
 
-RUN_TRIAL = "profiler.engines.worker:run_trial"
+RUN_TRIAL = f"{WORKER}:run_trial"
+TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
+
+WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
+POLL_SECONDS = 0.5
+SLACK_BYTES = 64 << 20  # what is free wanders by so much without anybody's doing
 
 
 def connect(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
     """This machine, one trial at a time."""
     return Local(stage_seconds=stage_seconds, logs=logs)
+
+
+def connect_trainer(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
+    """This machine, one trial at a time, with transformers.Trainer as the training loop."""
+    return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN)
 
 
 class Local:
@@ -60,7 +68,7 @@ class Local:
         self.logs = logs
         self.devices: tuple[str, ...] = ()
         self._visible = visible
-        self._lanes: list[Local] = []  # by device, where there are several
+        self._device_engines: list[Local] = []  # by device, where there are several
         self._is_stopped = False
         self._entry = entry
         self._stage_seconds = stage_seconds
@@ -74,21 +82,21 @@ class Local:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for lane in self._lanes:
-            lane.__exit__(*error)
+        for engine in self._device_engines:
+            engine.__exit__(*error)
         if self._server:
             self._server.close()
 
     def stop(self) -> None:
         """End the trial at work, from whatever thread, and begin no other."""
-        for one in (self, *self._lanes):
+        for one in (self, *self._device_engines):
             one._is_stopped = True
             if one._server:
                 one._server.hang_up()
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
-        told = self.ask("profiler.engines.worker:survey", "", failing="torch does not work here")
+        told = self.ask(f"{WORKER}:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(told["devices"]), dict[str, Environment])
         self._free = {name: free for name, free in told["free"].items() if free is not None}
         uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
@@ -102,7 +110,7 @@ class Local:
         """
         with self._child(entry, text, entry.rpartition(":")[2]) as child:
             ended = child.wait(self._stage_seconds)
-        self._bury_with(ended)
+        self._drop_dead_server(ended)
         answer = next((message for message in child.messages if "stage" not in message), None)
         if answer is None:
             raise UserError(f"{failing}: {ended.describe()}", hint=child.last_words(), exit_code=3)
@@ -118,16 +126,16 @@ class Local:
         return in_waves(self._one_by_one, plan, done)
 
     def _over_devices(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        if not self._lanes:
-            self._lanes = [self._lane(uuid) for uuid in self.devices]
-        for lane in self._lanes:
-            lane.logs = self.logs
-        return multi_gpu.over([lane._one_by_one for lane in self._lanes], trials, stop=self.stop)
+        if not self._device_engines:
+            self._device_engines = [self._device_engine(uuid) for uuid in self.devices]
+        for engine in self._device_engines:
+            engine.logs = self.logs
+        return task_pool.run_on_devices([engine._one_by_one for engine in self._device_engines], trials, stop=self.stop)
 
-    def _lane(self, uuid: str) -> Local:
-        lane = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
-        lane._free = {SEVERAL: self._free_by_uuid[uuid]} if uuid in self._free_by_uuid else {}
-        return lane.__enter__()
+    def _device_engine(self, uuid: str) -> Local:
+        engine = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
+        engine._free = {SEVERAL: self._free_by_uuid[uuid]} if uuid in self._free_by_uuid else {}
+        return engine.__enter__()
 
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         for trial in trials:
@@ -136,15 +144,15 @@ class Local:
             request = encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
             with self._child(self._entry, request, store.log_name(trial.case, trial.round)) as child:
                 ended = child.wait(self._stage_seconds)
-                record = _record(trial, child, ended, asked)
-            self._bury_with(ended)
+                record = trial_record(trial, child, ended, asked)
+            self._drop_dead_server(ended)
             if self._is_stopped:
                 return
             self._ended_on = None if ended.status == 0 else trial.case.torch_device
             yield record
 
     def _await_memory(self) -> None:
-        """What a killed process held of a GPU comes back late: the next trial would find too little."""
+        """Wait for the memory of a killed process: the next trial would find too little."""
         device, self._ended_on = self._ended_on, None
         if device is None or device not in self._free:
             return
@@ -157,7 +165,7 @@ class Local:
             )
 
     def _free_now(self, device: str) -> int:
-        told = self.ask("profiler.engines.worker:free_bytes", device, failing=f"{device} does not tell what is free")
+        told = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not tell what is free")
         return int(told["free"])
 
     def _child(self, entry: str, text: str, log: str) -> Child:
@@ -167,8 +175,8 @@ class Local:
             self._server = _Server(self._visible)
         return Child(self._server.control, entry, text, log=self.logs / f"{log}.log" if self.logs else None)
 
-    def _bury_with(self, ended: Ended) -> None:
-        """A child that was lost with its server costs no other trial."""
+    def _drop_dead_server(self, ended: Ended) -> None:
+        """Close a server that died, so that no other trial goes to it."""
         if ended.status is None and not ended.timed_out:
             assert self._server
             self._server.close()  # its socket is; its end comes a little later, and no trial goes to it any more
@@ -202,7 +210,7 @@ class _Server:
         return self._process.poll() is None
 
     def hang_up(self) -> None:
-        """As if the client were gone, for whoever waits at its end too."""
+        """Shut the socket down, so that the server ends as if the client were gone."""
         with suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
 
@@ -217,7 +225,7 @@ class _Server:
 
 
 def _nameless() -> IO[bytes]:
-    """A file without a name: in memory where that can be, since there may be no temporary folder, or a full one."""
+    """Returns an anonymous file: in memory where possible, since the temporary folder may be missing or full."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("gcprof"), "w+b")
     return tempfile.TemporaryFile()
@@ -229,47 +237,17 @@ _BOOT = (
 )
 
 
-def _record(trial: Trial, child: Child, ended: Ended, asked: float) -> Record:
-    """The worker's own record where it gave one that can be, else what its end says."""
-    told = [message["record"] for message in child.messages if "record" in message]
-    if not told:
-        return lost(trial, *_outcome(ended, child))
-    try:
-        return _believed(trial, told, child, asked)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        child.keep(b"".join(map(encode, told)))
-        return lost(trial, "failed", f"bad result: {error}")
-
-
-def _believed(trial: Trial, told: list[Any], child: Child, asked: float) -> Record:
-    """The one record that was sent. Raises ValueError for one that no trial of ours can have given."""
-    if child.damage or len(told) > 1:
-        raise ValueError(child.damage or f"it sent {len(told)} records")
-    record: Record = decode(encode(told[0]), Record)
-    if record.schema != SCHEMA:
-        raise ValueError(f"it is of schema {record.schema}")
-    if record.case != trial.case or record.round != trial.round:
-        raise ValueError("it is of another case")
-    record = msgspec.structs.replace(
-        record, stage_seconds={"start": _start_seconds(child, asked), **record.stage_seconds}
-    )
-    for wrong in impossible(record, trial.passes):
-        raise ValueError(wrong)
-    return record
-
-
-def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
-    if ended.timed_out:
-        return "timed_out", f"{ended.stage} took longer than {ended.limit:g} s"
-    if not child.flooded and (ended.status is None or ended.status < 0):
-        return "crashed", ended.describe()  # which explains what it sent, too
-    if child.damage:
-        return "failed", f"bad result: {child.damage}"
-    return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
-
-
-def _start_seconds(child: Child, asked: float) -> float:
-    at: Any = next((message.get("at") for message in child.messages if message.get("stage") == "start"), asked)
-    if not isinstance(at, int | float):
-        raise ValueError(f"it began at {at!r}")
-    return at - asked
+def still_held(
+    free: Callable[[], int],
+    *,
+    before: int,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Wait until about as much is free as before; returns how many bytes are missing after WAIT_SECONDS."""
+    until = clock() + WAIT_SECONDS
+    while (held := before - free()) > SLACK_BYTES:
+        if clock() >= until:
+            return held
+        sleep(POLL_SECONDS)
+    return 0

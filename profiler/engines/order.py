@@ -1,4 +1,4 @@
-"""In which order a plan is run, wherever that is: what must be known first comes first. Knows nothing of processes."""
+"""The order in which a plan is run on any engine: what others need comes first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_waves(
 
 
 def informed(trials: Iterable[Trial], found: Known, *, is_predicted: bool = True) -> list[Trial]:
-    """The trials with what is known of their baselines: what they are verified against, and predicted with."""
+    """Adds to trials what is known of their baselines: digests to verify against, and the calibration."""
     known = calibrations(found.values()) if is_predicted else {}
     return [
         msgspec.structs.replace(
@@ -51,7 +51,7 @@ def informed(trials: Iterable[Trial], found: Known, *, is_predicted: bool = True
 
 
 def _wave(trial: Trial) -> tuple[bool, bool, bool]:
-    """What is the same for all trials of a wave; in its order what is needed comes first."""
+    """Returns the key of a trial's wave; waves sort so that what others need comes first."""
     is_later = trial.round > 1  # and needs nothing but to know that the first round was ok
     return is_later, trial.case.is_predicted, not is_later and trial.case != trial.case.baseline
 

@@ -1,16 +1,21 @@
-"""The engine `ray`, found without importing Ray: knows nothing of how trials are sent."""
+"""The engine `ray`, found without importing Ray."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler.core import optional_deps
 from profiler.core.case import Trial
 from profiler.core.catalogue import Count
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.engines.ray_driver import RayCluster
+
+REACH_SECONDS = 5.0
+STARTING = "`ray start --head` starts one; --engine ray:address=local is this machine alone"
 
 
 def connect(
@@ -28,3 +33,14 @@ def connect(
         stage_seconds=stage_seconds, logs=logs, plan=plan, address=address, cpus=cpus, wait=wait
     )
     return cluster
+
+
+def refuse_silent(address: str) -> None:
+    """Raises UserError (exit code 3) where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        raise UserError(f"no Ray cluster at '{address}': {error}", hint=STARTING, exit_code=3) from error

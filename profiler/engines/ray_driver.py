@@ -1,4 +1,4 @@
-"""Trials as tasks of a Ray cluster, each with one GPU of a kind or with cores. Knows nothing of what a trial does.
+"""Trials as tasks of a Ray cluster, each with one GPU of a kind or with cores.
 
 A task brings back its record and its log; only this process writes. Tasks that are lost with their node are sent again
 from here, not by Ray, which would without end send again one that needs more memory than its node has.
@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -28,22 +27,20 @@ from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
-from profiler.engines import code_bundle, ray_task
-from profiler.engines.failed_record import lost
+from profiler.engines import WORKER, code_bundle, ray_task
 from profiler.engines.order import in_waves
-from profiler.engines.task_pool import Landed, fly
+from profiler.engines.ray_cluster import STARTING, refuse_silent
+from profiler.engines.task_pool import ReturnedTrial, run_remotely
+from profiler.engines.trial_record import lost
 from profiler.runs import store
 
-WORKER = "profiler.engines.worker"  # where the functions are that a trial and a survey call
 ACCELERATOR = "accelerator_type:"  # what Ray calls the resource of a node with such GPUs
 MARKED = 1e-3  # of that resource, for each task that asks for the accelerator
-REACH_SECONDS = 5.0
 # what ends a task without its doing
 LOST = (
     exceptions.NodeDiedError, exceptions.WorkerCrashedError, exceptions.ObjectLostError, exceptions.OutOfMemoryError,
     exceptions.LocalRayletDiedError,
 )  # fmt: skip
-STARTING = "`ray start --head` starts one; --engine ray:address=local is this machine alone"
 
 
 class RayCluster:
@@ -78,18 +75,18 @@ class RayCluster:
         self._run = ray.remote(max_retries=0, max_calls=0)(ray_task.run_trial)  # 0: as often as it is asked
 
     def __enter__(self) -> RayCluster:
-        self._luggage = tempfile.TemporaryDirectory(prefix="gcprof-")
+        self._bundle = tempfile.TemporaryDirectory(prefix="gcprof-")
         try:
-            _refuse_silent(self._address)
+            refuse_silent(self._address)
             self._join()
         except BaseException:
-            self._luggage.cleanup()
+            self._bundle.cleanup()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
         ray.shutdown()
-        self._luggage.cleanup()
+        self._bundle.cleanup()
 
     def survey(self) -> dict[str, Environment]:
         """The CPU of a node, and a GPU of each kind. Raises UserError (exit code 3) for a kind that cannot be had."""
@@ -123,22 +120,31 @@ class RayCluster:
         return in_waves(self._wave, trials, done, widely=True)
 
     def _wave(self, trials: list[Trial]) -> Iterator[Record]:
-        landed = fly(trials, send=self._send, is_lost=_is_lost, has_place=self._has_place, patience=self._wait)
+        returned = run_remotely(
+            trials,
+            send=self._send,
+            is_lost=lambda error: isinstance(error, LOST),
+            has_place=self._has_place,
+            patience=self._wait,
+        )
         try:
-            for one in landed:
+            for one in returned:
                 yield self._record(one)
         finally:
-            landed.close()  # type: ignore[attr-defined]  # it is a generator
+            returned.close()  # type: ignore[attr-defined]  # it is a generator
 
     def _join(self) -> None:
         """Begin a job of the cluster, which has the package and the user's files. Raises UserError (exit code 3)."""
-        packed = Path(self._luggage.name)
+        packed = Path(self._bundle.name)
         (packed / "work").mkdir(exist_ok=True)
         (packed / "work" / "gcprof.txt").write_text(f"the folder of tasks of gcprof {__version__}\n", encoding="utf-8")
         code_bundle.pack_code(packed / "work", self._files)
         travels = {"py_modules": [str(code_bundle.pack_package(packed))], "working_dir": str(packed / "work")}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray._private.worker._worker_logs_enabled = False  # it tells of dead nodes on stdout, which is for results
+        # Ray's driver prints what nodes report, such as their deaths, on stdout, which is for results. `log_to_driver`
+        # does not cover that (listen_error_messages in ray/_private/worker.py), and this switch of Ray's own debugger
+        # (ray/util/rpdb.py) is the only one that does.
+        ray._private.worker._worker_logs_enabled = False
         own = {"include_dashboard": False} if self._address == "local" else {}
         heeded = signal.getsignal(signal.SIGTERM)
         try:
@@ -204,7 +210,7 @@ class RayCluster:
         return {"cpu": devices["cpu"], name: found}
 
     def _without(self, name: str, why: str, hint: str) -> dict[str, Environment]:
-        """No device. Raises UserError (exit code 3) where one was asked for."""
+        """Returns no device. Raises UserError (exit code 3) where one was requested."""
         if name != "cpu" and name not in self._kinds:
             return {}
         what = f"--gpus: '{gpu_kinds.of(name)}' cannot be had" if gpu_kinds.of(name) else "no node takes a task"
@@ -215,23 +221,23 @@ class RayCluster:
         sent = self._run.options(**needs).remote(encode(trial), **self._on_node)
         return sent.future(), lambda: ray.cancel(sent, force=True)
 
-    def _record(self, landed: Landed) -> Record:
+    def _record(self, returned: ReturnedTrial) -> Record:
         """What a task brought back, its log written down; or why it brought nothing."""
-        trial, error = landed.trial, landed.error
-        if error is None and landed.answer is None:
+        trial, error = returned.trial, returned.error
+        if error is None and returned.answer is None:
             return lost(trial, "crashed", f"no node of the cluster could take it for {self._wait:g} s")
         if error is None:
-            told, log = landed.answer
+            told, log = returned.answer
             self._keep_log(trial, log)
             record: Record = decode(told, Record)
             return record
         if isinstance(error, exceptions.RayTaskError):
             return lost(trial, "failed", _why(error))
-        times = f", {landed.attempts} times" if landed.attempts > 1 else ""
+        times = f", {returned.attempts} times" if returned.attempts > 1 else ""
         return lost(trial, "crashed", f"its node or its worker there was lost{times}: {_why(error)}")
 
     def _keep_log(self, trial: Trial, log: bytes) -> None:
-        """As Local does: the file is there where something was printed, and no disk that is full costs a record."""
+        """Write the log where something was printed; a full disk costs no record."""
         if self.logs is None:
             return
         path = self.logs / f"{store.log_name(trial.case, trial.round)}.log"
@@ -255,28 +261,13 @@ def _kinds_there() -> dict[str, str]:
 
 
 def _placed(trial: Trial) -> Trial:
-    """Data do not travel: they lie at the same place on every node, or are not there."""
+    """Make the data folder absolute: data are not sent, and must lie at the same place on every node."""
     data = trial.data_directory
     return msgspec.structs.replace(trial, data_directory=str(Path(data).absolute())) if data else trial
 
 
-def _is_lost(error: BaseException) -> bool:
-    return isinstance(error, LOST)
-
-
-def _refuse_silent(address: str) -> None:
-    """Raises UserError (exit code 3) where nobody listens: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-    except OSError as error:
-        raise UserError(f"no Ray cluster at '{address}': {error}", hint=STARTING, exit_code=3) from error
-
-
 def _why(error: BaseException) -> str:
-    """What went wrong, in one line: of a task that raised, what it raised."""
+    """Returns what went wrong, in one line: of a task that raised, what it raised."""
     cause = getattr(error, "cause", None) or error
     lines = hide(str(cause)).strip().splitlines() or ["no message"]  # a secret may have many lines
     return f"{type(cause).__name__}: {lines[0]}"

@@ -124,12 +124,12 @@ class Slurm:
         return dict.fromkeys(names, unknown)
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        """What is asked of a model needs no device: this machine answers."""
+        """Answers on this machine: a question about a model needs no device."""
         with Local(stage_seconds=self._stage_seconds) as here:
             return here.ask(entry, text, failing=failing)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        """What earlier jobs left first, then what those of this call write.
+        """Yields what earlier jobs left, then what the jobs of this call write.
 
         Raises UserError where nothing can be submitted, or a job of an earlier call still writes.
         """
@@ -178,7 +178,7 @@ class Slurm:
         return made
 
     def _sent(self, executor: Any, parts: list[Path], *, agreed: Path, data_directory: str | None) -> list[Any]:
-        """One job a part, all of them one array. Raises UserError (exit code 3) where they are not taken."""
+        """Submit one array with a job for each shard. Raises UserError (exit code 3) where it is rejected."""
         directory = None if data_directory is None else str(Path(data_directory).absolute())
         work = [
             Work(part.absolute(), agreed=agreed.absolute(), stage_seconds=self._stage_seconds, data_directory=directory)

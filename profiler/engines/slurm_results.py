@@ -1,22 +1,20 @@
-"""Records that jobs write, each into a folder of its own, as they appear: knows nothing of what runs the jobs."""
+"""Records that jobs write, each into a folder of its own, as they appear."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from profiler import __version__
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
 from profiler.core import safe_files
 from profiler.core.case import Case, Trial
-from profiler.core.record import Environment, Record
+from profiler.core.record import Record
+from profiler.engines.trial_record import lost
 from profiler.runs import store
 
 
-class Part:
+class ShardFolder:
     """The folder that one job writes, read as it grows."""
 
     def __init__(self, folder: Path) -> None:
@@ -26,7 +24,7 @@ class Part:
         self._num_read = 0  # bytes
 
     def look(self) -> None:
-        """Take the lines that are whole by now. Raises UserError (exit code 4) for one that cannot be read."""
+        """Read the lines that are complete by now. Raises UserError (exit code 4) for one that cannot be read."""
         with safe_files.opened(self.folder / "trials.jsonl") as file:
             file.seek(self._num_read)
             whole, newline, _ = file.read().rpartition(b"\n")
@@ -35,23 +33,23 @@ class Part:
         self._records += [store.read_record(line, where) for line in whole.split(b"\n") if line]
 
     def standing(self) -> list[Record]:
-        """What is not run again by a job that goes on."""
+        """Returns the records that a job which goes on does not run again."""
         return progress.settled(self._records)
 
     def final(self) -> list[Record]:
-        """The last word on each trial, once no job will write any more."""
+        """Returns the last record of each trial, once no job writes any more."""
         return latest(self._records)
 
     def owed(self) -> tuple[Trial, ...]:
         return progress.owed(self.plan, self.final())
 
     def lose(self, why: str) -> None:
-        """What its job left undone has crashed, for this reason."""
-        self._records += [_crashed(trial, why) for trial in self.owed()]
+        """Record what its job left undone as crashed, for this reason."""
+        self._records += [lost(trial, "crashed", why) for trial in self.owed()]
 
 
 class Gathered:
-    """What a run has been given so far: each trial once, and a later round only after a first that is ok.
+    """The records that a run was given: each trial once, a later round only after a first that is ok.
 
     A job that has a later round cannot know what became of the first one in another job.
     """
@@ -62,7 +60,7 @@ class Gathered:
         self._waiting: dict[tuple[Case, int], Record] = {}  # later rounds of which the first is not known yet
 
     def news(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Those that were not given yet and may be; first rounds first, since others wait for them."""
+        """Yields records that were not given yet and may be; first rounds first, since others wait for them."""
         offered = {**self._waiting, **{(record.case, record.round): record for record in records}}
         for key, record in sorted(offered.items(), key=lambda one: one[0][1]):
             if key in self.found:
@@ -77,9 +75,3 @@ class Gathered:
             return True
         first = self.found.get((record.case, 1))
         return first is not None and first.outcome == "ok"
-
-
-def _crashed(trial: Trial, why: str) -> Record:
-    system = f"{os.uname().sysname} {os.uname().machine}"
-    here = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
-    return Record(case=trial.case, round=trial.round, outcome="crashed", detail=why, environment=here)

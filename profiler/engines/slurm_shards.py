@@ -1,4 +1,4 @@
-"""The parts of a run below its folder, and the jobs that write them. Of a job it knows only submitit's own door."""
+"""The shards of a run below its folder, and the jobs that write them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profiler.core.record import Record
 from profiler.core.schedule import Shard
 from profiler.core.secret_filter import hide
 from profiler.engines.order import informed
-from profiler.engines.slurm_results import Gathered, Part
+from profiler.engines.slurm_results import Gathered, ShardFolder
 from profiler.runs import find, store
 from profiler.runs.store import Manifest
 
@@ -35,7 +35,7 @@ class Array:
         self.jobs_folder = run / "jobs"
         self._run = run
         self._gathered = gathered
-        self._following: list[tuple[Part, Any]] = []
+        self._following: list[tuple[ShardFolder, Any]] = []
         self._own: list[Any] = []  # the jobs of this call, of which alone anything is unpickled
         self._where: dict[Key, Path] = {}  # the last part that a trial is in
         for name in ("shards", "jobs"):
@@ -63,7 +63,7 @@ class Array:
         return {(trial.case, trial.round) for part, _ in self._following for trial in part.plan}
 
     def submit(self, owed: Sequence[Trial], count: int, send: Callable[[list[Path]], list[Any]]) -> None:
-        """Make at most `count` parts of what is owed, and `send` their folders; one job comes back for each."""
+        """Make at most `count` shards of what is owed, and `send` their folders, which returns a job for each."""
         folders = self._made([self._informed(trial) for trial in owed], count)
         try:
             jobs = send(folders)
@@ -109,13 +109,13 @@ class Array:
             store.refuse_link(path)
         return sorted(found, key=lambda path: int(path.name))
 
-    def _part(self, folder: Path) -> Part:
-        part = Part(folder)
+    def _part(self, folder: Path) -> ShardFolder:
+        part = ShardFolder(folder)
         self._where |= {(trial.case, trial.round): folder for trial in part.plan}
         return part
 
     def _informed(self, trial: Trial) -> Trial:
-        """A later round is compared with nothing."""
+        """Adds what is known of its baseline to a trial of a first round; later rounds are compared with nothing."""
         if trial.round > 1:
             return trial
         return informed([trial], self._gathered.found, is_predicted=trial.case.is_predicted)[0]
@@ -163,7 +163,7 @@ class Array:
 
 
 def write_agreed(folder: Path, records: Iterable[Record]) -> None:
-    """Say for the jobs which device the run is of, where some of it was measured without jobs."""
+    """Write down for the jobs on which device the run was measured, where some of it was."""
     for record in records:
         device = record.case.device
         path = folder / f"{device.replace(':', '-')}.json"
@@ -179,14 +179,14 @@ def _places(manifest: Manifest) -> dict[Key, int]:
 
 
 def _result(job: Any) -> int | Exception | None:
-    """What a job gave: how many trials it has records of, or what it raised; None where it ended without a word."""
+    """Returns how many trials a job has records of, or what it raised; None where it left neither."""
     if not job.paths.result_pickle.exists():
         return None
     error: Exception | None = job.exception()
     return int(job.result()) if error is None else error
 
 
-def _await_late(part: Part, result: int | Exception | None) -> None:
+def _await_late(part: ShardFolder, result: int | Exception | None) -> None:
     """Wait until all that a job wrote can be seen."""
     until = time.monotonic() + LATE_SECONDS
     while isinstance(result, int) and len(part.final()) < result and time.monotonic() < until:

@@ -1,22 +1,27 @@
-"""Trials sent elsewhere: so many at once, again where their place was lost, ended when nobody waits. Knows no place."""
+"""Runs trials elsewhere with bounded concurrency, again where they were lost; or one at a time on each device here."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 
 from profiler.core.case import Trial
+from profiler.core.record import Record
+from profiler.core.schedule import Pairing, pairing
+
+DeviceRun = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
 
 AHEAD = 256  # trials of a device that are sent and not yet back: all of them would fill the sender's memory
 ATTEMPTS = 3
 LOOK_SECONDS = 2.0  # between looks for places that are gone, while nothing comes back
 
 
-class Sent(NamedTuple):
+class SentTrial(NamedTuple):
     """A trial under way."""
 
     trial: Trial
@@ -25,7 +30,7 @@ class Sent(NamedTuple):
     cancel: Callable[[], object]  # also while it is at work
 
 
-class Landed(NamedTuple):
+class ReturnedTrial(NamedTuple):
     """A trial that came back with its answer, or with what went wrong; neither where it had no place to go."""
 
     trial: Trial
@@ -34,32 +39,32 @@ class Landed(NamedTuple):
     attempts: int = 1
 
 
-def fly(
+def run_remotely(
     trials: Iterable[Trial],
     *,
     send: Callable[[Trial], tuple[Future[Any], Callable[[], object]]],
     is_lost: Callable[[BaseException], bool],
     has_place: Callable[[str], bool],
     patience: float,
-) -> Iterator[Landed]:
-    """Each trial once, as it comes back.
+) -> Iterator[ReturnedTrial]:
+    """Runs each trial elsewhere and yields it as it comes back.
 
     One whose error `is_lost` is sent again, ATTEMPTS times in all. Those of a device that has had no place for
     `patience` seconds come back empty. Closing the iterator cancels what is under way.
     """
-    flight = _Flight(trials, send)
+    pool = _Pool(trials, send)
     try:
-        while flight.fill():
-            back = flight.back()
-            if back is None:
-                yield from flight.stranded(has_place, patience)
-            elif landed := flight.land(back, is_lost):
-                yield landed
+        while pool.fill():
+            answered = pool.answered()
+            if answered is None:
+                yield from pool.without_place(has_place, patience)
+            elif returned := pool.take_back(answered, is_lost):
+                yield returned
     finally:
-        flight.cancel()
+        pool.cancel()
 
 
-class _Flight:
+class _Pool:
     """What is still to be sent, by device, so that none waits for another's; and what is under way."""
 
     def __init__(
@@ -69,31 +74,31 @@ class _Flight:
         self._waiting: dict[str, deque[tuple[Trial, int]]] = {}
         for trial in trials:
             self._waiting.setdefault(trial.case.device, deque()).append((trial, 1))
-        self._aloft: dict[Future[Any], Sent] = {}
-        self._back: SimpleQueue[Future[Any]] = SimpleQueue()
+        self._under_way: dict[Future[Any], SentTrial] = {}
+        self._returned: SimpleQueue[Future[Any]] = SimpleQueue()
         self._gone: dict[str, float] = {}  # since when a device has no place
 
     def fill(self) -> bool:
-        """Send what may be sent; whether anything is under way."""
+        """Send what may be sent; returns whether anything is under way."""
         for device, waiting in self._waiting.items():
-            room = AHEAD - sum(sent.trial.case.device == device for sent in self._aloft.values()) if waiting else 0
+            room = AHEAD - sum(sent.trial.case.device == device for sent in self._under_way.values()) if waiting else 0
             for _ in range(min(room, len(waiting))):
                 trial, attempt = waiting.popleft()
                 future, cancel = self._send(trial)
-                self._aloft[future] = Sent(trial, attempt, future, cancel)
-                future.add_done_callback(self._back.put)
-        return bool(self._aloft)
+                self._under_way[future] = SentTrial(trial, attempt, future, cancel)
+                future.add_done_callback(self._returned.put)
+        return bool(self._under_way)
 
-    def back(self) -> Future[Any] | None:
-        """What is answered; None where nothing is for a while."""
+    def answered(self) -> Future[Any] | None:
+        """Returns what was answered; None where nothing is for a while."""
         try:
-            return self._back.get(timeout=LOOK_SECONDS)  # in Python, where signals are heard
+            return self._returned.get(timeout=LOOK_SECONDS)  # in Python, where signals are heard
         except Empty:
             return None
 
-    def land(self, future: Future[Any], is_lost: Callable[[BaseException], bool]) -> Landed | None:
-        """What came back; None where it is sent again, or nobody waits for it any more."""
-        sent = self._aloft.pop(future, None)
+    def take_back(self, future: Future[Any], is_lost: Callable[[BaseException], bool]) -> ReturnedTrial | None:
+        """Returns what came back; None where it is sent again, or was cancelled."""
+        sent = self._under_way.pop(future, None)
         if sent is None:
             return None
         error = future.exception()
@@ -101,22 +106,71 @@ class _Flight:
             self._waiting[sent.trial.case.device].appendleft((sent.trial, sent.attempt + 1))
             return None
         answer = None if error else future.result()
-        return Landed(sent.trial, answer, error, sent.attempt)
+        return ReturnedTrial(sent.trial, answer, error, sent.attempt)
 
-    def stranded(self, has_place: Callable[[str], bool], patience: float) -> Iterator[Landed]:
-        """All of a device that has had no place for so long."""
+    def without_place(self, has_place: Callable[[str], bool], patience: float) -> Iterator[ReturnedTrial]:
+        """Yields all trials of a device that has had no place for `patience` seconds."""
         now = time.monotonic()
-        devices = dict.fromkeys(sent.trial.case.device for sent in self._aloft.values())
+        devices = dict.fromkeys(sent.trial.case.device for sent in self._under_way.values())
         self._gone = {device: self._gone.get(device, now) for device in devices if not has_place(device)}
         for device in [device for device, since in self._gone.items() if now - since >= patience]:
-            sent = [one for one in self._aloft.values() if one.trial.case.device == device]
+            sent = [one for one in self._under_way.values() if one.trial.case.device == device]
             self.cancel(sent)
             left = [trial for trial, _ in self._waiting[device]]
             self._waiting[device].clear()
-            yield from (Landed(trial) for trial in (*(one.trial for one in sent), *left))
+            yield from (ReturnedTrial(trial) for trial in (*(one.trial for one in sent), *left))
 
-    def cancel(self, some: Iterable[Sent] | None = None) -> None:
-        """End what is under way, or some of it; what it still answers is heard no more."""
-        for sent in list(self._aloft.values() if some is None else some):
-            del self._aloft[sent.future]
+    def cancel(self, some: Iterable[SentTrial] | None = None) -> None:
+        """Cancel what is under way, or some of it; later answers are dropped."""
+        for sent in list(self._under_way.values() if some is None else some):
+            del self._under_way[sent.future]
             sent.cancel()
+
+
+def run_on_devices(
+    device_runs: Sequence[DeviceRun], trials: Iterable[Trial], *, stop: Callable[[], None]
+) -> Generator[Record, None, None]:
+    """Runs trials on several devices at once, one at a time on each, and yields the records as they come.
+
+    What is compared within a round stays on one device, whichever is free first. Closing the iterator, and whatever a
+    device raises, which is raised here too, calls `stop`, which must end what is at work on all devices.
+    """
+    pairings: dict[Pairing, list[Trial]] = {}
+    for trial in trials:
+        pairings.setdefault(pairing(trial), []).append(trial)
+    waiting = deque(pairings.values())
+    said: SimpleQueue[Record | BaseException | None] = SimpleQueue()  # None: a device has nothing left to do
+    threads = [Thread(target=_work, args=(device_run, waiting, said)) for device_run in device_runs]
+    for thread in threads:
+        thread.start()
+    try:
+        left = len(threads)
+        while left:
+            found = said.get()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield found
+    finally:
+        waiting.clear()
+        if any(thread.is_alive() for thread in threads):
+            stop()
+        for thread in threads:
+            thread.join()
+
+
+def _work(device_run: DeviceRun, waiting: deque[list[Trial]], said: SimpleQueue[Record | BaseException | None]) -> None:
+    try:
+        while waiting:
+            try:
+                trials = waiting.popleft()
+            except IndexError:  # another device took the last
+                break
+            for record in device_run(trials):
+                said.put(record)
+    except BaseException as error:  # noqa: BLE001  it is raised where the records are read
+        said.put(error)
+    else:
+        said.put(None)

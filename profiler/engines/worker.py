@@ -1,9 +1,8 @@
-"""The child process: one request in, one Record out, on a channel of its own. Knows nothing of where it runs."""
+"""The functions that run in a child: one request in, one answer out, on a channel of its own."""
 
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import sys
 import time
@@ -11,24 +10,18 @@ from collections.abc import Callable
 
 import msgspec
 import torch
-from torch.utils.checkpoint import CheckpointError
 
-from profiler import __version__
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.gpu_kinds import visible
-from profiler.core.record import Environment, Outcome, Record, Shortage
+from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide
-from profiler.engines import user_traceback
-from profiler.measuring import measure
-from profiler.measuring.device_facts import environment, open_device
-from profiler.measuring.devices import arithmetic
-from profiler.measuring.out_of_memory import shortage
-from profiler.measuring.process_group import Ranks
-from profiler.measuring.ranks import Lost, launch
+from profiler.engines.error_record import error_detail, error_record, user_traceback, without_readings
+from profiler.measuring import devices, measure
+from profiler.measuring.devices import environment, open_device
+from profiler.measuring.ranks import Lost, Ranks, launch
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.staging.stages import stages
-from profiler.rehearsal.device import is_open
 from profiler.training.inspect_blocks import describe
 
 LONGEST_DETAIL = 1000  # characters of a rank's last word
@@ -42,7 +35,7 @@ def run_trial(request: str, channel: int) -> None:
         record = _by_ranks(trial, channel)
     else:
         by = predict if trial.case.is_predicted else measure
-        record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}), by=by)
+        record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
     tell(channel, {"record": record})
 
 
@@ -71,7 +64,7 @@ def free_bytes(request: str, channel: int) -> None:
 def compute(request: str, channel: int) -> None:
     """Tell what the device called `request` gets wrong of arithmetic; None where it computes."""
     open_device(request)
-    tell(channel, {"wrong": arithmetic.wrong(visible(request))})
+    tell(channel, {"wrong": devices.wrong_arithmetic(visible(request))})
 
 
 def outline(request: str, channel: int) -> None:
@@ -98,38 +91,28 @@ def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
     except (Invalid, Unsupported, UserError) as error:
         tell(channel, {"refused": hide(str(error))})
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
-        print(user_traceback.told(error), file=sys.stderr, end="")
-        tell(channel, {"failed": _detail(error)})
+        print(user_traceback(error), file=sys.stderr, end="")
+        tell(channel, {"failed": error_detail(error)})
 
 
-def attempt(trial: Trial, *, on_stage: Callable[[str], None], by: Callable[..., Record] = measure) -> Record:
-    """The trial's record, whatever happens in the model: what it raises is the outcome of this trial only."""
+def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., Record] = measure) -> Record:
+    """Returns the trial's record: what the model raises is the outcome of this trial only."""
     try:
-        return by(trial, on_stage=on_stage)
+        return by(trial, on_pass=on_pass)
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
-        return _outcome(trial, error)
-
-
-def _outcome(trial: Trial, error: Exception) -> Record:
-    if isinstance(error, (Unsupported, UserError)):
-        return _without_readings(trial, "skipped", hide(str(error)))
-    if isinstance(error, Invalid):
-        return _without_readings(trial, "invalid", hide(str(error)))
-    print(user_traceback.told(error), file=sys.stderr, end="")
-    found = shortage(error)
-    return _out_of_memory(trial, error, found) if found else _without_readings(trial, "failed", _detail(error))
+        return error_record(trial, error)
 
 
 def _by_ranks(trial: Trial, channel: int) -> Record:
-    """The trial's record by as many processes as its case has ranks; the first that fails is its outcome."""
+    """Runs the trial in one process for each rank; the first that fails is its outcome."""
 
     def work(group: Ranks) -> bytes:
         first = group.rank == 0
-        record = measure(trial, on_stage=lambda stage: tell(channel, {"stage": stage}) if first else None, group=group)
+        record = measure(trial, on_pass=lambda stage: tell(channel, {"stage": stage}) if first else None, group=group)
         return encode(record) if first else b""
 
     def failed(error: Exception, rank: int) -> bytes:
-        record = _outcome(trial, error)
+        record = error_record(trial, error)
         named = record.detail if record.outcome == "skipped" else f"rank {rank}: {record.detail}"
         return encode(msgspec.structs.replace(record, detail=str(named)[:LONGEST_DETAIL]))
 
@@ -144,50 +127,17 @@ def _by_ranks(trial: Trial, channel: int) -> Record:
 
 
 def _died(trial: Trial, lost: Lost) -> Record:
-    """A rank that was killed, or that ended itself, says nothing."""
+    """Returns the record of a trial whose rank was killed, or ended without a result."""
     if lost.status >= 0:
-        return _without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
+        return without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
     known = {one.value: one.name for one in signal.Signals}
     name = known.get(-lost.status, f"signal {-lost.status}")
     likely = ": possibly out of host memory" if name == "SIGKILL" else ""
-    return _without_readings(trial, "crashed", f"rank {lost.rank} was killed by {name}{likely}")
+    return without_readings(trial, "crashed", f"rank {lost.rank} was killed by {name}{likely}")
 
 
 def tell(channel: int, message: object) -> None:
-    """One line of JSON on the channel, whole."""
+    """Write one whole line of JSON to the channel."""
     rest = memoryview(encode(message) + b"\n")
     while rest:
         rest = rest[os.write(channel, rest) :]
-
-
-def _without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
-    known = Environment(
-        gcprof=__version__, python=platform.python_version(), system=platform.system(), torch=torch.__version__
-    )
-    seen = _with_device(trial, known) if is_open() else known  # whose name says that nothing was measured
-    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=seen)
-
-
-def _out_of_memory(trial: Trial, error: Exception, found: Shortage) -> Record:
-    detail = _first_line(error).partition(" Including non-PyTorch")[0]  # what comes then fills half a screen
-    record = _without_readings(trial, "out_of_memory", detail)
-    return msgspec.structs.replace(record, shortage=found, environment=_with_device(trial, record.environment))
-
-
-def _with_device(trial: Trial, known: Environment | None) -> Environment | None:
-    """Also what the device is, whose memory was too small, where it still answers; a prediction has none."""
-    try:
-        return known if trial.case.is_predicted else environment(open_device(trial.case.device))
-    except RuntimeError:
-        return known
-
-
-def _detail(error: Exception) -> str:
-    place = user_traceback.place(error)
-    if isinstance(error, CheckpointError):
-        return f"checkpoint mismatch: recomputed, the blocks give other tensors: {_first_line(error)}"
-    return f"{type(error).__name__}: {_first_line(error)}" + (f" ({place})" if place else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return (hide(str(error)).strip().splitlines() or ["no message"])[0]  # a secret may have many lines

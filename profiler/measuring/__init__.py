@@ -6,29 +6,28 @@ from collections.abc import Callable
 
 from profiler.core.case import Trial
 from profiler.core.record import Record
-from profiler.measuring.bench import ALONE, Bench
-from profiler.measuring.device_facts import environment
+from profiler.measuring.bench import Bench, switches
+from profiler.measuring.devices import environment
 from profiler.measuring.gradients import compare
 from profiler.measuring.passes import read
-from profiler.measuring.process_group import Group
-from profiler.measuring.torch_flags import switches
+from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Build
 
 
 def measure(
     trial: Trial,
     *,
-    on_stage: Callable[[str], None] = lambda stage: None,
+    on_pass: Callable[[str], None] = lambda name: None,
     build: Build | None = None,
     group: Group = ALONE,
 ) -> Record:
     """Run the passes of a trial, each on a fresh model with the same seed.
 
-    `on_stage` is told what begins: build, equality, memory, time. All ranks of a group measure together, and the
+    `on_pass` is told what begins: build, equality, memory, time. All ranks of a group measure together, and the
     record of each says the same of what is not its own. Raises Unsupported where model or strategy cannot be had, and
     whatever the model raises.
     """
-    bench = Bench(trial, on_stage, build, group)
+    bench = Bench(trial, on_pass, build, group)
     passes = bench.passes()
     before = switches()
     bench.begin("build")

@@ -1,4 +1,4 @@
-"""One trial at work: fresh models of its case, its steps counted, its stages timed, its notes collected."""
+"""One trial at work: fresh models of its case, its steps counted, its passes timed, its notes collected."""
 
 from __future__ import annotations
 
@@ -11,24 +11,19 @@ import torch
 from profiler.core.case import Case, Trial
 from profiler.core.record import Note
 from profiler.core.units import bytes_text
-from profiler.measuring.device_facts import of_rank, open_device
+from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
-from profiler.measuring.process_group import Group
-from profiler.measuring.torch_flags import changed, switches
+from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.workload import Mark
 
-ALONE = Group()
 NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
-
-Mark = Callable[[str], None]
 
 
 class Bench:
     """Assembles the models that the passes of a trial run on."""
 
-    def __init__(
-        self, trial: Trial, on_stage: Callable[[str], None], build: Build | None, group: Group = ALONE
-    ) -> None:
+    def __init__(self, trial: Trial, on_pass: Callable[[str], None], build: Build | None, group: Group = ALONE) -> None:
         self.trial = msgspec.structs.replace(trial, case=of_rank(trial.case, group.rank))
         self.group = group
         self.device = open_device(self.trial.case.device)
@@ -37,8 +32,8 @@ class Bench:
         self.num_steps = 0
         self._build = build
         self._notes: list[Note] = []
-        self._on_stage = on_stage
-        self._stages: list[tuple[str, float]] = []
+        self._on_pass = on_pass
+        self._begun: list[tuple[str, float]] = []
 
     def passes(self) -> tuple[str, ...]:
         """The trial's passes; on a hollow device without those that need arithmetic, which a note says."""
@@ -48,22 +43,22 @@ class Bench:
         self.note("GCP039", f"{how}: bytes only, no gradients, no times")
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
-    def begin(self, stage: str) -> None:
-        """Release what the last pass has left, and begin a stage."""
+    def begin(self, name: str) -> None:
+        """Release what the last pass has left, and begin the next one."""
         self.device.release()
         self.leftovers.start()
-        self._on_stage(stage)
-        self._stages.append((stage, time.monotonic()))
+        self._on_pass(name)
+        self._begun.append((name, time.monotonic()))
 
     def end(self) -> dict[str, float]:
-        """The seconds of each stage."""
-        ends = [*[start for _, start in self._stages[1:]], time.monotonic()]
-        return {stage: end - start for (stage, start), end in zip(self._stages, ends, strict=True)}
+        """Returns the seconds of each pass."""
+        ends = [*[start for _, start in self._begun[1:]], time.monotonic()]
+        return {name: end - start for (name, start), end in zip(self._begun, ends, strict=True)}
 
     def limit(self) -> float | None:
-        """When the stage at work must have ended."""
+        """Returns when the pass at work must have ended."""
         seconds = self.trial.limit_seconds
-        return None if seconds is None else self._stages[-1][1] + seconds
+        return None if seconds is None else self._begun[-1][1] + seconds
 
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
         """A fresh model of the trial's case, or of another, which the leftovers watch."""
@@ -118,7 +113,7 @@ class Bench:
         return None
 
     def _keeper(self) -> str:
-        """Who keeps what is left, as one more step without checkpointing shows."""
+        """Tells who keeps what is left, as one more step without checkpointing shows."""
         if self.group.mesh is not None:
             return "by the model's code, or by what distributes or checkpoints it"
         built = self.build_unwatched(self.trial.case.baseline)
@@ -133,3 +128,25 @@ class Bench:
         if alone.held_model_bytes() or (before is not None and after is not None and after > before - own):
             return "the model's own code keeps them, without checkpointing too, by a module-level name or by a cycle"
         return f"{self.trial.case.strategy} keeps them; the model alone leaves nothing behind"
+
+
+def switches() -> dict[str, str]:
+    """Returns every global switch of torch that changes what a step computes, takes or keeps, by its name."""
+    return {
+        "default dtype": str(torch.get_default_dtype()),
+        "default device": str(torch.get_default_device()),
+        "threads": str(torch.get_num_threads()),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "cudnn.enabled": str(torch.backends.cudnn.enabled),
+        "cudnn.benchmark": str(torch.backends.cudnn.benchmark),
+        "cudnn.deterministic": str(torch.backends.cudnn.deterministic),
+        "cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
+        "gradients": str(torch.is_grad_enabled()),
+        "anomaly detection": str(torch.is_anomaly_enabled()),
+    }
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Returns each switch that was changed, as `threads 2 -> 1`."""
+    return [f"{name} {one} -> {after[name]}" for name, one in before.items() if after[name] != one]

@@ -1,6 +1,8 @@
-"""The equality pass: a trial's gradients against those without checkpointing, each from a fresh model."""
+"""The equality pass: a trial's gradients against those without checkpointing, and ranks against one process."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -8,15 +10,16 @@ import torch
 from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import averaging, equality
-from profiler.measuring.meters.equality import Step
+from profiler.measuring.meters import equality
+from profiler.measuring.meters.equality import GradientStep, Results
+from profiler.measuring.ranks import Group
 from profiler.training.assemble import Assembled
 from profiler.training.strategies.batchnorm import is_repairable
 from profiler.training.workload import Workload, tensors
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
-    """Against the digests that the baseline's trial gave, and why the trial is invalid, if it is.
+    """Compares with the digests of the baseline's trial; returns the result, and why the trial is invalid, if it is.
 
     The baseline itself gives the noise floor.
     """
@@ -26,20 +29,20 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
         return None, None
     bench.begin("equality")
     comparison = _Comparison(bench)
-    found = comparison.of_baseline() if case == case.baseline else comparison.of_strategy()
-    if found is None:
+    result = comparison.of_baseline() if case == case.baseline else comparison.of_strategy()
+    if result is None:
         bench.note("GCP003", "gradients were not compared: there is no result without checkpointing")
-    elif not found.buffers_equal:
-        bench.note("GCP004", _buffers(found, comparison.is_repairable))
-    if found and not comparison.tells:
+    elif not result.buffers_equal:
+        bench.note("GCP004", _buffers(result, comparison.is_repairable))
+    if result and not comparison.tells:
         bench.note("GCP014", "all gradients are zero or not finite, so that their equality says nothing")
-    if found and not found.random_state_equal:
+    if result and not result.random_state_equal:
         bench.note("GCP005", "the step draws other random numbers than without checkpointing")
-    return found, equality.judge(found, strict=case.verify == "strict")
+    return result, equality.judge(result, strict=case.verify == "strict")
 
 
 class _Comparison:
-    """The gradients of a trial's case, held against others."""
+    """Compares the gradients of a trial's case with others."""
 
     def __init__(self, bench: Bench) -> None:
         self.is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
@@ -49,58 +52,58 @@ class _Comparison:
         self._group = bench.group
 
     def of_baseline(self) -> Equality:
-        """Against itself; in another precision than fp32 also against that."""
+        """Compares the baseline with itself; in another precision than fp32 also with fp32."""
         case = self._case
-        found = equality.noise_floor(lambda: self._gradients(case), self._group)
+        result = equality.noise_floor(lambda: self._gradients(case), self._group)
         if self._group.mesh is not None:
-            found = self._across(found)
+            result = self._across(result)
         if case.precision == "fp32":
-            return found
+            return result
         exact = msgspec.structs.replace(case, precision="fp32")
-        apart = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case), self._group)
-        self._bench.note("GCP013", f"in {case.precision} the gradients differ by {apart:.1e} from those in fp32")
-        return msgspec.structs.replace(found, precision_difference=apart)
+        difference = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case), self._group)
+        self._bench.note("GCP013", f"in {case.precision} the gradients differ by {difference:.1e} from those in fp32")
+        return msgspec.structs.replace(result, precision_difference=difference)
 
     def of_strategy(self) -> Equality | None:
-        """Against the digests of the baseline's trial; against compiled code where only rounding differs."""
+        """Compares with the digests of the baseline's trial; with compiled code where only rounding differs."""
         case, digests = self._case, self._bench.trial.digests
         if digests is None:
             return None
-        mine = self._bench.build()
-        applied = mine.applied
-        self.is_repairable = not case.repair_batchnorm and is_repairable(mine.workload, applied)
-        found = self._against(case.baseline, lambda: self._run(mine), digests, applied)
-        if applied.reference is None or equality.judge(found, strict=False) is None:
-            return found
-        if found.random_state_equal and not equality.is_rounding(found):
-            return found
-        why = f"rounds otherwise, by {found.largest_difference or 0.0:.1e}," if found.random_state_equal else ""
+        built = self._bench.build()
+        applied = built.applied
+        self.is_repairable = not case.repair_batchnorm and is_repairable(built.workload, applied)
+        result = self._against(case.baseline, lambda: self._run(built), digests, applied)
+        if applied.reference is None or equality.judge(result, strict=False) is None:
+            return result
+        if result.random_state_equal and not equality.is_rounding(result):
+            return result
+        why = f"rounds otherwise, by {result.largest_difference or 0.0:.1e}," if result.random_state_equal else ""
         text = f"compared with {applied.reference}: compiled code {why or 'draws other random numbers'} than `none`"
         self._bench.note("GCP011", text)
         reference = msgspec.structs.replace(case, strategy=applied.reference)
-        found = self._against(reference, lambda: self._gradients(case), {}, applied)
-        return msgspec.structs.replace(found, against=str(applied.reference))
+        result = self._against(reference, lambda: self._gradients(case), {}, applied)
+        return msgspec.structs.replace(result, against=str(applied.reference))
 
-    def _across(self, found: Equality) -> Equality:
-        """Also against one process that has all ranks' batches, one after the other."""
+    def _across(self, result: Equality) -> Equality:
+        """Compares also with one process that takes all ranks' batches, one after the other."""
         batch = equality.digest(tensors(self._bench.build().workload.batch))
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
             self._bench.note("GCP035", text)
-        return averaging.verify(
-            found,
+        return verify_averaging(
+            result,
             lambda: self._gradients(self._case),
             lambda rank: lambda: self._alone(rank),
             lambda rank: lambda: self._alone(rank, nudge=True),
             self._group,
         )
 
-    def _against(self, baseline: Case, step: Step, digests: dict[str, str], applied: Applied) -> Equality:
+    def _against(self, baseline: Case, step: GradientStep, digests: dict[str, str], applied: Applied) -> Equality:
         nudged = (lambda: self._gradients(baseline, nudge=True)) if applied.changes_kernels else None
         return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged, group=self._group)
 
     def _alone(self, rank: int, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
-        """The step of one process with the batch of a rank."""
+        """Runs the step of one process with the batch of a rank."""
         return self._run(self._bench.build_unwatched(self._case, rank=rank), nudge=nudge)
 
     def _gradients(self, case: Case, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
@@ -115,10 +118,47 @@ class _Comparison:
         return built.workload, loss
 
 
-def _buffers(found: Equality, is_repairable: bool) -> str:
-    apart = f"differ by {found.buffers_difference:.1e}" if found.buffers_difference else "differ"
-    if found.buffers_difference is not None and found.buffers_difference <= equality.AGREE:
-        return f"buffers agree but for rounding ({found.buffers_difference:.1e})"
+def _buffers(result: Equality, is_repairable: bool) -> str:
+    apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
+    if result.buffers_difference is not None and result.buffers_difference <= equality.AGREE:
+        return f"buffers agree but for rounding ({result.buffers_difference:.1e})"
     if is_repairable:
         return f"buffers {apart}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
     return f"buffers {apart}: what a recompute writes into them it writes again"
+
+
+def verify_averaging(
+    result: Equality,
+    step: GradientStep,
+    alone: Callable[[int], GradientStep],
+    nudged: Callable[[int], GradientStep],
+    group: Group,
+) -> Equality:
+    """Adds to `result` how far all ranks' gradients are from the mean of those of one process with each rank's batch.
+
+    `alone(rank)` is the step of one process with the batch of a rank, `nudged(rank)` the same with weights that differ
+    in the last bit: where not all bits are equal, what rounding makes of the gradients says how much that is.
+    """
+    own = equality.collect(step)
+    mean = _mean([equality.collect(alone(rank)) for rank in range(group.size)], group.rank)
+    across = equality.compared(mean, own, group)
+    if not across.largest_difference:
+        return msgspec.structs.replace(result, ranks_difference=0.0)
+    nudged_mean = _mean([equality.collect(nudged(rank)) for rank in range(group.size)], group.rank)
+    return msgspec.structs.replace(
+        result,
+        ranks_difference=across.largest_difference,
+        rounding_floor=max(group.gather(equality.compare(mean, nudged_mean).largest_difference or 0.0)),
+        worst_parameter=across.worst_parameter,
+    )
+
+
+def _mean(results: Sequence[Results], rank: int) -> Results:
+    """Returns what a rank should have: the mean of the gradients, and its own loss, buffers and random state."""
+    gradients = {name: _average([result.gradients[name] for result in results]) for name in results[0].gradients}
+    return msgspec.structs.replace(results[rank], gradients=gradients)
+
+
+def _average(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    parts = [gradient / len(gradients) for gradient in gradients if gradient is not None]
+    return sum(parts[1:], parts[0]) if parts else None

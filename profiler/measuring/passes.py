@@ -10,12 +10,12 @@ import torch
 from profiler.core.case import OPERATORS
 from profiler.core.record import RankBytes, Readings
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import flops, memory, operators
+from profiler.measuring.meters import memory, operators
 from profiler.measuring.meters import time as timing
 
 
 def read(bench: Bench, passes: Collection[str]) -> Readings:
-    """Run those of the passes that are asked for, in the order of the table."""
+    """Runs the requested passes in the order of the table; returns their readings."""
     readings: dict[str, Any] = {}
     for name, run in TABLE.items():
         if name in passes:
@@ -28,7 +28,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
     bench.num_steps += 1
     calls: list[int] = []
     built = bench.build(calls=calls)
-    return {**flops.read(built.workload), "block_calls": tuple(calls)}
+    return {**operators.read_flops(built.workload), "block_calls": tuple(calls)}
 
 
 def _memory(bench: Bench) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Several ranks of one trial, started and ended together by PyTorch's own launcher: knows nothing of what they do."""
+"""The ranks of one trial: what they tell each other, and how PyTorch's launcher starts and ends them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,70 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.numa.binding import AffinityMode, NumaOptions
-
-from profiler.measuring.process_group import Ranks
 
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 2  # between asking the other ranks to end and ending them
 PATIENCE = timedelta(seconds=60)  # of one communication, for a rank that does not come
 WORD_BYTES = 4096  # PIPE_BUF: so much is written whole, whoever else writes
 HERE = "127.0.0.1"
+Failed = Callable[[Exception, int], bytes]
+T = TypeVar("T")
+
+
+class Group:
+    """The group of a process that trains by itself."""
+
+    rank = 0
+    size = 1
+    mesh: DeviceMesh | None = None
+
+    def wait(self) -> None:
+        """Wait until every rank is here."""
+
+    def gather(self, found: T) -> list[T]:
+        """Returns what each rank gives, in order of the ranks, on every rank."""
+        return [found]
+
+    def agree(self, found: T) -> T:
+        """Returns what the first rank gives, on every rank."""
+        return self.gather(found)[0]
+
+    def largest(self, found: T, size: Callable[[T], float]) -> T:
+        """Returns the largest value any rank gives, on every rank; ties go to the lowest rank."""
+        return max(self.gather(found), key=size)
+
+
+ALONE = Group()
+
+
+class Ranks(Group):
+    """All ranks of this process's default group. They exchange objects over gloo, whatever carries their gradients."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.rank, self.size = mesh.get_local_rank(), mesh.size()
+        self._talk: Any = dist.new_group(backend="gloo")
+
+    def wait(self) -> None:
+        dist.barrier(group=self._talk)
+
+    def gather(self, found: T) -> list[T]:
+        told: list[T | None] = [None] * self.size
+        dist.all_gather_object(told, found, group=self._talk)
+        return told  # type: ignore[return-value]  # each rank gave its own
+
 
 Work = Callable[[Ranks], bytes]
-Failed = Callable[[Exception, int], bytes]
 
 
 class Lost(Exception):
-    """A rank did not come to its end: its last word, where it had one, or its exit code, or minus a signal's number."""
+    """A rank ended without a result: its last message, if any, and its exit code or minus a signal's number."""
 
     def __init__(self, rank: int, status: int, word: bytes) -> None:
         super().__init__(f"rank {rank} ended with {status}")
@@ -36,7 +79,7 @@ class Lost(Exception):
 
 
 def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
-    """Run `work` in as many processes, forked from this one, each with the group of all; what the first rank returns.
+    """Run `work` in `count` processes forked from this one, as one group; returns the first rank's result.
 
     What it raises in a rank ends them all, and `failed` makes the last word of it. Raises Lost. This process must not
     have used CUDA.
@@ -71,7 +114,7 @@ def _configuration(count: int) -> Any:
 
 
 def _word(pipe: int) -> bytes:
-    """The first that any rank said: what the others say comes of that."""
+    """Returns the first message of any rank: the others follow from it."""
     try:
         return os.read(pipe, WORD_BYTES).partition(b"\n")[0]
     except BlockingIOError:
@@ -79,7 +122,7 @@ def _word(pipe: int) -> bytes:
 
 
 def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int) -> bytes:
-    """One rank, from its start to its end, which comes with that of the launcher."""
+    """Run one rank; it ends when the launcher ends."""
     for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT comes when the launcher dies
         signal.signal(number, signal.SIG_DFL)  # the launcher's own handler would wait for Python to run
     if os.getppid() != parent:
@@ -100,7 +143,7 @@ def _is_left_alone(error: Exception) -> bool:
 
 
 def _connected(device: str) -> Ranks:
-    """NCCL where each rank has a GPU of its own, else gloo; one thread a rank where OMP_NUM_THREADS does not say."""
+    """Join the group: NCCL on GPUs, else gloo; one thread a rank unless OMP_NUM_THREADS is set."""
     kind, _, first = device.partition(":")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if "OMP_NUM_THREADS" not in os.environ:

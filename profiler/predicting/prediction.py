@@ -1,67 +1,54 @@
-"""Trial -> Record without the device: one traced step under fake tensors. Knows nothing of measuring."""
+"""Trial -> Record without the device, from one traced step under fake tensors."""
 
 from __future__ import annotations
 
 import os
-import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import torch
+import msgspec
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from profiler import __version__
 from profiler.analysis import live_bytes
-from profiler.core import gpu_kinds, gpu_specs
-from profiler.core.case import FAKE, Calibration, Case, Trial
-from profiler.core.errors import Unsupported
+from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
-from profiler.core.record import Environment, Note, Readings, Record, Timeline
-from profiler.core.trace_data import Followed, Trace, by_category
-from profiler.measuring.meters.timeline import timeline
-from profiler.measuring.op_signature import name, signature
-from profiler.predicting.trace import allocator, convolutions, products, roofline, settings
-from profiler.predicting.trace.buffers import taking_buffers
-from profiler.predicting.trace.building import Builder
-from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
-from profiler.predicting.trace.elementwise import on_parts
-from profiler.predicting.trace.fake_tensors import Fakes, fake_tensors, unseen
-from profiler.predicting.trace.host_state import Marking, host_state
-from profiler.predicting.trace.step import Step, follow, keeps_workspaces
-from profiler.predicting.trace.summary import readings
-from profiler.predicting.trace.temporaries import temporary_bytes
-from profiler.predicting.trace.tracer import Hidden
-from profiler.training.assemble import Assembled, assemble
-from profiler.training.strategies.observe import Observation, observe
+from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
+from profiler.core.trace_data import STATIC, Followed, Trace, by_category, live, resting
+from profiler.measuring.devices import versions
+from profiler.measuring.meters.memory import timeline
+from profiler.predicting.trace import roofline
+from profiler.predicting.trace.allocator import read_settings
+from profiler.predicting.trace.replay import replay
+from profiler.predicting.traced_case import kind_of, known_rates, trace_case
+from profiler.training.assemble import Assembled
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
-DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 
-def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: None) -> Record:
-    """What `measure` would find of a trial's memory, and an estimate of its time where the device's rates are known.
+def predict(trial: Trial, *, on_pass: Callable[[str], None] = lambda name: None) -> Record:
+    """Returns a trial's predicted memory, and an estimate of its time where the device's rates are known.
 
     Raises Unsupported where model or strategy cannot be had or followed, and whatever the model raises.
     """
     began = time.monotonic()
-    on_stage("build")
+    on_pass("build")
     case = trial.case
-    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_stage=on_stage)
-    known = known_rates(case.device, trial.calibration)
-    seconds = _seconds(trial, trace, known)
+    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_pass=on_pass)
+    rates = known_rates(case.device, trial.calibration)
+    seconds = _seconds(trial, trace, rates)
     trace, reserved = _allocated(trace)
     return Record(
         case=case,
         round=trial.round,
         outcome="ok",
         built=built.describe(),
-        readings=Readings(**readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds),
-        environment=_environment(known),
-        notes=(*_notes(built, case), *_stated(trial, None if case.parallel else known, num_guesses)),
+        readings=Readings(
+            **memory_readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds
+        ),
+        environment=_environment(rates),
+        notes=(*_notes(built, case), *_stated(trial, None if case.parallel else rates, num_guesses)),
         stage_seconds={"build": time.monotonic() - began},
     )
 
@@ -91,125 +78,14 @@ def follow_case(trial: Trial) -> Followed:
     )
 
 
-def trace_case(
-    case: Case,
-    *,
-    calibration: Calibration | None = None,
-    on_stage: Callable[[str], None] = lambda stage: None,
-    with_saves: bool = False,
-    with_calls: bool = False,
-) -> tuple[Assembled, Trace, int]:
-    """The case's model with its strategy, fake; one traced step of it; and how many values of data were guessed.
-
-    `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
-    """
-    kind, is_kept = _kind(case), keeps_workspaces()
-    workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
-    hidden = _hidden(case, calibration, 0 if is_kept else workspace)
-    builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
-    with _rank(case) as rank, _fakes(case) as fakes:
-        with builder.follow() if builder else nullcontext():
-            built = assemble(case, mesh=rank.mesh if rank else None)
-        if built.applied.changes_kernels:
-            raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
-        on_stage("memory")
-        optimizer, step = _trainer(built, kind)
-        on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
-        with on_host, on_parts(optimizer) if rank else nullcontext(), unseen():
-            trace = follow(
-                built.workload,
-                optimizer,
-                step,
-                device=kind,
-                hidden=hidden,
-                kept_bytes=workspace if is_kept else 0,
-                with_saves=with_saves,
-                with_calls=with_calls,
-                buckets=rank.buckets.values if rank else None,
-                builder=builder,
-            )
-        if rank:
-            rank.refuse_unused()
-    return built, trace, fakes.num_guesses
-
-
-def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -> Hidden:
-    """What operators take besides their results: as measured, else by PyTorch's rules for the device.
-
-    `workspace_bytes` are cuBLAS's where a product takes them while it runs, else 0.
-    """
-    if _kind(case) == "cpu":
-        return _measured_or(temporary_bytes, calibration)
-    return _measured_or(taken_on_cuda(known_rates(case.device, calibration), workspace_bytes), calibration)
-
-
-def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
-    """The optimizer and the step of an assembled case, as they are on this kind of device."""
-    with Marking() if kind == "cuda" else nullcontext():
-        optimizer, step = built.trainer()
-    if kind == "cuda":
-        foreach(optimizer)
-    return optimizer, step
-
-
-def observe_case(case: Case) -> Observation:
-    """How the blocks of the case's model work together. Raises as `predict` does."""
-    with _fakes(case):
-        return observe(assemble(case.baseline).workload)
-
-
-def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
-    """What operators take besides their results by PyTorch's rules for this GPU; None is one that is not known."""
-    copying = convolutions.taking_copies(temporary_bytes, convolutions.machine_of(gpu, workspace_bytes))
-    return products.taking_workspaces(taking_buffers(copying, gpu), workspace_bytes)
-
-
-@contextmanager
-def _fakes(case: Case) -> Iterator[Fakes]:
-    known = known_rates(case.device)
-    capability = (known.compute_capability,) if known else ()
-    with fake_tensors() as fakes, cuda_like(*capability) if _kind(case) == "cuda" else nullcontext():
-        try:
-            yield fakes
-        except DATA_DEPENDENT as error:
-            raise Unsupported(f"what the model does depends on its data ({error})") from error
-
-
-@contextmanager
-def _rank(case: Case) -> Iterator[Any]:
-    """The first of the case's ranks; None where it has no others."""
-    if not case.parallel:
-        yield None
-        return
-    from profiler.predicting.trace.fake_process_group import alone  # noqa: PLC0415  a third of what it takes to import torch itself
-
-    with alone(case.num_ranks) as rank:
-        yield rank
-
-
-def _kind(case: Case) -> str:
-    return "cpu" if case.twin.device == "cpu" else "cuda"
-
-
-def _environment(known: Rates | None) -> Environment:
-    """Versions of this process; of the device, what is known of its kind."""
-    return Environment(
-        gcprof=__version__,
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
-        torch=torch.__version__,
-        device_name=known.name if known else None,
-        device_bytes=known.memory_bytes if known else None,
+def _environment(rates: Rates | None) -> Environment:
+    """Returns the versions of this process, with what is known of the kind of device."""
+    return msgspec.structs.replace(
+        versions(),
+        device_name=rates.name if rates else None,
+        device_bytes=rates.memory_bytes if rates else None,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def known_rates(device: str, calibration: Calibration | None = None) -> Rates | None:
-    """What is known of the device; where only its kind is given, of the one that was measured."""
-    word = device.removeprefix(FAKE)
-    if word not in ("cpu", "cuda") and not gpu_kinds.of(word):
-        return gpu_specs.find(word)
-    return gpu_specs.of_device(calibration.device_name) if calibration and calibration.device_name else None
 
 
 def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
@@ -220,41 +96,35 @@ def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
     """
     if trace.device != "cuda":
         return trace, None
-    replayed = allocator.replay(trace, settings.read(os.environ))
+    replayed = replay(trace, read_settings(os.environ))
     return replayed.trace, replayed.reserved
 
 
-def _workspace_bytes(device: str) -> int:
-    """What cuBLAS keeps; where only the kind of device is given, as before Hopper."""
-    known = known_rates(device)
-    return gpu_specs.workspace_bytes(known) if known else gpu_specs.SMALL_WORKSPACE
-
-
-def _seconds(trial: Trial, trace: Trace, known: Rates | None) -> dict[str, Any]:
-    if known is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
+def _seconds(trial: Trial, trace: Trace, rates: Rates | None) -> dict[str, Any]:
+    if rates is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
         return {}
-    case, measured = trial.case, _measured_seconds(trial, known)
-    estimate = roofline.seconds(trace, known, case.precision)
+    case, measured = trial.case, _measured_seconds(trial, rates)
+    estimate = roofline.seconds(trace, rates, case.precision)
     if measured is not None:
         bare = trace if case == case.baseline else trace_case(case.baseline)[1]
-        estimated = roofline.seconds(bare, known, case.precision)["step"]
+        estimated = roofline.seconds(bare, rates, case.precision)["step"]
         estimate = roofline.scaled(estimate, measured=measured, estimated=estimated)
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
 
 
-def _measured_seconds(trial: Trial, known: Rates) -> float | None:
-    """Of the step without checkpointing on the very GPU that is predicted for; None where there is none."""
+def _measured_seconds(trial: Trial, rates: Rates) -> float | None:
+    """Returns the measured step without checkpointing on the very GPU that is predicted for, if there is one."""
     calibration = trial.calibration
-    return calibration.step_seconds if calibration and calibration.device_name == known.name else None
+    return calibration.step_seconds if calibration and calibration.device_name == rates.name else None
 
 
-def _stated(trial: Trial, known: Rates | None, num_guesses: int) -> list[Note]:
-    """How sure the prediction is, as far as it can be said."""
+def _stated(trial: Trial, rates: Rates | None, num_guesses: int) -> list[Note]:
+    """Returns notes on how sure the prediction is."""
     blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
     guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
     texts = {
         "GCP015": blind if trial.calibration is None else None,
-        "GCP016": _stated_error(trial, known) if known else None,
+        "GCP016": _stated_error(trial, rates) if rates else None,
         "GCP017": guessed if num_guesses else None,
         "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
     }
@@ -268,28 +138,66 @@ def _stated_ranks(case: Case) -> str:
     )
 
 
-def _stated_error(trial: Trial, known: Rates) -> str:
-    is_scaled = _measured_seconds(trial, known) is not None
-    return roofline.stated_error(known, trial.case.precision, is_scaled=is_scaled)
-
-
-def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
-    """`foreseen`, but for operators whose signature was measured in the calibration."""
-    known = calibration.hidden_bytes if calibration else {}
-    names = {call.partition("(")[0] for call in known}
-
-    def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
-        measured = known.get(signature(operator, arguments, keywords)) if names and name(operator) in names else None
-        return foreseen(operator, arguments, keywords) if measured is None else measured
-
-    return hidden
+def _stated_error(trial: Trial, rates: Rates) -> str:
+    is_scaled = _measured_seconds(trial, rates) is not None
+    return roofline.stated_error(rates, trial.case.precision, is_scaled=is_scaled)
 
 
 def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
-    """The strategy's own, but for those that are about the CPU that a prediction for CUDA was traced on."""
-    on_cuda = _kind(case) == "cuda"
+    """Returns the strategy's notes, without those on the CPU where a prediction for CUDA was traced."""
+    on_cuda = kind_of(case) == "cuda"
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
     if not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
         return notes
     text = "recurrent layers are followed step by step; their fused kernels keep more, so that the peak is higher"
     return (*notes, Note(code="GCP018", text=text))
+
+
+def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dict[str, Any]:
+    """The memory and FLOP fields of Readings. `reserved` is the caching allocator's largest by phase. Bytes.
+
+    Static bytes are those of the storages; all others are of the blocks that hold them, where the trace tells those.
+    """
+    held = live(trace)
+    peaks = [(phase, *_peak(trace, held, first, last)) for phase, first, last in trace.spans()]
+    phase, at, peak = max(peaks, key=lambda item: item[2])
+    forwards = [(first, last) for name, first, last in trace.spans() if name == "forward"]
+    return {
+        "static_bytes": _static(trace),
+        "start_bytes": resting(trace, forwards[0][0] - 1),
+        "saved_bytes": max(resting(trace, last) - resting(trace, first - 1) for first, last in forwards),
+        "phases": {
+            name: PhaseBytes(
+                allocated=max(nbytes for phase, _, nbytes in peaks if phase == name),
+                reserved=(reserved or {}).get(name),
+            )
+            for name in PHASES
+        },
+        "peak_bytes": peak,
+        "peak_phase": phase,
+        "peak_gradient_bytes": sum(
+            item.nbytes
+            for item in trace.allocations
+            if item.category == "gradients" and 0 < item.born < at <= item.died
+        ),
+        "reserved_bytes": max(reserved.values()) if reserved else None,
+        "forward_flops": sum(item.flops for item in trace.operators if item.phase == "forward"),
+        "backward_flops": sum(item.flops for item in trace.operators if item.phase in ("backward", "recompute")),
+    }
+
+
+def _peak(trace: Trace, held: list[int], first: int, last: int) -> tuple[int, int]:
+    """Returns the operator at which most is live in a range, and how much that is; the range may be empty."""
+    if last < first:
+        return last, resting(trace, last)
+    at = max(range(first, last + 1), key=held.__getitem__)
+    return at, held[at]
+
+
+def _static(trace: Trace) -> dict[str, int]:
+    """What is there before the step, by category."""
+    nbytes = dict.fromkeys(STATIC, 0)
+    for allocation in trace.allocations:
+        if not allocation.born:
+            nbytes[allocation.category] = nbytes.get(allocation.category, 0) + allocation.nbytes - allocation.unsplit
+    return nbytes

@@ -1,4 +1,4 @@
-"""Case -> a model on its device, in its precision, with its strategy: knows nothing of meters."""
+"""Case -> a model on its device, in its precision, with its strategy, ready for its first step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import blocks, distributed, models, optimizers, precision, strategies
 from profiler.training.strategies.batchnorm import repair_batchnorm
-from profiler.training.workload import Workload, train_step
+from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
 
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,17 +28,17 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0  # of those that train it together
 
     def describe(self) -> Built:
-        """What was really built."""
+        """Returns what was built."""
         workload = self.workload
         return Built(
-            num_parameters=sum(parameter.numel() for parameter in workload.module.parameters()),
+            num_parameters=num_parameters(workload.module),
             num_blocks=len(workload.blocks),
             data=workload.data,
             split=self.applied.split,
         )
 
     def gradients(self) -> torch.Tensor:
-        """One step up to the gradients, scaled as in training and unscaled again; its loss."""
+        """Runs one step up to the gradients, scaled as in training and unscaled again; returns its loss."""
         scaler = precision.scaler(self.case.precision, self.case.device)
         return precision.unscaled(self.workload.module, scaler, self._from_the_seed)
 
@@ -46,8 +46,8 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         torch.manual_seed(self.case.seed + self.rank)
         return self._step(None, scaler, lambda phase: None)
 
-    def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Callable[[str], None]], torch.Tensor]]:
-        """An optimizer, and the step with it, which tells its phases and returns its loss."""
+    def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:
+        """Returns an optimizer, and the step with it, which marks its phases and returns its loss."""
         optimizer = _optimizer(self.case, self.workload)
         scaler = precision.scaler(self.case.precision, self.case.torch_device)
         return optimizer, lambda mark: self._step(optimizer, scaler, mark)
@@ -56,7 +56,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         self,
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
-        mark: Callable[[str], None],
+        mark: Mark,
     ) -> torch.Tensor:
         return train_step(
             self.workload,
@@ -134,7 +134,7 @@ def _from_catalogue(case: Case, data_directory: str | None) -> Build:
 
 
 def _count_calls(workload: Workload, calls: list[int]) -> None:
-    """Count below whatever a strategy will put around the blocks."""
+    """Count the calls of blocks, beneath whatever a strategy puts around them."""
     calls[:] = [0] * len(workload.blocks)
     for index, name in enumerate(workload.blocks):
         block = workload.module.get_submodule(name)

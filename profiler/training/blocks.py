@@ -1,4 +1,4 @@
-"""Which submodules of a model are its blocks: found in its structure, knows nothing of strategies.
+"""Finds a model's blocks in its structure.
 
 A block is what checkpointing works on: a layer of a transformer, a bottleneck of a ResNet, a module of a Sequential.
 """
@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from profiler.core.errors import Unsupported
+from profiler.training.workload import num_parameters
 
 LEAST = 2  # a list of fewer children is no stack
 SHARE = 0.2  # of the parameters of all lists: a shorter one with less is no second stack
@@ -42,7 +43,7 @@ def refuse_none(blocks: tuple[str, ...]) -> None:
 
 
 def _matching(module: nn.Module, pattern: str) -> list[str]:
-    """Names whose every part matches the pattern's part."""
+    """Returns the names of which every part matches the pattern's part."""
     parts = pattern.split(".")
     names = [name for name, _ in module.named_modules() if name]
     return [
@@ -61,23 +62,24 @@ def _stacks(module: nn.Module) -> list[str]:
         if len(list(child.children())) >= LEAST and len({type(block) for block in child.children()}) == 1
     ]
     longest = max((len(list(child.children())) for _, child in lists), default=0)
-    whole = sum(_size(child) for _, child in lists)
+    whole = sum(num_parameters(child) for _, child in lists)
     chosen = [
         (name, child)
         for name, child in lists
-        if _size(child) and (len(list(child.children())) == longest or _size(child) >= SHARE * whole)
+        if num_parameters(child) and (len(list(child.children())) == longest or num_parameters(child) >= SHARE * whole)
     ]
-    if sum(_size(child) for _, child in chosen) < _size_of_sequentials(module):  # the lists are beside the trunk
+    chosen_size = sum(num_parameters(child) for _, child in chosen)
+    if chosen_size < _size_of_sequentials(module):  # the lists are beside the trunk
         return []
     return [f"{name}.{key}" for name, child in chosen for key, _ in child.named_children()]
 
 
 def _size_of_sequentials(module: nn.Module) -> int:
-    """Of those that are in no list."""
+    """Returns the parameters of Sequentials that are in no ModuleList."""
     if isinstance(module, nn.ModuleList):
         return 0
     if isinstance(module, nn.Sequential):
-        return _size(module)
+        return num_parameters(module)
     return sum(_size_of_sequentials(child) for child in module.children())
 
 
@@ -116,7 +118,7 @@ def _children(module: nn.Module) -> list[str]:
         for name, child in module.named_children()
         if name not in HEADS and not name.lower().startswith("aux")
     ]
-    while found and not _size(found[-1][1]):
+    while found and not num_parameters(found[-1][1]):
         found.pop()
     return [name for name, _ in found]
 
@@ -133,7 +135,3 @@ def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> It
 def _is_composite(module: nn.Module) -> bool:
     """Whether it holds modules that hold modules."""
     return any(next(child.children(), None) is not None for child in module.children())
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,4 +1,4 @@
-"""Case -> an outline of its blocks, from one forward: knows nothing of meters or of strategies' work."""
+"""Case -> a summary of its model's blocks, from one forward."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from profiler.core.record import BlockSummary, ModelSummary
 from profiler.training.assemble import assemble
 from profiler.training.blocks import refuse_none
 from profiler.training.strategies.observe import observe
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import Workload, num_parameters, tensors
 
 
 def describe(case: Case) -> ModelSummary:
-    """The blocks of the case's model. Raises Unsupported where there are none, and whatever the model raises."""
+    """Returns a summary of the blocks of the case's model. Raises Unsupported where it has none, and what it raises."""
     workload = assemble(case.baseline).workload
     refuse_none(workload.blocks)
     outputs: dict[str, str] = {}
@@ -26,7 +26,7 @@ def describe(case: Case) -> ModelSummary:
         handle.remove()
     return ModelSummary(
         model=str(case.model),
-        num_parameters=_size(workload.module),
+        num_parameters=num_parameters(workload.module),
         batch_size=case.batch_size,
         blocks=tuple(
             _block(workload.module.get_submodule(name), name, outputs.get(name, ""), feeds)
@@ -55,9 +55,5 @@ def _note(outputs: dict[str, str], name: str, block: nn.Module) -> Any:
 
 def _block(block: nn.Module, name: str, output: str, feeds_next: bool | None) -> BlockSummary:
     return BlockSummary(
-        name=name, kind=type(block).__name__, num_parameters=_size(block), output=output, feeds_next=feeds_next
+        name=name, kind=type(block).__name__, num_parameters=num_parameters(block), output=output, feeds_next=feeds_next
     )
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

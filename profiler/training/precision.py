@@ -1,4 +1,4 @@
-"""The precisions of a training step: what they do to a workload. Knows nothing of checkpointing."""
+"""What a precision does to a training step: casts, autocast and gradient scaling."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def in_precision(workload: Workload, name: str) -> Workload:
 
 
 def scaler(name: str, device: str) -> torch.amp.GradScaler | None:
-    """What keeps small gradients of amp-fp16 from vanishing; None for the others."""
+    """Returns the gradient scaler of amp-fp16; None for the others."""
     return torch.amp.GradScaler(device.partition(":")[0]) if name == "amp-fp16" else None
 
 
 def unscaled(
     module: nn.Module, scaler: torch.amp.GradScaler | None, step: Callable[[torch.amp.GradScaler | None], torch.Tensor]
 ) -> torch.Tensor:
-    """Run a step up to the gradients and divide them by their scale, which is a power of two; its loss.
+    """Runs a step up to the gradients and divides them by their scale, a power of two; returns its loss.
 
     Where they overflow, the step runs again at half the scale, as the scaler does from one step to the next.
     """

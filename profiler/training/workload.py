@@ -1,9 +1,9 @@
-"""A model ready to train, and its training step: knows nothing of strategies, meters or devices."""
+"""A model ready to train, its training step, and the bytes of its tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import msgspec
@@ -12,6 +12,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from profiler.core.errors import Invalid
+
+Mark = Callable[[str], None]  # told the phase that begins
+Step = Callable[[Mark], Any]  # one training step
 
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 
@@ -45,7 +48,7 @@ def train_step(
     workload: Workload,
     optimizer: torch.optim.Optimizer | None,
     *,
-    mark: Callable[[str], None] = lambda phase: None,
+    mark: Mark = lambda phase: None,
     accumulate: int = 1,
     keep_gradients: bool = False,
     scaler: torch.amp.GradScaler | None = None,
@@ -79,7 +82,7 @@ def train_step(
 
 
 def loss_of(workload: Workload) -> torch.Tensor:
-    """Run the forward. Raises Invalid for what is no loss."""
+    """Runs the forward; returns its loss. Raises Invalid for what is no loss."""
     loss = workload.loss(workload.module, workload.batch)
     if not isinstance(loss, torch.Tensor):
         raise Invalid(f"the loss is no tensor but {type(loss).__name__}")
@@ -90,24 +93,43 @@ def loss_of(workload: Workload) -> torch.Tensor:
     return loss
 
 
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """Put buffers and random state back, whatever runs within."""
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in zip(module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Returns the number of values in all parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def tensors(tree: Any) -> list[torch.Tensor]:
     """All tensors in any nesting of tuples, lists and dicts."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def storage_bytes(found: list[torch.Tensor]) -> int:
-    """What all storages behind these tensors take, each counted once; of a sharded one, this rank's part."""
+    """Returns the bytes of all storages behind these tensors, each counted once; of a DTensor, this rank's part."""
     return sum(bytes_by_storage(found).values())
 
 
 def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
-    """What each storage behind these tensors takes, by its address."""
+    """Returns the bytes of each storage behind these tensors, by its address."""
     storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
     return {storage._cdata: allocated_bytes(storage) for storage in storages}
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
-    """What a storage takes of its device's allocator."""
+    """Returns the bytes that a storage takes of its device's allocator."""
     return rounded(storage.nbytes(), storage.device.type)
 
 
@@ -118,7 +140,7 @@ def rounded(nbytes: int, kind: str) -> int:
 
 
 def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What has storages: a tensor itself, indices and values of a sparse one; of a sharded one, this rank's part."""
+    """Returns the tensors that have storages: the tensor, a sparse one's indices and values, a DTensor's local part."""
     own = local(tensor)
     return (own._indices(), own._values()) if own.is_sparse else (own,)
 

@@ -17,7 +17,7 @@ from profiler.core.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial
 from profiler.core.plan_file import Recipe
 from profiler.core.record import Readings
 from profiler.core.units import bytes_text
-from profiler.engines import Engine, replies
+from profiler.engines import Engine, read_answer
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import recipe as recipe_of
@@ -63,7 +63,7 @@ def stages(
     trial = Trial(case=case, calibration=calibration, passes=passes)
     failing = f"the stages of '{case.model}' ended without an answer"
     answer = engine.ask("profiler.engines.worker:stage", encode(trial).decode(), failing=failing)
-    chain: Chain = replies.read(answer, "chain", Chain, of=str(case.model))
+    chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))
     return chain
 
 

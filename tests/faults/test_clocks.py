@@ -15,7 +15,7 @@ from profiler.analysis.rows import rows
 from profiler.core.case import Choice, Trial, decode
 from profiler.core.record import Conditions, Record
 from profiler.core.stats import MOST_STEPS, Sampling
-from profiler.measuring import device_facts
+from profiler.measuring import devices
 from profiler.measuring.devices.cpu import CpuStopwatch
 from profiler.measuring.meters import time as timing
 from tests import make
@@ -48,7 +48,7 @@ def test_fault_50_no_duration_knows_of_the_wall_clock(monkeypatch):
 
 def test_fault_50_the_date_is_for_display_alone(monkeypatch):
     long_ago = SimpleNamespace(now=lambda zone: datetime(1926, 11, 21, tzinfo=zone))
-    monkeypatch.setattr(device_facts, "datetime", long_ago)
+    monkeypatch.setattr(devices, "datetime", long_ago)
 
     found = measured("mlp", "none", passes=("time",))
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from profiler.core.case import Choice, Trial, encode
-from profiler.engines import cgroup, local
 from profiler.engines import child as children
+from profiler.engines import local
 from profiler.engines.child import Child, Ended
 from profiler.engines.local import RUN_TRIAL, Local
 from profiler.views.tables import progress
@@ -41,7 +41,7 @@ def test_fault_14_a_trial_that_the_host_kills_is_a_row_that_says_why_and_the_oth
 )
 def test_fault_14_what_the_control_group_counts_is_told(engine, monkeypatch, counts, words):
     left = list(counts)
-    monkeypatch.setattr(cgroup, "memory_kills", lambda: left.pop(0))
+    monkeypatch.setattr(children, "memory_kills", lambda: left.pop(0))
 
     (record,) = engine.run([trial("kill")])
 
@@ -61,16 +61,16 @@ def test_fault_14_the_count_is_read_by_either_version_of_control_groups(tmp_path
     (tmp_path / "cgroup").write_text(membership)
     (tmp_path / counter).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / counter).write_text("low 0\noom 3\noom_kill 2\n")
-    monkeypatch.setattr(cgroup, "MEMBERSHIP", tmp_path / "cgroup")
-    monkeypatch.setattr(cgroup, "MOUNT", tmp_path)
+    monkeypatch.setattr(children, "MEMBERSHIP", tmp_path / "cgroup")
+    monkeypatch.setattr(children, "MOUNT", tmp_path)
 
-    assert cgroup.memory_kills() == 2
+    assert children.memory_kills() == 2
 
 
 def test_fault_14_where_there_is_no_count_it_is_not_zero(tmp_path, monkeypatch):
-    monkeypatch.setattr(cgroup, "MEMBERSHIP", tmp_path / "nowhere")
+    monkeypatch.setattr(children, "MEMBERSHIP", tmp_path / "nowhere")
 
-    assert cgroup.memory_kills() is None
+    assert children.memory_kills() is None
 
 
 def test_twin_14_in_one_process_nothing_is_left_of_the_run(engine):
@@ -88,7 +88,7 @@ def test_fault_15_a_crash_is_a_row_with_its_signal_and_the_others_run(here, shar
     assert outcomes(here / "run") == {"none": "ok", "all": "crashed"}
     assert f"all: crashed: killed in equality by {name}" in out
     told = err.partition("the last it printed (")[2]
-    assert told.startswith(f"_faults:kind={kind},at=recompute all: crashed; run/logs/")
+    assert told.startswith(f"tests.faulty:build:kind={kind},at=recompute all: crashed; run/logs/")
     assert "\n    planted: about to" in told
 
 
@@ -115,7 +115,7 @@ def test_fault_16_an_error_that_sticks_to_its_process_is_lost_with_its_trial(eng
     broken, clean = engine.run([trial("sticky"), trial()])
 
     assert (broken.outcome, clean.outcome) == ("failed", "ok")
-    assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faults.py:")
+    assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faulty.py:")
 
 
 def test_fault_16_what_breaks_a_gpu_is_an_ordinary_error_on_a_cpu(engine):

@@ -13,8 +13,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import local
 from profiler.engines.child import Ended
-from profiler.engines.local import Local
-from profiler.engines.memory_release import SLACK_BYTES, still_held
+from profiler.engines.local import SLACK_BYTES, Local, still_held
 from tests import make
 from tests.make import MIB
 from tests.test_trust import notes, on_a_gpu, record

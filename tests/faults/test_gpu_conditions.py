@@ -14,8 +14,7 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
-from profiler.engines.local import Local
-from profiler.engines.memory_release import SLACK_BYTES
+from profiler.engines.local import SLACK_BYTES, Local
 from profiler.measuring.devices import nvml
 from profiler.measuring.devices.cuda import Cuda
 from profiler.runs import store
@@ -96,7 +95,9 @@ def test_fault_48_a_run_that_must_be_alone_ends_with_3(here, other):
 
 
 def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():
-    cases = [make.case(model=Choice(name), device="cuda:0", samples=1) for name in ("_faults:kind=kill", "mlp")]
+    cases = [
+        make.case(model=Choice(name), device="cuda:0", samples=1) for name in ("tests.faulty:build:kind=kill", "mlp")
+    ]
 
     with Local(stage_seconds=120.0) as engine:
         engine.survey()

@@ -6,7 +6,7 @@ import pytest
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.analysis.rows import Row, rows
-from profiler.measuring.torch_flags import changed, switches
+from profiler.measuring.bench import changed, switches
 from profiler.runs import store
 from profiler.views.tables import terminal
 from tests.conftest import measured
@@ -55,15 +55,15 @@ def test_fault_25_a_reentrant_checkpoint_of_an_input_without_gradient_names_the_
 
 
 def test_fault_25_and_26_are_told_apart_from_what_is_right():
-    record = measured("_faults:kind=fine", "all", passes=PASSES)
+    record = measured("tests.faulty:build:kind=fine", "all", passes=PASSES)
 
     assert (record.outcome, record.equality.gradients_equal) == ("ok", True)
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_twin_25_unverified_a_reentrant_checkpoint_looks_like_a_saving():
-    full = measured("_faults:kind=fine", "none", passes=("memory",), batch_size=512)
-    wrong = measured("_faults:kind=fine", "_planted:fault=reentrant", passes=("memory",), batch_size=512)
+    full = measured("tests.faulty:build:kind=fine", "none", passes=("memory",), batch_size=512)
+    wrong = measured("tests.faulty:build:kind=fine", "_planted:fault=reentrant", passes=("memory",), batch_size=512)
 
     assert wrong.outcome == "ok"
     assert wrong.readings.saved_bytes < full.readings.saved_bytes
@@ -82,7 +82,7 @@ def test_fault_26_gradients_beyond_the_floor_make_a_setting_invalid_and_name_the
 
 
 def test_fault_26_dropout_without_its_random_state_is_invalid_and_names_the_worst_parameter():
-    record = measured("_faults:kind=dropout", "_planted:fault=random-state", passes=PASSES)
+    record = measured("tests.faulty:build:kind=dropout", "_planted:fault=random-state", passes=PASSES)
 
     assert record.outcome == "invalid"
     assert record.equality.loss_equal
@@ -91,7 +91,7 @@ def test_fault_26_dropout_without_its_random_state_is_invalid_and_names_the_wors
 
 
 def test_fault_26_dropout_with_its_random_state_is_no_mismatch():
-    record = measured("_faults:kind=dropout", "segments:k=2", passes=PASSES)
+    record = measured("tests.faulty:build:kind=dropout", "segments:k=2", passes=PASSES)
 
     assert record.outcome == "ok"
     assert record.equality.gradients_equal
@@ -117,7 +117,7 @@ def test_fault_27_a_model_that_is_never_twice_the_same_is_measured_by_its_own_fl
 
 
 def test_twin_27_without_the_floor_it_would_be_called_wrong():
-    record = measured("_faults:kind=noise", "all", passes=PASSES, verify="strict")
+    record = measured("tests.faulty:build:kind=noise", "all", passes=PASSES, verify="strict")
 
     assert record.outcome == "invalid"
     assert record.detail.startswith("gradients differ by")
@@ -136,7 +136,9 @@ def test_twin_28_in_one_process_it_ends_the_run():
     done = []
 
     with pytest.raises(CheckpointError):
-        done += [measured("_faults:kind=shape", strategy, passes=("memory",)) for strategy in ("all", "none")]
+        done += [
+            measured("tests.faulty:build:kind=shape", strategy, passes=("memory",)) for strategy in ("all", "none")
+        ]
 
     assert done == []
 

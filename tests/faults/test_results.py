@@ -16,7 +16,7 @@ from profiler.cli import answer
 from profiler.core.case import encode
 from profiler.core.errors import UserError
 from profiler.core.record import PhaseBytes, Record
-from profiler.engines import child, local, replies
+from profiler.engines import child, read_answer, trial_record
 from profiler.engines.local import Local
 from profiler.runs import store
 from tests import examples, make
@@ -122,7 +122,7 @@ def test_fault_22_a_lie_beside_the_readings_is_one_too(fields, why):
 
 
 def test_twin_22_who_believes_everything_records_the_lie_as_a_fact(monkeypatch):
-    monkeypatch.setattr(local, "impossible", lambda record, passes: ())
+    monkeypatch.setattr(trial_record, "impossible", lambda record, passes: ())
 
     record = believed(of_readings(peak_bytes=-1))
 
@@ -187,7 +187,7 @@ def test_fault_22_any_bytes_at_all_are_a_failed_trial(sent):
 
 def test_fault_22_an_answer_that_is_none_is_told_in_a_line():
     with pytest.raises(UserError, match="what it sent is no answer") as raised:
-        replies.read({"record": {}}, "outline", dict)
+        read_answer({"record": {}}, "outline", dict)
 
     assert raised.value.exit_code == 1
 

@@ -12,7 +12,7 @@ import pytest
 from profiler.cli import answer, crash_report, output
 from profiler.core import secret_filter
 from profiler.core.errors import UserError
-from profiler.engines import capped_log, child, worker
+from profiler.engines import capped_log, child, error_record
 from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.runs import store
@@ -210,7 +210,7 @@ def test_fault_58_the_last_it_printed_holds_none_of_many_lines(tmp_path: Path, m
 def test_fault_58_nor_does_a_failure_that_begins_with_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SSH_PRIVATE_KEY", PEM)
 
-    assert worker._first_line(RuntimeError(f"refused {PEM}\nnext")) == "refused [hidden]"
+    assert error_record._first_line(RuntimeError(f"refused {PEM}\nnext")) == "refused [hidden]"
 
 
 def test_fault_58_what_is_no_result_is_hidden_before_it_is_written_as_bytes(
@@ -284,8 +284,8 @@ def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch:
 def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
     error = RuntimeError(f"401 for {SECRETS['HF_TOKEN']}")
-    hidden = worker._first_line(error)
-    monkeypatch.setattr(worker, "hide", lambda text: text)
+    hidden = error_record._first_line(error)
+    monkeypatch.setattr(error_record, "hide", lambda text: text)
     monkeypatch.setattr(capped_log, "hide_bytes", lambda data: data)
 
     log = capped_log.Log(tmp_path / "trial.log")
@@ -293,7 +293,7 @@ def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path
     log.close()
 
     assert hidden == "401 for [hidden]"
-    assert SECRETS["HF_TOKEN"] in worker._first_line(error)
+    assert SECRETS["HF_TOKEN"] in error_record._first_line(error)
     assert found(tmp_path) != []
 
 

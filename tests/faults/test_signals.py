@@ -25,7 +25,7 @@ from tests import make
 from tests.program import PATIENCE_SECONDS, Endless, Started, next_words
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
-STUCK = ("--model", "mlp,_faults:kind=hang", "--strategies", "none", "--device", "cpu", "--rounds", "1")
+STUCK = ("--model", "mlp,tests.faulty:build:kind=hang", "--strategies", "none", "--device", "cpu", "--rounds", "1")
 WHOLE = Counter([*product(("none", "segments:k=1", "segments:k=2"), (1, 2, 3, 4)), ("segments:k=8", 1)])
 FIRST = "[ 1/16] mlp none round 1: ok"
 

@@ -25,13 +25,13 @@ QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0", 
 
 def trial(kind: str = "fine", strategy: str = "none", **fields) -> Trial:
     """A short one; the kind may have more options: `oom,at=recompute`."""
-    case = make.case(strategy, model=Choice(f"_faults:kind={kind}"), batch_size=4, samples=1, warmup=0)
+    case = make.case(strategy, model=Choice(f"tests.faulty:build:kind={kind}"), batch_size=4, samples=1, warmup=0)
     return Trial(case=case, **fields)
 
 
 def run(kind: str, strategies: str, *more: str) -> int:
     """`gcprof run` into the folder `run`; its exit code."""
-    return answer(["run", "--model", f"_faults:kind={kind}", "--strategies", strategies, *QUICK, *more])
+    return answer(["run", "--model", f"tests.faulty:build:kind={kind}", "--strategies", strategies, *QUICK, *more])
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -63,7 +63,7 @@ def unprotected(engine: Local, *trials: Trial) -> tuple[list[Record], Ended]:
 def one_after_another(request: str, channel: int) -> None:
     """Runs in the child."""
     for one in decode(request, tuple[Trial, ...]):
-        tell(channel, {"one": attempt(one, on_stage=lambda stage: None)})
+        tell(channel, {"one": attempt(one, on_pass=lambda name: None)})
 
 
 def escape(request: str, channel: int) -> None:

@@ -1,4 +1,4 @@
-"""A run -> what every tracker is told, row by row: knows nothing of any one tracker."""
+"""A run -> what every tracker is told, row by row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ = ("saved_bytes", "peak_bytes", "reserved_bytes")
 TIMES = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class LoggedRow(msgspec.Struct, frozen=True, kw_only=True):
     """One case. Bytes, seconds and ratios to the same case without checkpointing."""
 
     id: str  # of this case in this run: the same every time
@@ -36,17 +36,17 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     next: tuple[str, ...] = ()
 
 
-def entries(run: Run) -> list[Entry]:
+def entries(run: Run) -> list[LoggedRow]:
     """What is logged of each row, in order."""
     return [_entry(row, run) for row in rows(run.records)]
 
 
-def _entry(row: Row, run: Run) -> Entry:
+def _entry(row: Row, run: Run) -> LoggedRow:
     mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # the name of every number says how it came about
     started = moment(row.environment.started if row.environment else None) or moment(run.manifest.created)
     if started is None:
         raise UserError(f"'{run.manifest.created}' is no time at which a run could begin", exit_code=4)
-    return Entry(
+    return LoggedRow(
         id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
         name=str(row.case.strategy),
         started=started.timestamp(),

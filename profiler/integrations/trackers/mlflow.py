@@ -1,4 +1,4 @@
-"""A run as runs of MLflow, in a local folder or wherever MLFLOW_TRACKING_URI says: knows nothing of commands."""
+"""A run as runs of MLflow, in a local folder or wherever MLFLOW_TRACKING_URI says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from profiler.core.errors import UserError
-from profiler.integrations.trackers.entries import Entry, Written, entries
+from profiler.integrations.trackers.entries import LoggedRow, Written, entries
 from profiler.runs.store import Run
 
 EXPERIMENT = "gcprof"  # where MLFLOW_EXPERIMENT_NAME names no other
@@ -53,11 +53,11 @@ def _experiment(client: MlflowClient, name: str) -> str:
     return text
 
 
-def _is_known(client: MlflowClient, experiment: str, entry: Entry) -> bool:
+def _is_known(client: MlflowClient, experiment: str, entry: LoggedRow) -> bool:
     return bool(client.search_runs([experiment], filter_string=f"tags.`{ID}` = '{entry.id}'", max_results=1))
 
 
-def _log(client: MlflowClient, experiment: str, entry: Entry) -> None:
+def _log(client: MlflowClient, experiment: str, entry: LoggedRow) -> None:
     time = round(entry.started * 1000)
     tags = {name: value[:LONGEST] for name, value in entry.tags.items()} | {ID: entry.id}
     run_id = client.create_run(experiment, start_time=time, tags=tags, run_name=entry.name).info.run_id

@@ -1,4 +1,4 @@
-"""A run as TensorBoard's event files, with its table of hyper-parameters: knows nothing of commands.
+"""A run as TensorBoard's event files, with its table of hyper-parameters.
 
 Written record by record, since TensorBoard's own writer names its files by the host.
 """
@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from profiler.core.errors import UserError
-from profiler.integrations.trackers.entries import Entry, Written, entries
+from profiler.integrations.trackers.entries import LoggedRow, Written, entries
 from profiler.runs.store import Run
 
 FILE = "events.out.tfevents.0.gcprof"  # TensorBoard looks for `tfevents` in the name
@@ -34,7 +34,7 @@ def write(run: Run, folder: Path | None) -> Written:
     return Written(place=str(folder), num_rows=len(found), next=("tensorboard", "--logdir", str(folder)))
 
 
-def _overview(found: Sequence[Entry]) -> Summary:
+def _overview(found: Sequence[LoggedRow]) -> Summary:
     """The columns of the table of hyper-parameters."""
     parameters = dict.fromkeys(name for entry in found for name in (*entry.parameters, *entry.tags))
     metrics = dict.fromkeys(name for entry in found for name in entry.metrics)
@@ -43,7 +43,7 @@ def _overview(found: Sequence[Entry]) -> Summary:
     )
 
 
-def _events(entry: Entry) -> Iterable[Event]:
+def _events(entry: LoggedRow) -> Iterable[Event]:
     values = {**entry.parameters, **entry.tags}
     yield Event(summary=hparams.hparams_pb(values, trial_id=entry.id, start_time_secs=entry.started))
     for name, value in entry.metrics.items():

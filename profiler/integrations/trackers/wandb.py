@@ -1,4 +1,4 @@
-"""A run as runs of Weights & Biases: offline unless the environment says otherwise. Knows nothing of commands."""
+"""A run as runs of Weights & Biases: offline unless the environment says otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read as it is importe
 import wandb
 
 from profiler.core.errors import UserError
-from profiler.integrations.trackers.entries import Entry, Written, entries
+from profiler.integrations.trackers.entries import LoggedRow, Written, entries
 from profiler.runs.store import Run
 
 PROJECT = "gcprof"  # where WANDB_PROJECT names no other
@@ -38,7 +38,7 @@ def write(run: Run, folder: Path | None) -> Written:
     return Written(place=str(Path(place) / "wandb"), num_rows=len(found), next=shown)
 
 
-def _log(entry: Entry, *, mode: Any, place: str, group: str) -> None:
+def _log(entry: LoggedRow, *, mode: Any, place: str, group: str) -> None:
     session = wandb.init(
         project=os.environ.get("WANDB_PROJECT") or PROJECT,
         group=group,

@@ -1,4 +1,4 @@
-"""A callback for Lightning's Trainer that records its steps: knows nothing of how the model is built."""
+"""A callback for Lightning's Trainer that records its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from profiler.core.case import Case, Choice
 from profiler.core.record import Record
 from profiler.integrations.trainers.steps import Steps, add
-from profiler.training.blocks import find_blocks
 
 
 def _base() -> Any:
@@ -68,8 +67,7 @@ class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._steps is None:
             return
-        count = sum(parameter.numel() for parameter in pl_module.parameters())
-        self.record = self._steps.record(num_parameters=count, num_blocks=len(find_blocks(pl_module)))
+        self.record = self._steps.record(pl_module)
         if getattr(trainer, "is_global_zero", True):
             self.record = add(self.record, self._folder, command="lightning.Trainer")
 

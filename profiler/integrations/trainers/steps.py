@@ -1,18 +1,20 @@
-"""Time and peak of the steps of somebody else's training loop: knows nothing of any framework."""
+"""Time and peak of the steps of somebody else's training loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from torch import nn
 
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Built, Note, Readings, Record
-from profiler.measuring.device_facts import environment, open_device
-from profiler.measuring.devices import Device, Span, Stopwatch, Watch
+from profiler.measuring.devices import Device, Span, Stopwatch, Watch, environment, open_device
+from profiler.measuring.meters.memory import largest_known
 from profiler.runs import run_diff, store
+from profiler.training.blocks import find_blocks
+from profiler.training.workload import num_parameters
 
 ADVICE = "from a real training run: gradients were not compared, and saved bytes were not measured"
 
@@ -57,20 +59,20 @@ class Steps:
             self._spans += watch.spans()
         self._seconds += stopwatch.seconds()
 
-    def record(self, *, num_parameters: int, num_blocks: int) -> Record:
-        """What was seen. Its outcome is `failed` where training ended before the first timed step."""
-        outcome = "ok" if self._seconds else "failed"
+    def record(self, module: nn.Module) -> Record:
+        """What was seen of a module. Its outcome is `failed` where training ended before the first timed step."""
         why = f"training ended after {self.num_steps} steps; the first {1 + self.case.warmup} settle"
+        size, num_blocks = num_parameters(module), len(find_blocks(module))
         return Record(
             case=self.case,
             outcome="ok" if self._seconds else "failed",
-            detail=None if outcome == "ok" else why,
-            built=Built(num_parameters=num_parameters, num_blocks=num_blocks, data="the user's own"),
+            detail=None if self._seconds else why,
+            built=Built(num_parameters=size, num_blocks=num_blocks, data="the user's own"),
             readings=Readings(
                 step_seconds=tuple(self._seconds) or None,
                 peak_bytes=max((span.peak_bytes for span in self._spans), default=None),
-                reserved_bytes=_largest(span.reserved_bytes for span in self._spans),
-                device_bytes=_largest(span.device_bytes for span in self._spans),
+                reserved_bytes=largest_known(span.reserved_bytes for span in self._spans),
+                device_bytes=largest_known(span.device_bytes for span in self._spans),
             ),
             environment=environment(self._device),
             notes=(Note(code="GCP020", text=ADVICE),),
@@ -104,7 +106,3 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
     finally:
         writer.close()
     return record
-
-
-def _largest(found: Iterable[int | None]) -> int | None:
-    return max((one for one in found if one is not None), default=None)

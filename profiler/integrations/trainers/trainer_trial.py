@@ -1,4 +1,4 @@
-"""A trial in the child that a real transformers.Trainer runs: knows nothing of where it runs."""
+"""A trial in the child that a real transformers.Trainer runs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from profiler.training.assemble import assemble
 def run_trial(request: str, channel: int) -> None:
     """Measure the trial in `request` with a Trainer; tell each stage, then the record, each as one line of JSON."""
     trial: Trial = decode(request, Trial)
-    record = attempt(trial, on_stage=lambda stage: tell(channel, {"stage": stage}), by=measure)
+    record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=measure)
     tell(channel, {"record": record})
 
 
-def measure(trial: Trial, *, on_stage: Callable[[str], None]) -> Record:
+def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     """Train for as many steps as the case asks for. Raises Unsupported for what a Trainer does not do of itself."""
     case = trial.case
     _refuse(case)
-    on_stage("build")
+    on_pass("build")
     workload = assemble(case.baseline).workload
     callback = RecordingCallback(case=case)
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ def measure(trial: Trial, *, on_stage: Callable[[str], None]) -> Record:
             data_collator=default_data_collator,
             callbacks=[callback],
         )
-        on_stage("time")
+        on_pass("time")
         trainer.train()
     assert callback.record is not None, "the Trainer ended without telling"
     return msgspec.structs.replace(callback.record, round=trial.round)

@@ -1,4 +1,4 @@
-"""A callback for transformers.Trainer that records its steps: knows nothing of how the model is built."""
+"""A callback for transformers.Trainer that records its steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 from profiler.core.case import Case, Choice
 from profiler.core.record import Record
 from profiler.integrations.trainers.steps import Steps, add
-from profiler.training.blocks import find_blocks
 
 
 class RecordingCallback(TrainerCallback):
@@ -44,8 +43,7 @@ class RecordingCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         if self._steps is None:
             return
-        count = sum(parameter.numel() for parameter in model.parameters())
-        self.record = self._steps.record(num_parameters=count, num_blocks=len(find_blocks(model)))
+        self.record = self._steps.record(model)
         if self._folder is not None and getattr(state, "is_world_process_zero", True):
             self.record = add(self.record, self._folder, command="transformers.Trainer")
 

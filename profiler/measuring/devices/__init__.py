@@ -1,17 +1,24 @@
-"""Where a step runs, and how it is watched there: the doors that every device has. Knows nothing of cases.
+"""What every device offers a meter, what a record says of it, and whether it computes.
 
 `cpu` and `cuda` are a file each, whose `connect` returns a Device; `measure` picks by the first word of its name.
 """
 
 from __future__ import annotations
 
+import platform
+from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
+import torch
 
-from profiler.core.record import Conditions
+from profiler import __version__
+from profiler.core import catalogue
+from profiler.core.case import Case, Choice
+from profiler.core.record import Conditions, Environment
 
 TABLE = {"cpu": "profiler.measuring.devices.cpu:connect", "cuda": "profiler.measuring.devices.cuda:connect"}
+MATRIX_SIZE = 16  # of the test matrices, whose numbers are exact in every type: whole and below 2**10
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,4 +87,67 @@ class Device(Protocol):
 
     def conditions(self) -> Conditions: ...
     def untold(self) -> str | None:
-        """Why `conditions` tells less than it could; None where it tells what there is."""
+        """Why `conditions` is incomplete; None where it is complete."""
+
+
+def versions() -> Environment:
+    """Returns the versions of this process, without a device."""
+    return Environment(
+        gcprof=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        torch=torch.__version__,
+    )
+
+
+def environment(device: Device) -> Environment:
+    """Returns the versions and the device, as this process sees them."""
+    facts = device.facts()
+    return msgspec.structs.replace(
+        versions(),
+        cuda=torch.version.cuda,
+        driver=facts.driver,
+        device_name=facts.name,
+        device_bytes=facts.total_bytes,
+        device_uuid=facts.uuid,
+        num_threads=torch.get_num_threads(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def open_device(name: str) -> Device:
+    """Opens the device of that name: `cpu`, `cuda:0`."""
+    connect, _ = catalogue.load(Choice(name.partition(":")[0]), TABLE)
+    device: Device = connect(name)
+    return device
+
+
+def of_rank(case: Case, rank: int) -> Case:
+    """Returns the case on the rank's own device: ranks take consecutive devices from the case's on."""
+    kind, _, first = case.device.partition(":")
+    return msgspec.structs.replace(case, device=f"{kind}:{int(first or 0) + rank}") if kind == "cuda" else case
+
+
+def wrong_arithmetic(device: str) -> str | None:
+    """Returns what the device computes wrongly, in a sentence; None where every number is right."""
+    left = [[(3 * row + column) % 5 - 2 for column in range(MATRIX_SIZE)] for row in range(MATRIX_SIZE)]
+    right = [[(row + 2 * column) % 7 - 3 for column in range(MATRIX_SIZE)] for row in range(MATRIX_SIZE)]
+    product = [
+        [sum(a * b for a, b in zip(row, column, strict=True)) for column in zip(*right, strict=True)] for row in left
+    ]
+    gradient = [[sum(row) for row in right] for _ in left]  # of the product's sum by the left matrix
+
+    weights = torch.tensor(left, dtype=torch.float32, device=device, requires_grad=True)  # (row, inner)
+    computed = weights @ torch.tensor(right, dtype=torch.float32, device=device)  # (row, column)
+    computed.sum().backward()
+    assert weights.grad is not None, "it is a leaf that needs one"
+    num_right = sum(
+        number == expected
+        for matrix, expected_matrix in ((computed.tolist(), product), (weights.grad.tolist(), gradient))
+        for row, expected_row in zip(matrix, expected_matrix, strict=True)
+        for number, expected in zip(row, expected_row, strict=True)
+    )
+    if num_right == 2 * MATRIX_SIZE**2:
+        return None
+    text = f"{num_right} of {2 * MATRIX_SIZE**2} numbers of a small product and its gradient are right"
+    return f"it computes nothing, or nothing right: {text}; its times and gradients mean nothing"

@@ -1,4 +1,4 @@
-"""The CPU: exact bytes from the allocator's own events, never RSS. Knows nothing of models."""
+"""The CPU: exact bytes from the allocator's own events, never RSS."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ class Cpu:
         return Facts(name=_processor(), total_bytes=psutil.virtual_memory().total)
 
     def free_bytes(self) -> None:
-        """What the system would find for a process is no number that it keeps."""
+        """None: the system keeps no such number."""
 
     def held_bytes(self) -> None:
-        """The allocator tells of what is taken and given back only to a profiler."""
+        """None: the allocator reports only to a profiler."""
 
     def untold(self) -> None:
-        """The system always answers."""
+        """None: the system always answers."""
 
     def conditions(self) -> Conditions:
         at, others = self._opened
@@ -132,7 +132,7 @@ def available_bytes() -> int:
 
 
 def _others_seconds() -> float:
-    """Seconds for which all cores together were busy, but not with this process; what other machines stole included."""
+    """Returns the seconds that all cores together were busy with other work, stolen time included."""
     spent = psutil.cpu_times()
     busy = sum(getattr(spent, name, 0.0) for name in BUSY)
     return float(busy) - time.process_time()

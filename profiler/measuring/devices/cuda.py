@@ -1,4 +1,4 @@
-"""A CUDA device: bytes by the caching allocator's statistics, time by its events. Knows nothing of models."""
+"""A CUDA device: bytes by the caching allocator's statistics, time by its events."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ def driver() -> str | None:
 
 
 class Board:
-    """One board; every number that it does not tell is None."""
+    """One board; a number that it does not report is None."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     def conditions(self, at_seconds: float) -> Conditions:
-        """Read now, in a millisecond or so; this process must have worked on the device before."""
+        """Reads the board, in about a millisecond; this process must have used the device before."""
         reasons = self._told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
         processes = self._told(pynvml.nvmlDeviceGetComputeRunningProcesses)
         return Conditions(

@@ -1,4 +1,4 @@
-"""Whether two steps gave the same loss, gradients and buffers: knows nothing of strategies or of clocks."""
+"""Compares what two steps left behind: loss, gradients, buffers, random state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import msgspec
 import torch
 
 from profiler.core.record import Equality
-from profiler.measuring.process_group import Group
+from profiler.measuring.ranks import ALONE, Group
 from profiler.training.workload import Workload, local
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
-Step = Callable[[], tuple[Workload, torch.Tensor]]
-ALONE = Group()
+GradientStep = Callable[[], tuple[Workload, torch.Tensor]]  # a fresh workload, run to its gradients, and its loss
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,19 +36,24 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def noise_floor(step: Step, group: Group = ALONE) -> Equality:
-    """The step without checkpointing against itself. `step` builds a fresh workload and runs it to the gradients."""
+def noise_floor(step: GradientStep, group: Group = ALONE) -> Equality:
+    """Compares the step without checkpointing with itself: `step` builds a workload and runs it to the gradients."""
     first = collect(step)
-    again = collect(step)
-    found = compared(first, again, group)
-    floor = found.largest_difference if found.largest_difference is not None else 0.0
-    return msgspec.structs.replace(found, noise_floor=floor, digests=_digests(first, group))
+    second = collect(step)
+    result = compared(first, second, group)
+    floor = result.largest_difference if result.largest_difference is not None else 0.0
+    return msgspec.structs.replace(result, noise_floor=floor, digests=_digests(first, group))
 
 
 def verify(
-    step: Step, baseline: Step, digests: Mapping[str, str], *, nudged: Step | None = None, group: Group = ALONE
+    step: GradientStep,
+    baseline: GradientStep,
+    digests: Mapping[str, str],
+    *,
+    nudged: GradientStep | None = None,
+    group: Group = ALONE,
 ) -> Equality:
-    """A strategy's step against the baseline's, cheap where all is well: by digests alone.
+    """Compares a strategy's step with the baseline's: by digests alone where these are equal.
 
     Only where they differ is the baseline run again, twice, for the noise floor and the differences. `nudged` is the
     baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, for
@@ -61,19 +65,19 @@ def verify(
         return Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=own)
     first, second = collect(baseline), collect(baseline)
     both = compared(first, mine, group), compared(second, mine, group)
-    found = min(both, key=lambda one: one.largest_difference or 0.0)
+    result = min(both, key=lambda comparison: comparison.largest_difference or 0.0)
     floor = compared(first, second, group).largest_difference or 0.0
     rounding = compared(first, collect(nudged), group).largest_difference or 0.0 if nudged else None
-    return msgspec.structs.replace(found, noise_floor=floor, rounding_floor=rounding, digests=own)
+    return msgspec.structs.replace(result, noise_floor=floor, rounding_floor=rounding, digests=own)
 
 
-def apart(step: Step, other: Step, group: Group = ALONE) -> float:
+def apart(step: GradientStep, other: GradientStep, group: Group = ALONE) -> float:
     """The largest relative difference of two steps' gradients."""
     return compared(collect(step), collect(other), group).largest_difference or 0.0
 
 
 def nudge(workload: Workload) -> None:
-    """Move every weight to the next number that its type has, away from 0 or towards it by turns."""
+    """Move every weight to a neighbouring number of its type, away from 0 and towards it by turns."""
     with torch.no_grad():
         for index, parameter in enumerate(map(local, workload.module.parameters())):
             if parameter.is_floating_point():
@@ -83,11 +87,11 @@ def nudge(workload: Workload) -> None:
 
 def tells(workload: Workload) -> bool:
     """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
-    gradients = [local(one.grad) for one in workload.module.parameters() if one.grad is not None]
+    gradients = [local(parameter.grad) for parameter in workload.module.parameters() if parameter.grad is not None]
     return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(_dense, gradients))
 
 
-def collect(step: Step) -> Results:
+def collect(step: GradientStep) -> Results:
     """Run a step and copy what it left to the host."""
     workload, loss = step()
     module = workload.module
@@ -97,27 +101,29 @@ def collect(step: Step) -> Results:
             name: None if parameter.grad is None else _copy(parameter.grad)
             for name, parameter in module.named_parameters()
         },
-        buffers={name: _copy(one) for name, one in module.named_buffers() if not name.endswith("num_batches_tracked")},
+        buffers={
+            name: _copy(buffer) for name, buffer in module.named_buffers() if not name.endswith("num_batches_tracked")
+        },
         random_state=_random_state(loss.device),
     )
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:
-    """As `compare`, over all ranks: equal is what is so on each, differences are those of the rank with the most."""
-    told = group.gather(compare(reference, other))
-    worst = max(told, key=lambda one: one.largest_difference or 0.0)
+    """Compares as `compare` does on every rank: equal where all ranks are, with the differences of the worst rank."""
+    comparisons = group.gather(compare(reference, other))
+    worst = max(comparisons, key=lambda comparison: comparison.largest_difference or 0.0)
     names = ("loss_equal", "gradients_equal", "buffers_equal", "random_state_equal")
     return msgspec.structs.replace(
         worst,
-        **{name: all(getattr(one, name) for one in told) for name in names},
-        buffers_difference=max(one.buffers_difference or 0.0 for one in told) or None,
-        missing=next((one.missing for one in told if one.missing), ()),
+        **{name: all(getattr(comparison, name) for comparison in comparisons) for name in names},
+        buffers_difference=max(comparison.buffers_difference or 0.0 for comparison in comparisons) or None,
+        missing=next((comparison.missing for comparison in comparisons if comparison.missing), ()),
     )
 
 
 def compare(reference: Results, other: Results) -> Equality:
-    """Bitwise equality of two steps, and where gradients differ by how much and worst in which parameter."""
-    differences = {name: difference(one, other.gradients.get(name)) for name, one in reference.gradients.items()}
+    """Compares two steps bit by bit; where gradients differ, also by how much and in which parameter most."""
+    differences = {name: difference(tensor, other.gradients.get(name)) for name, tensor in reference.gradients.items()}
     differences["(loss)"] = difference(reference.loss, other.loss)
     worst = max(differences, key=lambda name: differences[name])
     mine, yours = reference.digests(), other.digests()
@@ -145,7 +151,7 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
     if equality.missing:
         names = ", ".join(equality.missing[:3]) + (", ..." if len(equality.missing) > 3 else "")
         return f"{len(equality.missing)} of {equality.num_gradients} parameters have no gradient: {names}"
-    found, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0
+    largest, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0
     allowed = NOISE_MARGIN * max(floor, equality.rounding_floor or 0.0)
     across = equality.ranks_difference or 0.0
     if across > (0.0 if strict else allowed):
@@ -153,14 +159,14 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
         return f"gradients differ by {across:.1e}{where} from the mean of those of one process with all ranks' batches"
     if equality.gradients_equal and equality.loss_equal:
         return None
-    if not strict and allowed and found <= allowed:
+    if not strict and allowed and largest <= allowed:
         return None
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
-    return f"gradients differ by {found:.1e}{where}; two runs without checkpointing differ by {floor:.1e}"
+    return f"gradients differ by {largest:.1e}{where}; two runs without checkpointing differ by {floor:.1e}"
 
 
 def is_rounding(equality: Equality) -> bool:
-    """Whether the differences are small enough to come from kernels that round otherwise, nothing missing."""
+    """Whether the differences are as small as other rounding makes them, with no gradient missing."""
     return not equality.missing and (equality.largest_difference or 0.0) <= ROUNDING
 
 
@@ -177,11 +183,11 @@ def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> fl
 
 
 def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float | None:
-    return max((difference(one, other.get(name)) for name, one in reference.items()), default=0.0) or None
+    return max((difference(buffer, other.get(name)) for name, buffer in reference.items()), default=0.0) or None
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, and whole where it is sharded over the ranks."""
+    """Returns a copy on the host, whole where the tensor is sharded over the ranks."""
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return _dense(whole.detach()).to("cpu", copy=True).contiguous()
 
@@ -194,13 +200,13 @@ def _random_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def digest(found: Sequence[torch.Tensor]) -> str:
-    """Of what tensors hold, in order."""
-    return _digest({str(number): _copy(tensor) for number, tensor in enumerate(found)})
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Returns a digest of the values of tensors, in order."""
+    return _digest({str(number): _copy(tensor) for number, tensor in enumerate(tensors)})
 
 
 def _digests(found: Results, group: Group) -> dict[str, str]:
-    """Of all ranks, in order; of one, its own."""
+    """Digests of every rank, combined; a single rank returns its own."""
     told = group.gather(found.digests())
     if len(told) == 1:
         return told[0]

@@ -1,4 +1,4 @@
-"""The bytes that earlier passes of a trial leave in memory for the next one: knows nothing of strategies."""
+"""Reads the bytes that earlier passes of a trial leave in memory for the next one."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""Bytes of one training step, by phase and by category: knows nothing of cases or strategies."""
+"""Reads the bytes of one training step, by phase and by category."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from profiler.core.record import PHASES, PhaseBytes, Timeline
+from profiler.core.stats import highest
 from profiler.measuring.devices import Device, Span
-from profiler.measuring.meters.timeline import timeline
-from profiler.training.workload import Workload, bytes_by_storage, tensors
+from profiler.training.workload import Step, Workload, bytes_by_storage, tensors
 
-Step = Callable[[Callable[[str], None]], Any]
+NUM_POINTS = 96  # a page draws several timelines beside each other, and a record is one line
 
 
 def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step) -> dict[str, Any]:
-    """The memory fields of Readings, from a step after one that creates gradients and optimizer state, or more.
+    """Returns the memory fields of Readings, read from a step after the gradients and optimizer state exist.
 
     `step` runs one training step and tells the phases to the function that it is given. All numbers are exact. Peaks
     are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. Bytes.
@@ -43,13 +43,13 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
         "peak_phase": top[0][0],
         "peak_gradient_bytes": gradient_bytes,
         "timeline": _timeline(spans),
-        "reserved_bytes": _largest([phase.reserved for phase in phases.values()]),
-        "device_bytes": _largest([phase.device for phase in phases.values()]),
+        "reserved_bytes": largest_known(phase.reserved for phase in phases.values()),
+        "device_bytes": largest_known(phase.device for phase in phases.values()),
     }
 
 
 def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """What is there between two steps, whatever one checkpoints, by category; every storage counted once."""
+    """Returns the bytes that are live between two steps, by category; every storage counted once."""
     parameters = list(workload.module.parameters())
     found = {
         "parameters": [parameter.detach() for parameter in parameters],
@@ -110,13 +110,13 @@ def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:
     own = [span for (name, _), span in spans if name == phase]
     return PhaseBytes(
         allocated=max(span.peak_bytes for span in own),
-        reserved=_largest([span.reserved_bytes for span in own]),
-        device=_largest([span.device_bytes for span in own]),
+        reserved=largest_known(span.reserved_bytes for span in own),
+        device=largest_known(span.device_bytes for span in own),
     )
 
 
 def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
-    """Every event of a device that tells each; of another, where spans begin and end and how high they reach."""
+    """Every event where the device reports each; else the start, the peak and the end of each span."""
     held: list[int] = []
     phases: list[tuple[str, int]] = []
     for (phase, _), span in spans:
@@ -126,6 +126,21 @@ def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
     return timeline({"live": held}, phases)
 
 
-def _largest(values: list[int | None]) -> int | None:
-    measured = [value for value in values if value is not None]
-    return max(measured) if measured else None
+def largest_known(values: Iterable[int | None]) -> int | None:
+    """The largest value that was measured; None where none was."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def timeline(nbytes: Mapping[str, Sequence[int]], phases: Iterable[tuple[str, int]], **at_peak: Any) -> Timeline:
+    """Thins series of equal length, one for each category, to the points where their sum is the largest of its stretch.
+
+    `phases` are in order, each with the place of its first value. What `at_peak` says is stored as it is. Bytes.
+    """
+    places = highest([sum(values) for values in zip(*nbytes.values(), strict=True)], NUM_POINTS)
+    firsts = [(phase, sum(place < first for place in places)) for phase, first in phases]
+    ends = [*(first for _, first in firsts[1:]), len(places)]
+    return Timeline(
+        phases=tuple(one for one, end in zip(firsts, ends, strict=True) if one[1] < end),  # some have none
+        nbytes={name: tuple(values[place] for place in places) for name, values in nbytes.items() if any(values)},
+        **at_peak,
+    )

@@ -1,20 +1,21 @@
-"""What each operator takes besides its outputs while it runs: knows nothing of cases or strategies."""
+"""Reads what operators do: their FLOPs, the bytes that each hides while it runs, and its call as one word."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
-from profiler.measuring.devices import Device, Span
-from profiler.measuring.op_signature import signature
-
-Step = Callable[[Callable[[str], None]], Any]
+from profiler.measuring.devices import Device
+from profiler.training.workload import Step, Workload, loss_of
 
 
 def read(device: Device, step: Step) -> dict[str, Any]:
-    """The field `hidden_bytes` of Readings, from the second of two steps: bytes by signature, where there are any.
+    """Returns the field `hidden_bytes` of Readings, read from the second of two steps: bytes by call signature.
 
     Convolutions take workspaces and copies of their inputs that no tensor shows.
     """
@@ -25,7 +26,8 @@ def read(device: Device, step: Step) -> dict[str, Any]:
             step(lambda phase: None)
     hidden: dict[str, int] = {}
     for call, span in zip(calls.signatures, watch.spans()[::2], strict=True):  # every second span is between operators
-        hidden[call] = max(hidden.get(call, 0), _hidden(span))
+        nbytes = span.peak_bytes - max(span.start_bytes, span.end_bytes)
+        hidden[call] = max(hidden.get(call, 0), nbytes)
     return {"hidden_bytes": {call: nbytes for call, nbytes in hidden.items() if nbytes}}
 
 
@@ -38,12 +40,56 @@ class _Calls(TorchDispatchMode):
         self._mark = mark
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.signatures.append(signature(func, args, kwargs))
+        self.signatures.append(call_signature(func, args, kwargs))
         self._mark()
         out = func(*args, **(kwargs or {}))
         self._mark()
         return out
 
 
-def _hidden(span: Span) -> int:
-    return span.peak_bytes - max(span.start_bytes, span.end_bytes)
+def call_signature(operator: Any, arguments: Any, keywords: Any) -> str:
+    """Returns a call as one word, the same where the work is the same: `aten.mm(float32[2, 3], float32[3, 4])`."""
+    words = [_word(one) for one in arguments] + [f"{key}={_word(one)}" for key, one in (keywords or {}).items()]
+    return f"{operator_name(operator)}({', '.join(words)})"
+
+
+def operator_name(operator: Any) -> str:
+    """Returns the operator with its overload, but for the default one: `aten.add.Tensor`, `aten.mm`."""
+    return str(operator).removesuffix(".default")
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        strides = "" if value.is_contiguous() else f" by {list(value.stride())}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{strides}"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_word(one) for one in value)}]"
+    return str(value)
+
+
+def read_flops(workload: Workload) -> dict[str, Any]:
+    """Returns the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
+
+    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does.
+    """
+    with _Counter() as forward:
+        loss = loss_of(workload)
+    with _Counter() as backward:
+        loss.backward()
+    return {"forward_flops": forward.get_total_flops(), "backward_flops": backward.get_total_flops()}
+
+
+class _Counter(FlopCounterMode):
+    """Counts for the whole model alone: hooks on modules would forbid torch.autograd.grad in a forward."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.mod_tracker = _Nowhere()
+
+
+class _Nowhere(ModuleTracker):
+    def __enter__(self) -> _Nowhere:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        return None

@@ -1,4 +1,4 @@
-"""Seconds of training steps, raw: knows nothing of cases or strategies."""
+"""Reads the seconds of training steps, raw."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from msgspec import UNSET, UnsetType
 from profiler.core.record import Conditions
 from profiler.core.stats import MOST_STEPS, SHORTEST, Sampling, is_look, num_warmup, stop_reason
 from profiler.measuring.devices import Device
-from profiler.measuring.process_group import Group
+from profiler.measuring.ranks import ALONE, Group
+from profiler.training.workload import Step
 
-Step = Callable[[Callable[[str], None]], Any]
 Spans = list[tuple[str, float]]
 
 TICKS = 1000  # of the device's clock, that a sample has at least
-ALONE = Group()
 MARGIN = 1.2  # times the slowest step: what the next one may take
 
 
@@ -35,7 +34,7 @@ def read(
     clock: Callable[[], float] = time.monotonic,
     group: Group = ALONE,
 ) -> dict[str, Any]:
-    """The time fields of Readings: settle with one full step, warm up, then one sample a step. No sample is dropped.
+    """Returns the time fields of Readings: a settling step, the warm-up, then one sample a step. No sample is dropped.
 
     Takes exactly `samples`; where there is a `sampling` at least so many, until it says to stop, and marks those that
     it finds to be warm-up. A step too fast for the device's clock is run several times a sample. No step begins that
@@ -77,7 +76,7 @@ def read(
 
 
 def _warmed(sample: Callable[[], Spans], warmup: int, is_late: Callable[[float], bool]) -> list[Spans]:
-    """The step that settles, and those of the warm-up for which there is time besides that of a sample."""
+    """Returns the settling step, and as many warm-up steps as leave time for a sample."""
     first = [sample()]
     while len(first) <= warmup and not is_late(max(_steps(first))):
         first.append(sample())
@@ -85,7 +84,7 @@ def _warmed(sample: Callable[[], Spans], warmup: int, is_late: Callable[[float],
 
 
 def _steps_per_sample(last: Spans, least: float) -> int:
-    """So many that a sample takes `least` seconds, judged by the last step of the warm-up."""
+    """Returns how many steps make a sample of at least `least` seconds, judged by the last step of the warm-up."""
     (seconds,) = _steps([last])
     return min(MOST_STEPS, max(1, ceil(least / seconds))) if seconds else MOST_STEPS
 
@@ -116,7 +115,7 @@ def _until_stopped(
 
 
 def _conditions(device: Device, group: Group, began: float) -> Conditions:
-    """Those of this rank's device; what the other ranks have done since is not what others did."""
+    """Returns the conditions of this rank's device; CPU time of the other ranks does not count as others'."""
     found, spent = device.conditions(), _spent_elsewhere(group) - began
     if not spent or found.others_seconds is None:
         return found
@@ -134,7 +133,7 @@ def _steps(timed: list[Spans]) -> tuple[float, ...]:
 
 
 def _host_share(asked: list[float], steps: tuple[float, ...], times: int) -> float | None:
-    """How much of a step it takes to ask the device for it, the median over the samples."""
+    """Returns the share of a step that the host spends launching it, the median over the samples."""
     shares = [seconds / times / step for seconds, step in zip(asked, steps, strict=True) if step]
     return min(1.0, median(shares)) if shares else None
 
@@ -142,7 +141,7 @@ def _host_share(asked: list[float], steps: tuple[float, ...], times: int) -> flo
 def _sample(
     device: Device, step: Step, group: Group, *, times: int, asked: list[float], clock: Callable[[], float]
 ) -> Spans:
-    """The phases of one step, or the mean of several that run behind each other.
+    """Returns the phases of one step, or the mean of several run back to back.
 
     `asked` gets the seconds until the host had asked for all of them.
     """

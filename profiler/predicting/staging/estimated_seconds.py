@@ -1,4 +1,4 @@
-"""Seconds of each stage on a GPU that need not be there, from traced steps and its rates: knows nothing of bytes."""
+"""The seconds of each stage on a GPU that need not be there, from traced steps and the GPU's rates."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
-from profiler.predicting.staging.recompute_seconds import Seconds
-from profiler.predicting.staging.stage_operators import Span
+from profiler.predicting.staging.stage_operators import StageSpan
+from profiler.predicting.staging.stage_seconds import Seconds
 from profiler.predicting.trace.roofline import operator_seconds
 
 
 def seconds(
     trace: Trace,
-    stages: Sequence[Span],
-    selective: Mapping[str, tuple[Trace, Mapping[str, Span]]],
+    stages: Sequence[StageSpan],
+    selective: Mapping[str, tuple[Trace, Mapping[str, StageSpan]]],
     rates: Rates,
     precision: str,
 ) -> list[Seconds]:
@@ -23,9 +23,9 @@ def seconds(
     """
     clock = _Clock(trace, rates, precision)
     others = {save: (_Clock(other, rates, precision), spans) for save, (other, spans) in selective.items()}
-    found = [_stage(stage, clock, others) for stage in stages]
-    inside = sum(one.forward + one.backward for one in found)
-    return [*found[:-1], _longer(found[-1], clock.between(1, len(trace.operators)) - inside)]
+    stage_seconds = [_stage(stage, clock, others) for stage in stages]
+    inside = sum(each.forward + each.backward for each in stage_seconds)
+    return [*stage_seconds[:-1], _longer(stage_seconds[-1], clock.between(1, len(trace.operators)) - inside)]
 
 
 class _Clock:
@@ -37,15 +37,15 @@ class _Clock:
             self._until.append(self._until[-1] + operator_seconds(operator, rates, precision))
 
     def between(self, first: int, last: int) -> float:
-        """Of the operators `first` to `last`, both included; none where the last is below the first."""
+        """Returns the seconds of the operators `first` to `last`, both included; 0 where there are none."""
         return max(0.0, self._until[last] - self._until[first - 1])
 
-    def both(self, stage: Span) -> tuple[float, float]:
-        """Forward and backward."""
+    def both(self, stage: StageSpan) -> tuple[float, float]:
+        """Returns the seconds of a stage's forward and backward."""
         return self.between(stage.first, stage.last), self.between(stage.backward_first, stage.backward_last)
 
 
-def _stage(stage: Span, clock: _Clock, others: Mapping[str, tuple[_Clock, Mapping[str, Span]]]) -> Seconds:
+def _stage(stage: StageSpan, clock: _Clock, others: Mapping[str, tuple[_Clock, Mapping[str, StageSpan]]]) -> Seconds:
     forward, backward = clock.both(stage)
     return Seconds(
         forward=forward,

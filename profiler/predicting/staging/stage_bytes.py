@@ -1,4 +1,4 @@
-"""What each stage of a traced step holds, in bytes, as a planner counts it: knows nothing of models or of time."""
+"""The bytes that each stage of a traced step holds, as a planner counts them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import accumulate
 import msgspec
 
 from profiler.core.trace_data import Allocation, Trace, live, resting
-from profiler.predicting.staging.stage_operators import Span
+from profiler.predicting.staging.stage_operators import StageSpan
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """The byte fields of a planner's stage; their meaning is there."""
+class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """The byte fields of `planning.chain.Stage`, where their meaning stands."""
 
     output_bytes: int
     saved_bytes: int
@@ -23,8 +23,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     gradient_bytes: int
 
 
-def held(trace: Trace, stages: Sequence[Span]) -> list[Held]:
-    """Of every stage, from a step in which all are kept; bytes."""
+def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
+    """Returns the bytes of every stage, from a step in which all are kept."""
     counted, later = [], 0
     own = _own(trace, stages)
     alive, rest = live(trace), _resting(trace)
@@ -36,8 +36,8 @@ def held(trace: Trace, stages: Sequence[Span]) -> list[Held]:
     return counted[::-1]
 
 
-def static_bytes(trace: Trace, stages: Sequence[Span]) -> int:
-    """What is there before the forward and stays."""
+def static_bytes(trace: Trace, stages: Sequence[StageSpan]) -> int:
+    """Returns the bytes that are there before the forward and stay."""
     return resting(trace, stages[0].first - 1)
 
 
@@ -51,7 +51,7 @@ def floor_bytes(trace: Trace) -> int:
     )
 
 
-def _held(trace: Trace, stage: Span, own: list[int], gradients: int, alive: list[int], base: int) -> Held:
+def _held(trace: Trace, stage: StageSpan, own: list[int], gradients: int, alive: list[int], base: int) -> StageBytes:
     """`base` is what is there in the stage's backward besides its own: the stages before it, and all gradients."""
     own_outputs = [place for place in own if place in stage.outputs]
     outputs = sum(trace.allocations[place].nbytes for place in own_outputs)
@@ -61,7 +61,7 @@ def _held(trace: Trace, stage: Span, own: list[int], gradients: int, alive: list
         trace.allocations[place].nbytes for place in own_outputs if trace.allocations[place].died < stage.backward_first
     )
     backward = max(alive[stage.backward_first : stage.backward_last + 1], default=0)
-    return Held(
+    return StageBytes(
         output_bytes=outputs,
         saved_bytes=saved,
         own_saved_bytes=saved - passing,
@@ -72,47 +72,49 @@ def _held(trace: Trace, stage: Span, own: list[int], gradients: int, alive: list
     )
 
 
-def _own(trace: Trace, stages: Sequence[Span]) -> list[list[int]]:
+def _own(trace: Trace, stages: Sequence[StageSpan]) -> list[list[int]]:
     """By stage, the places of the storages that its forward makes."""
     by_birth: dict[int, list[int]] = {}
-    for place, one in enumerate(trace.allocations):
-        by_birth.setdefault(one.born, []).append(place)
+    for place, allocation in enumerate(trace.allocations):
+        by_birth.setdefault(allocation.born, []).append(place)
     return [
         [place for number in range(stage.first, stage.last + 1) for place in by_birth.get(number, ())]
         for stage in stages
     ]
 
 
-def _gradients(trace: Trace, stage: Span) -> int:
-    """Of parameters, made in the stage's backward and left."""
+def _gradients(trace: Trace, stage: StageSpan) -> int:
+    """Returns the bytes of parameters' gradients that the stage's backward makes and leaves."""
     return sum(
-        one.nbytes
-        for one in trace.allocations
-        if one.category == "gradients" and stage.backward_first <= one.born <= stage.backward_last
+        allocation.nbytes
+        for allocation in trace.allocations
+        if allocation.category == "gradients" and stage.backward_first <= allocation.born <= stage.backward_last
     )
 
 
-def _peak(trace: Trace, stage: Span, own: Iterable[int], *, saving: bool) -> int:
+def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -> int:
     """The largest number of the stage's own bytes that its forward has at once."""
     change = [0] * (stage.last - stage.first + 3)
     for place in own:
-        one = trace.allocations[place]
-        end = one.died if saving else _let_go(one, is_output=place in stage.outputs)
-        change[one.born - stage.first] += one.nbytes
-        change[min(end, stage.last) - stage.first + 1] -= one.nbytes
+        allocation = trace.allocations[place]
+        end = allocation.died if saving else _let_go(allocation, is_output=place in stage.outputs)
+        change[allocation.born - stage.first] += allocation.nbytes
+        change[min(end, stage.last) - stage.first + 1] -= allocation.nbytes
     operators = trace.operators[stage.first - 1 : stage.last]
-    return max((at + one.hidden_bytes for at, one in zip(accumulate(change), operators, strict=False)), default=0)
+    return max(
+        (at + allocation.hidden_bytes for at, allocation in zip(accumulate(change), operators, strict=False)), default=0
+    )
 
 
-def _let_go(one: Allocation, *, is_output: bool) -> int:
-    """When it goes where autograd keeps nothing."""
-    return one.died if is_output or one.let_go is None else one.let_go
+def _let_go(allocation: Allocation, *, is_output: bool) -> int:
+    """Returns the operator with which it would go if autograd kept nothing."""
+    return allocation.died if is_output or allocation.let_go is None else allocation.let_go
 
 
 def _resting(trace: Trace) -> list[int]:
     """The bytes that are there when each operator has ended."""
     change = [0] * (len(trace.operators) + 2)
-    for one in trace.allocations:
-        change[one.born] += one.nbytes
-        change[max(one.born, one.died)] -= one.nbytes
+    for allocation in trace.allocations:
+        change[allocation.born] += allocation.nbytes
+        change[max(allocation.born, allocation.died)] -= allocation.nbytes
     return list(accumulate(change))

@@ -1,4 +1,4 @@
-"""Which operators of a traced step are of which stage, forward and backward: knows nothing of bytes or seconds."""
+"""Which operators of a traced step belong to which stage, forward and backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Call, Trace
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of the last forward of a step, and the same of the backward after it. Numbers of operators.
 
     A stage is one or more blocks, or what runs before, between or behind them. Where its last operator is below its
@@ -30,8 +30,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     stop: int  # after it, a forward that is computed again has all that it saves
 
 
-def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[Span]:
-    """The stages in the order of the forward, so that every operator of forward and backward is in one.
+def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[StageSpan]:
+    """Returns the stages in the order of the forward; every operator of forward and backward is in one.
 
     `trace` was followed with its saves. In the backward a stage begins with the first operator of its modules, or where
     the first of what it saved is asked for. Where `linked` tells which blocks feed the next alone, one that does not
@@ -41,8 +41,8 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
     pieces = list(_pieces(trace, blocks))
     starts = _starts(trace, blocks, pieces)
     ends = [_last(trace, "backward")[1], *(start - 1 for start in starts[:-1])]  # each ends where the one before begins
-    found = [
-        Span(
+    stages = [
+        StageSpan(
             blocks=piece.blocks,
             name=piece.name,
             first=piece.first,
@@ -54,38 +54,38 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
         )
         for piece, start, end in zip(pieces, starts, ends, strict=True)
     ]
-    return list(_merged(trace, found, linked)) if linked else found
+    return list(_merged(trace, stages, linked)) if linked else stages
 
 
-def _merged(trace: Trace, found: list[Span], linked: Sequence[bool]) -> Iterator[Span]:
-    """A block that does not keep its input, or writes over it, is one stage with the block that gave it."""
-    before = found[0]
-    for one in found[1:]:
-        together = _is_one(before, one, linked) and _passes(trace, before, one)
+def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
+    """Joins a block that does not keep its input, or writes over it, with the block before it."""
+    before = stages[0]
+    for stage in stages[1:]:
+        together = _is_one(before, stage, linked) and _passes(trace, before, stage)
         if not together:
             yield before
-        before = _both(before, one) if together else one
+        before = _both(before, stage) if together else stage
     yield before
 
 
-def _is_one(before: Span, one: Span, linked: Sequence[bool]) -> bool:
+def _is_one(before: StageSpan, stage: StageSpan, linked: Sequence[bool]) -> bool:
     """Whether both are blocks, the one feeds the other alone, and nothing is between."""
-    return bool(before.blocks and one.blocks) and before.last + 1 == one.first and linked[before.blocks[-1]]
+    return bool(before.blocks and stage.blocks) and before.last + 1 == stage.first and linked[before.blocks[-1]]
 
 
-def _passes(trace: Trace, before: Span, one: Span) -> bool:
+def _passes(trace: Trace, before: StageSpan, stage: StageSpan) -> bool:
     given = [trace.allocations[place] for place in before.outputs]
-    return bool(before.outputs & one.outputs) or any(held.died <= one.last for held in given)
+    return bool(before.outputs & stage.outputs) or any(held.died <= stage.last for held in given)
 
 
-def _both(before: Span, one: Span) -> Span:
+def _both(before: StageSpan, stage: StageSpan) -> StageSpan:
     return msgspec.structs.replace(
-        one,
-        blocks=before.blocks + one.blocks,
-        name=f"{before.name.partition('-')[0]}-{one.name}",
+        stage,
+        blocks=before.blocks + stage.blocks,
+        name=f"{before.name.partition('-')[0]}-{stage.name}",
         first=before.first,
         backward_last=before.backward_last,
-        stop=max(before.stop, one.stop),
+        stop=max(before.stop, stage.stop),
     )
 
 
@@ -147,8 +147,8 @@ def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[i
 
 def _in_order(starts: list[int | None], end: int) -> list[int]:
     """By stage in the order of the forward: none begins before those behind it, or where it has nothing."""
-    found, at = [], end + 1
+    ordered, at = [], end + 1
     for start in starts:
         at = at if start is None else min(at, start)
-        found.append(at)
-    return found
+        ordered.append(at)
+    return ordered

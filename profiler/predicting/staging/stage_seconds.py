@@ -1,4 +1,4 @@
-"""Seconds of each stage on a device that is there, one stage at a time: knows nothing of bytes."""
+"""The seconds of each stage on a device that is there, one stage at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from profiler.core.case import Case, Choice
-from profiler.measuring.device_facts import open_device
-from profiler.measuring.devices import Device
+from profiler.measuring.devices import Device, open_device
 from profiler.measuring.meters import time as step_timing
-from profiler.predicting.staging.recompute_seconds import NOTHING, Seconds
 from profiler.training.assemble import assemble
 from profiler.training.strategies.chain import checkpoint_without_reentry
 from profiler.training.strategies.selective import saving
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import Workload, restored, tensors
 
 ROUNDS = 5  # samples of every way to run a stage, in turns; one more comes first and is not counted
 INSTANCES = 3  # stages of a kind that are timed
@@ -30,7 +28,7 @@ SAMPLES = 3  # steps that are timed for what is outside of the blocks
 
 
 def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> list[Seconds]:
-    """Of each run of blocks, and of each single block under every save option; the case's device must be there.
+    """Times each stage, and each single block under every save option, on the case's device.
 
     One forward is run without saving; where a run begins, it is timed by itself on what it is given there. Stages of
     the same modules, shapes and types are one kind. An empty run takes no time but for the last, which has all that a
@@ -39,7 +37,7 @@ def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> 
     device = open_device(case.device)
     workload = assemble(case).workload
     watch = _Watch(workload, device, [run for run in runs if run], saves)
-    with _restored(workload.module), torch.no_grad(), watch.hooked():
+    with restored(workload.module), torch.no_grad(), watch.hooked():
         workload.loss(workload.module, workload.batch)
     found = [watch.seconds(index) for index in range(len(watch.runs))]
     checkpointed = sum(watch.checkpointed(index) for index in range(len(watch.runs)))
@@ -50,7 +48,7 @@ def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> 
 
 
 def _rest(case: Case, device: Device, inside: float) -> Seconds:
-    """Of embeddings, head, loss and optimizer, as one number: what a step takes beside its checkpointed blocks."""
+    """Returns the time of embeddings, head, loss and optimizer together: a step less its checkpointed blocks."""
     every = msgspec.structs.replace(case, strategy=Choice("all"))
     _, step = assemble(every).trainer()
     samples = step_timing.read(device, step, warmup=1, samples=SAMPLES)["step_seconds"]
@@ -58,7 +56,7 @@ def _rest(case: Case, device: Device, inside: float) -> Seconds:
 
 
 class _Watch:
-    """Times a run where its first block is called."""
+    """Times a stage where its first block is called."""
 
     def __init__(self, workload: Workload, device: Device, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> None:
         self._workload, self._device, self._saves = workload, device, saves
@@ -93,7 +91,7 @@ class _Watch:
         )
 
     def checkpointed(self, index: int) -> float:
-        """Forward and backward of one run under a checkpoint, with all that this costs."""
+        """Returns the seconds of forward and backward of one stage under a checkpoint."""
         return sum(_medians(self._samples[self._kinds[index]][RECOMPUTED]))
 
     def _enter(self, index: int, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -129,7 +127,7 @@ class _Watch:
     def _sample(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[float, float]:
-        """Seconds of forward and backward, from gradients that are not there to those that are."""
+        """Returns the seconds of one forward and one backward, which creates the gradients."""
         given, named = pytree.tree_map_only(torch.Tensor, self._fresh, (arguments, keywords))
         torch.clear_autocast_cache()  # what is in it was made by the last sample's graph
         with torch.enable_grad():
@@ -157,7 +155,7 @@ class _Watch:
 
 @contextmanager
 def _keeping_inputs(module: nn.Module) -> Iterator[None]:
-    """A module that is computed again from its input (ReLU) does not write over it."""
+    """Keep a module that is computed again (ReLU) from writing over its input."""
     writes = getattr(module, "inplace", False)
     if writes:
         module.inplace = False  # type: ignore[assignment]
@@ -176,7 +174,7 @@ def _through(modules: Sequence[nn.Module], value: Any, *arguments: Any, **keywor
 
 
 def _kind(modules: Sequence[nn.Module], given: Any) -> Any:
-    """What is the same for stages that take the same time."""
+    """Returns a key that is equal for stages that take the same time."""
     return (
         tuple(type(part).__name__ for module in modules for part in module.modules()),
         tuple((one.shape, one.dtype) for module in modules for one in module.parameters()),
@@ -188,12 +186,13 @@ def _medians(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return median(forward for forward, _ in samples), median(backward for _, backward in samples)
 
 
-@contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    buffers = [buffer.clone() for buffer in module.buffers()]
-    own = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(devices=own):
-        yield
-    with torch.no_grad():
-        for buffer, before in zip(module.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+class Seconds(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds of one stage."""
+
+    forward: float
+    backward: float
+    early_stop: float  # of a recompute, which ends when all that is saved is there
+    options: dict[str, tuple[float, float]]  # forward and backward under each save option
+
+
+NOTHING = Seconds(forward=0.0, backward=0.0, early_stop=0.0, options={})

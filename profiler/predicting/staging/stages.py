@@ -12,20 +12,20 @@ from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
-from profiler.measuring.device_facts import open_device
+from profiler.measuring.devices import open_device
 from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
-from profiler.predicting.prediction import known_rates, observe_case, trace_case
 from profiler.predicting.staging import estimated_seconds, stage_seconds
-from profiler.predicting.staging.recompute_seconds import NOTHING, Seconds
-from profiler.predicting.staging.stage_bytes import Held, floor_bytes, held, static_bytes
-from profiler.predicting.staging.stage_operators import Span, spans
+from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
+from profiler.predicting.staging.stage_operators import StageSpan, spans
+from profiler.predicting.staging.stage_seconds import NOTHING, Seconds
+from profiler.predicting.traced_case import known_rates, observe_case, trace_case
 from profiler.training.blocks import refuse_none
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 
 
 def stages(trial: Trial) -> Chain:
-    """What each stage of the trial's model costs. Its device is there, or its rates are known.
+    """Returns what each stage of the trial's model costs. Its device is there, or its rates are known.
 
     Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
     not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
@@ -35,14 +35,14 @@ def stages(trial: Trial) -> Chain:
     """
     case = trial.case.baseline
     fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
-    known = _rates(trial)
+    rates = _rates(trial)
     built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
     refuse_none(built.workload.blocks)
     _refuse_backward_in_forward(trace)
     linked = observe_case(fake).linked
     found = spans(trace, built.workload.blocks, linked=linked)
     selective = {save: _selective(trial, fake, save) for save in _saves(trial, trace, found)}
-    seconds = _seconds(trial, trace, found, selective, known)
+    seconds = _seconds(trial, trace, found, selective, rates)
     prints = fingerprint(built.workload.module, built.workload.blocks)
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
     made = [
@@ -70,51 +70,58 @@ def _refuse_backward_in_forward(trace: Trace) -> None:
 
 
 def _rates(trial: Trial) -> Rates | None:
-    """Those of a device that need not be there, or that computes nothing; None where time is measured or not asked."""
+    """Returns the rates of a device that is absent or hollow; None where time is measured or not requested."""
     if "time" not in trial.passes:
         return None
     if not trial.case.is_predicted:
         device = open_device(trial.case.device)
         return gpu_specs.of_device(device.facts().name) if device.is_hollow else None
-    known = known_rates(trial.case.device, trial.calibration)
-    if known is None:
+    rates = known_rates(trial.case.device, trial.calibration)
+    if rates is None:
         message = f"nothing is known of the time that '{trial.case.device}' takes"
         raise UserError(message, hint="name a GPU: --device fake:h100")
-    return known
+    return rates
 
 
-def _saves(trial: Trial, trace: Trace, found: Sequence[Span]) -> list[str]:
+def _saves(trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan]) -> list[str]:
     """The save options that the blocks have operators for."""
-    inside = [one.name for span in found if span.blocks for one in trace.operators[span.first - 1 : span.last]]
+    inside = [
+        operator.name for span in stage_spans if span.blocks for operator in trace.operators[span.first - 1 : span.last]
+    ]
     return offered(inside) if "time" in trial.passes else []
 
 
 def _seconds(
-    trial: Trial, trace: Trace, found: Sequence[Span], selective: dict[str, _Selective], known: Rates | None
+    trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan], selective: dict[str, _Selective], rates: Rates | None
 ) -> list[Seconds]:
     case = trial.case.baseline
-    if known is not None:
+    if rates is not None:
         clocked = {save: (other, of) for save, (other, of, _) in selective.items()}
-        return estimated_seconds.seconds(trace, found, clocked, known, case.precision)
+        return estimated_seconds.seconds(trace, stage_spans, clocked, rates, case.precision)
     if "time" not in trial.passes:
-        return [NOTHING for _ in found]
-    return stage_seconds.seconds(case, [span.blocks for span in found], list(selective))
+        return [NOTHING for _ in stage_spans]
+    return stage_seconds.seconds(case, [span.blocks for span in stage_spans], list(selective))
 
 
-_Selective = tuple[Trace, dict[str, Span], dict[str, Held]]  # the last two by name of the block
+_Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by name of the block
 
 
 def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
     """A step with every block under a save option."""
     case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
     built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True)
-    found = spans(trace, built.workload.blocks)
-    bytes_of = dict(zip((span.name for span in found), held(trace, found), strict=True))
-    return trace, {span.name: span for span in found if span.blocks}, bytes_of
+    stage_spans = spans(trace, built.workload.blocks)
+    bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
+    return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of
 
 
 def _stage(
-    span: Span, bytes_: Held, time: Seconds, *, blocks: tuple[StageModule, ...], options: dict[str, Held]
+    span: StageSpan,
+    bytes_: StageBytes,
+    time: Seconds,
+    *,
+    blocks: tuple[StageModule, ...],
+    options: dict[str, StageBytes],
 ) -> Stage:
     return Stage(
         name=span.name,
@@ -128,7 +135,7 @@ def _stage(
     )
 
 
-def _option(save: str, bytes_: Held, forward: float, backward: float) -> SaveOption:
+def _option(save: str, bytes_: StageBytes, forward: float, backward: float) -> SaveOption:
     return SaveOption(
         name=save,
         saved_bytes=bytes_.saved_bytes,
@@ -140,12 +147,12 @@ def _option(save: str, bytes_: Held, forward: float, backward: float) -> SaveOpt
     )
 
 
-def _apart(made: Sequence[Stage], found: Sequence[Span], linked: Sequence[bool]) -> list[Stage]:
-    """With a stage that is always kept wherever two blocks must not be computed together."""
+def _apart(made: Sequence[Stage], stage_spans: Sequence[StageSpan], linked: Sequence[bool]) -> list[Stage]:
+    """Adds a stage that is always kept wherever two blocks must not be computed together."""
     stages = [made[0]]
-    for (before, one), stage in zip(pairwise(found), made[1:], strict=True):
-        if before.blocks and one.blocks and not linked[before.blocks[-1]]:
-            stages.append(_nothing(f"between {before.name} and {one.name}"))
+    for (before, span), stage in zip(pairwise(stage_spans), made[1:], strict=True):
+        if before.blocks and span.blocks and not linked[before.blocks[-1]]:
+            stages.append(_nothing(f"between {before.name} and {span.name}"))
         stages.append(stage)
     return stages
 

@@ -1,4 +1,4 @@
-"""What attention's fused kernels take on CUDA besides their results: knows nothing of steps.
+"""The bytes that attention's fused kernels take on CUDA besides their results.
 
 Which kernel runs, and its workspace: aten/src/ATen/native/transformers/cuda/attention_backward.cu, with
 mem_eff_attention/kernels/cutlassB.h and mem_eff_attention/kernel_backward.h beside it; the flash kernels:
@@ -13,14 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.core.gpu_specs import Rates
-from profiler.predicting.trace.requests import request
-from profiler.predicting.trace.segment_pool import round_up
+from profiler.predicting.trace.kernel_bytes import AMPERE, FLOAT, HALF, TURING, VOLTA, ceil_div, request, tensor_request
+from profiler.predicting.trace.memory_pools import round_up
 
 aten = torch.ops.aten
-HALF = (torch.float16, torch.bfloat16)
-FLOAT = 4  # bytes
-AMPERE = (8, 0)
-VOLTA = (7, 0)
 ENOUGH_SHARED = 128 * 2**10  # bytes of a multiprocessor: those of 8.6, 8.9 and 12.0 have 100 KiB, 8.0 and up 164 KiB
 PADDING = 4  # words beside each tile of the queries' gradients
 MOST_PARALLEL, LEAST_PARALLEL = 200, 256  # blocks of threads: of the splitting of keys
@@ -48,43 +44,39 @@ class _Heads(NamedTuple):
     value_channels: int
 
 
-def attention_bytes(func: Any, args: Any, kwargs: Any, known: Rates) -> int:
-    """What an attention's kernel takes; 0 for other operators."""
+def attention_bytes(func: Any, args: Any, kwargs: Any, rates: Rates) -> int:
+    """Returns the bytes that an attention kernel takes; 0 for other operators."""
     count = COUNTS.get(func)
-    return count(args, kwargs or {}, known) if count else 0
+    return count(args, kwargs or {}, rates) if count else 0
 
 
-def _efficient_forward(args: Any, kwargs: Any, known: Rates) -> int:
+def _efficient_forward(args: Any, kwargs: Any, rates: Rates) -> int:
     """The result in fp32, where a head is too wide to be added up at once."""
     query, value = args[0], args[2]
     is_added_up = query.dtype in HALF and value.shape[3] > AT_ONCE
     return request(query.numel() // query.shape[3] * value.shape[3] * FLOAT) if is_added_up else 0
 
 
-def _efficient_backward(args: Any, kwargs: Any, known: Rates) -> int:
+def _efficient_backward(args: Any, kwargs: Any, rates: Rates) -> int:
     """The gradient as it is read, the sums over each row, and the workspace of the splits."""
     gradient, query, key, value = args[:4]
     heads = _heads(query, key, value)
     is_half = query.dtype in HALF
-    tile = _tile(max(heads.channels, heads.value_channels), known, is_half=is_half, drops=bool(args[9]))
+    tile = _tile(max(heads.channels, heads.value_channels), rates, is_half=is_half, drops=bool(args[9]))
     copied = _copied(gradient) + _grouped_bytes(heads, key, value)
     rows = request(heads.batch * heads.heads * heads.time * FLOAT)
-    workspace = request(_workspace(heads, tile, known, is_half=is_half))
-    if is_half and (_stays_in_registers(tile) or known.compute_capability[0] != VOLTA[0] or _is_turing(known)):
+    workspace = request(_workspace(heads, tile, rates, is_half=is_half))
+    if is_half and (_stays_in_registers(tile) or not VOLTA <= rates.compute_capability < TURING):
         return copied + rows + workspace
     product = request(gradient.numel() * FLOAT) * (3 if is_half else 1)  # both factors are cast
     straightened = rows if heads.heads > 1 and heads.time > 1 else 0
     return copied + max(product + rows + straightened, rows + workspace)
 
 
-def _is_turing(known: Rates) -> bool:
-    return known.compute_capability >= (7, 5)
-
-
-def _tile(widest: int, known: Rates, *, is_half: bool, drops: bool) -> _Tile:
+def _tile(widest: int, rates: Rates, *, is_half: bool, drops: bool) -> _Tile:
     """The first kernel in cutlassB.h that takes such heads and fits into the shared memory."""
-    is_ampere = known.compute_capability >= AMPERE
-    fits = not is_ampere or known.chip is None or known.chip.shared_memory_bytes >= ENOUGH_SHARED
+    is_ampere = rates.compute_capability >= AMPERE
+    fits = not is_ampere or rates.chip is None or rates.chip.shared_memory_bytes >= ENOUGH_SHARED
     if widest <= 64:
         return _Tile(64, 64, 64 if widest > 32 else 32)
     limit = 128 if widest <= 128 else 2**16
@@ -102,11 +94,11 @@ def _stays_in_registers(tile: _Tile) -> bool:
     return tile.widest <= tile.queries
 
 
-def _workspace(heads: _Heads, tile: _Tile, known: Rates, *, is_half: bool) -> int:
+def _workspace(heads: _Heads, tile: _Tile, rates: Rates, *, is_half: bool) -> int:
     """Params::workspace_size: tiles of the queries' gradients, and of keys' and values' for each split."""
-    if known.compute_capability < VOLTA and not is_half:
+    if rates.compute_capability < VOLTA and not is_half:
         return 0
-    num_tiles = -(-heads.time // tile.queries) * -(-heads.channels // tile.keys)
+    num_tiles = ceil_div(heads.time, tile.queries) * ceil_div(heads.channels, tile.keys)
     words = num_tiles * (tile.queries * tile.keys + PADDING)
     if is_half and not _stays_in_registers(tile):
         wide = round_up(heads.channels, tile.queries) + round_up(heads.value_channels, tile.queries)
@@ -118,20 +110,20 @@ def _num_splits(heads: _Heads, tile: _Tile) -> int:
     parallel = heads.batch * heads.heads
     if parallel >= LEAST_PARALLEL and heads.source <= 2 * tile.keys:
         return 1
-    return max(1, min(-(-heads.source // tile.keys), MOST_PARALLEL // parallel))
+    return max(1, min(ceil_div(heads.source, tile.keys), MOST_PARALLEL // parallel))
 
 
-def _flash_forward(args: Any, kwargs: Any, known: Rates) -> int:
+def _flash_forward(args: Any, kwargs: Any, rates: Rates) -> int:
     """Where the keys are split, the result of each split."""
     query, key, value = args[:3]
     heads, drops = _heads(query, key, value), args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
-    if drops or known.chip is None:
+    if drops or rates.chip is None:
         return 0
     keys = 256 if heads.channels <= 64 else 128 if heads.channels <= 128 else 64
     num_splits = _flash_splits(
-        heads.batch * heads.heads * -(-heads.time // FLASH_ROWS),
-        known.chip.multiprocessors * 2,
-        -(-heads.source // keys),
+        heads.batch * heads.heads * ceil_div(heads.time, FLASH_ROWS),
+        rates.chip.multiprocessors * 2,
+        ceil_div(heads.source, keys),
     )
     if num_splits <= 1:
         return 0
@@ -145,38 +137,40 @@ def _flash_splits(num_blocks: int, num_units: int, num_key_blocks: int) -> int:
         return 1
     most = min(MOST_SPLITS, num_units, num_key_blocks)
     tried = [
-        one for one in range(1, most + 1) if one == 1 or -(-num_key_blocks // one) != -(-num_key_blocks // (one - 1))
+        count
+        for count in range(1, most + 1)
+        if count == 1 or ceil_div(num_key_blocks, count) != ceil_div(num_key_blocks, count - 1)
     ]
-    waves = [num_blocks * one / num_units for one in tried]
-    efficiencies = [one / ceil(one) for one in waves]
+    waves = [num_blocks * count / num_units for count in tried]
+    efficiencies = [count / ceil(count) for count in waves]
     best = max(efficiencies, default=0.0)
-    return next((one for one, found in zip(tried, efficiencies, strict=True) if found >= 0.85 * best), 1)
+    return next((count for count, efficiency in zip(tried, efficiencies, strict=True) if efficiency >= 0.85 * best), 1)
 
 
 def _flash_width(channels: int) -> int:
     return round_up(round_up(channels, 8), 32 if channels <= 128 else 64)
 
 
-def _flash_backward(args: Any, kwargs: Any, known: Rates) -> int:
+def _flash_backward(args: Any, kwargs: Any, rates: Rates) -> int:
     """The gradient and the result as they are read, the sums over rows, and queries' gradients in fp32."""
     gradient, query, key, value, out = args[:5]
     heads = _heads(query, key, value)
     rows = heads.batch * heads.heads * round_up(heads.time, 128) * FLOAT
     copied = _copied(gradient) + _copied(out)
-    found = copied + request(rows) + request(rows * _flash_width(heads.channels))
-    return found + _grouped_bytes(heads, key, value)
+    taken = copied + request(rows) + request(rows * _flash_width(heads.channels))
+    return taken + _grouped_bytes(heads, key, value)
 
 
 def _grouped_bytes(heads: _Heads, *of: torch.Tensor) -> int:
     """Where several heads share a key and a value, the gradients of each, before they are added up."""
     if heads.key_heads == heads.heads:
         return 0
-    return sum(request(one.numel() // heads.key_heads * heads.heads * one.itemsize) for one in of)
+    return sum(request(tensor.numel() // heads.key_heads * heads.heads * tensor.itemsize) for tensor in of)
 
 
 def _copied(tensor: torch.Tensor) -> int:
     """The kernels read (batch, time, heads, channels)."""
-    return 0 if tensor.transpose(1, 2).is_contiguous() else request(tensor.numel() * tensor.itemsize)
+    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor_request(tensor)
 
 
 def _heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> _Heads:

@@ -1,4 +1,4 @@
-"""Under autocast, fake CPU tensors in the precisions that CUDA chooses: knows nothing of steps.
+"""Autocast on fake CPU tensors in the precisions that CUDA chooses.
 
 The lists are those of aten/src/ATen/autocast_mode.h. What both devices run in half precision stays PyTorch's; what only
 the CPU has a rule for runs as if there were none.

@@ -1,17 +1,22 @@
-"""What several ranks exchange in a step, told apart from what each makes for itself: knows of no process group."""
+"""What a step of several ranks does besides: collectives, and elementwise operators on DTensors."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.trace_data import BUCKETS, GATHERED
+from profiler.predicting.trace.host_state import entered_in_steps
 from profiler.predicting.trace.tracer import Tracer
+from profiler.training.workload import local
 
 EXCHANGED = {  # the operator: which of its arguments is made for it, and what that is
     "c10d._allgather_base_": (0, GATHERED),
@@ -20,10 +25,12 @@ EXCHANGED = {  # the operator: which of its arguments is made for it, and what t
 
 
 LOOK = "_propagate_tensor_meta_non_cached"
+aten = torch.ops.aten
+FOREACH = "_foreach_"
 
 
 def parts() -> tuple[type, ...]:
-    """The types of tensors of which each rank holds a part: none where nobody has imported them."""
+    """Returns the types of sharded tensors; none where nobody has imported DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
 
@@ -40,7 +47,7 @@ class Exchange:
 
     @contextmanager
     def follow(self) -> Iterator[None]:
-        """See storages that are resized within, and no shapes that are looked for."""
+        """Follow storages that are resized within, and leave out operators that only propagate shapes."""
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", self._resizing()))
             module = sys.modules.get("torch.distributed.tensor._sharding_prop")
@@ -75,3 +82,56 @@ class Exchange:
                 return look(propagator, schema)
 
         return looked
+
+
+def on_parts(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+    """Within it, the optimizer's elementwise operators run on the parts of DTensors.
+
+    DTensors come to the same, but look for it: with hundreds of parameters, most of a trace was that.
+    """
+    return entered_in_steps(optimizer, [_OnParts(kind) for kind in parts()])
+
+
+class _OnParts(TorchDispatchMode):
+    """`kind` is the type of a tensor of which each rank holds a part."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kind = kind
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as CachingFakeMode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        if self._kind not in types or keywords or not _is_elementwise(func):
+            return func(*args, **keywords)
+        whole = [one for one in pytree.tree_leaves(args) if isinstance(one, self._kind)]
+        if len({(one.device_mesh, one.placements) for one in whole}) > 1:
+            return func(*args)
+        out = func(*pytree.tree_map_only(self._kind, local, args))
+        if func._schema.is_mutable:
+            return args[0] if out is not None else None
+        return self._whole(out, args[0])
+
+    def _whole(self, out: Any, like: Any) -> Any:
+        """Wraps results as parts of tensors as large as those they were made of."""
+        if isinstance(out, (list, tuple)):
+            return [self._whole(one, other) for one, other in zip(out, like, strict=True)]
+        if not isinstance(like, self._kind):
+            return out
+        return self._kind.from_local(
+            out, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+
+@cache
+def _is_elementwise(func: Any) -> bool:
+    name = func._overloadpacket.__name__
+    if func.namespace != "aten" or not name.startswith(FOREACH):
+        return func.namespace == "aten" and torch.Tag.pointwise in func.tags
+    single = getattr(aten, name.removeprefix(FOREACH).rstrip("_"), None)
+    return single is not None and any(
+        torch.Tag.pointwise in getattr(single, overload).tags for overload in single.overloads()
+    )

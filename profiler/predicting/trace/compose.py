@@ -1,4 +1,4 @@
-"""The trace of a checkpointed step from the trace of the step without: arithmetic that knows nothing of torch.
+"""The trace of a checkpointed step from the trace of the step without: arithmetic, without torch.
 
 The rules are those of `torch.utils.checkpoint` in its non-reentrant form, with its early stop.
 """
@@ -18,17 +18,17 @@ RANDOM_STATE = 5056  # bytes of torch.get_rng_state(): the Mersenne Twister of t
 OUT_OF_PLACE = {"aten.relu_": "aten.relu"}  # in-place operators whose other form saves the same
 
 
-def compose(trace: Trace, blocks: Sequence[str], runs: Iterable[Sequence[int]]) -> Trace:
-    """The step with runs of its blocks checkpointed; a run is one or more consecutive indices of `blocks`.
+def compose(trace: Trace, blocks: Sequence[str], segments: Iterable[Sequence[int]]) -> Trace:
+    """The step with segments of its blocks checkpointed, each one or more consecutive indices of `blocks`.
 
     `trace` is of the step without checkpointing, followed with its saves. What comes out has none, and cannot be
-    composed again. Raises Unsupported where the blocks of a run do not follow each other in the step.
+    composed again. Raises Unsupported where the blocks of a segment do not follow each other in the step.
     """
     assert trace.calls, "follow the step with its saves"
-    names = [[blocks[index] for index in run] for run in runs]
+    names = [[blocks[index] for index in segment] for segment in segments]
     trace = _keep_inputs(trace, {first for first, *_ in names})
-    pieces = sorted((piece for run in names for piece in _pieces(trace, run)), key=lambda piece: piece.first)
-    if any(one.last >= other.first for one, other in pairwise(pieces)):
+    pieces = sorted((piece for segment in names for piece in _pieces(trace, segment)), key=lambda piece: piece.first)
+    if any(before.last >= after.first for before, after in pairwise(pieces)):
         raise Unsupported("runs that overlap cannot be composed")
     moved = _moved(trace, pieces)
     placed = _placed(pieces, moved)
@@ -47,8 +47,8 @@ def compose(trace: Trace, blocks: Sequence[str], runs: Iterable[Sequence[int]]) 
     )
 
 
-class _Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as one forward ran it: its operators, and those up to `stop` that are run again after `trigger`."""
+class _SegmentForward(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment as one forward ran it: its operators, and those up to `stop` that are run again after `trigger`."""
 
     module: str  # its first block
     first: int
@@ -61,17 +61,17 @@ class _Piece(msgspec.Struct, frozen=True, kw_only=True):
     passed_on: dict[int, int]  # what is only given from one block to the next, and the last operator of that
 
 
-class _Placed(msgspec.Struct, frozen=True, kw_only=True):
+class _PlacedSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A piece in the new step; all by new numbers."""
 
-    piece: _Piece
+    piece: _SegmentForward
     start: int | None  # the operator before those that are run again; None where the backward asks for nothing
     end: int  # the last of those
     held: int  # the last operator that the checkpoint is there for
 
 
 def _keep_inputs(trace: Trace, firsts: set[str]) -> Trace:
-    """A module that begins a run does not write over its input, from which the run is computed again."""
+    """A module that begins a segment does not write over its input, from which the segment is computed again."""
     for index, call in enumerate(trace.calls):
         if call.module in firsts and _writes_over(trace, call):
             trace = _kept_input(trace, index)
@@ -80,8 +80,8 @@ def _keep_inputs(trace: Trace, firsts: set[str]) -> Trace:
 
 def _writes_over(trace: Trace, call: Call) -> bool:
     """Whether the module itself gives back the storage that it was given, written to."""
-    own = [one for one in trace.operators[call.before : call.last] if one.module == call.module]
-    return any(place in call.outputs for place in call.inputs) and any(_is_in_place(one) for one in own)
+    own = [operator for operator in trace.operators[call.before : call.last] if operator.module == call.module]
+    return any(place in call.outputs for place in call.inputs) and any(_is_in_place(operator) for operator in own)
 
 
 def _is_in_place(operator: Operator) -> bool:
@@ -93,7 +93,7 @@ def _kept_input(trace: Trace, index: int) -> Trace:
     call, new = trace.calls[index], len(trace.allocations)
     operator, first = trace.operators[call.before], call.before + 1
     if operator.name not in OUT_OF_PLACE or call.last != first or len(call.inputs) != 1:
-        names = ", ".join(one.name for one in trace.operators[call.before : call.last])
+        names = ", ".join(each.name for each in trace.operators[call.before : call.last])
         raise Unsupported(f"'{call.module}' writes over its input ({names}): what it would do instead is not known")
     (place,) = call.inputs
     allocations, operators = list(trace.allocations), list(trace.operators)
@@ -110,11 +110,11 @@ def _kept_input(trace: Trace, index: int) -> Trace:
     ]
     calls = [
         replace(
-            one,
-            inputs=_renamed(one.inputs, place, new) if one.before >= first else one.inputs,
-            outputs=_renamed(one.outputs, place, new) if one.before >= call.before else one.outputs,
+            other,
+            inputs=_renamed(other.inputs, place, new) if other.before >= first else other.inputs,
+            outputs=_renamed(other.outputs, place, new) if other.before >= call.before else other.outputs,
         )
-        for one in trace.calls
+        for other in trace.calls
     ]
     return replace(
         trace, allocations=tuple(allocations), operators=tuple(operators), saves=tuple(saves), calls=tuple(calls)
@@ -125,25 +125,27 @@ def _renamed(places: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
     return tuple(new if place == old else place for place in places)
 
 
-def _pieces(trace: Trace, names: list[str]) -> Iterator[_Piece]:
+def _pieces(trace: Trace, names: list[str]) -> Iterator[_SegmentForward]:
     """One for each forward of the step."""
     calls = [[call for call in trace.calls if call.module == name] for name in names]
-    for name, found in zip(names, calls, strict=True):
-        if not found or len(found) != len(calls[0]):
-            raise Unsupported(f"'{name}' ran {len(found)} times in the step, '{names[0]}' {len(calls[0])} times")
+    for name, ran in zip(names, calls, strict=True):
+        if not ran or len(ran) != len(calls[0]):
+            raise Unsupported(f"'{name}' ran {len(ran)} times in the step, '{names[0]}' {len(calls[0])} times")
     for chain in zip(*calls, strict=True):
-        for one, other in pairwise(chain):
-            if one.last != other.before or one.saves[1] != other.saves[0]:
-                raise Unsupported(f"'{one.module}' and '{other.module}' cannot be run together: something is between")
+        for before, after in pairwise(chain):
+            if before.last != after.before or before.saves[1] != after.saves[0]:
+                raise Unsupported(
+                    f"'{before.module}' and '{after.module}' cannot be run together: something is between"
+                )
         yield _piece(trace, chain)
 
 
-def _piece(trace: Trace, chain: tuple[Call, ...]) -> _Piece:
+def _piece(trace: Trace, chain: tuple[Call, ...]) -> _SegmentForward:
     first, last = chain[0], chain[-1]
     places = range(first.saves[0], last.saves[1])
     saves = [trace.saves[place] for place in places]
     passed_on = {place: call.last for call in chain[1:] for place in call.inputs if place not in last.outputs}
-    return _Piece(
+    return _SegmentForward(
         module=first.module,
         first=first.before + 1,
         last=last.last,
@@ -156,7 +158,7 @@ def _piece(trace: Trace, chain: tuple[Call, ...]) -> _Piece:
     )
 
 
-def _moved(trace: Trace, pieces: list[_Piece]) -> list[int]:
+def _moved(trace: Trace, pieces: list[_SegmentForward]) -> list[int]:
     """The new number of every operator, by its old one."""
     inserted = [0] * (len(trace.operators) + 1)
     for piece in pieces:
@@ -165,32 +167,32 @@ def _moved(trace: Trace, pieces: list[_Piece]) -> list[int]:
     return [old + before for old, before in enumerate(accumulate(inserted[:-1], initial=0))]
 
 
-def _placed(pieces: list[_Piece], moved: list[int]) -> list[_Placed]:
+def _placed(pieces: list[_SegmentForward], moved: list[int]) -> list[_PlacedSegment]:
     """The pieces in the order of their forwards. Of two that begin at once in the backward, the later comes first."""
-    found, taken = [], dict[int, int]()
+    placed, taken = [], dict[int, int]()
     for piece in reversed(pieces):
         start, end = None, 0
         if piece.trigger is not None:
             start = taken.get(piece.trigger, moved[piece.trigger])
             end = taken[piece.trigger] = start + piece.stop - piece.first + 1
         held = max(moved[piece.released], moved[piece.last], end)
-        found.append(_Placed(piece=piece, start=start, end=end, held=held))
-    return found[::-1]
+        placed.append(_PlacedSegment(piece=piece, start=start, end=end, held=held))
+    return placed[::-1]
 
 
-def _first_lives(trace: Trace, placed: list[_Placed], moved: list[int]) -> Iterator[Allocation]:
+def _first_lives(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> Iterator[Allocation]:
     """Everything as it is without what autograd keeps of the pieces, and with what the checkpoints hold."""
     let_go = _let_go(trace, placed)
     ends = [moved[old] for old in let_go]
-    within = {place: one.piece for one in placed for place in one.piece.saves}
+    within = {place: segment.piece for segment in placed for place in segment.piece.saves}
     for place, save in enumerate(trace.saves):
         piece = within.get(place)
         if save.allocation is None or (piece and trace.allocations[save.allocation].born >= piece.first):
             continue
         ends[save.allocation] = max(ends[save.allocation], moved[save.used if piece else save.released])
-    for one in placed:
-        for place in one.piece.inputs:
-            ends[place] = max(ends[place], one.held)
+    for segment in placed:
+        for place in segment.piece.inputs:
+            ends[place] = max(ends[place], segment.held)
     forward_ends = _forward_ends(trace)
     for allocation, end in zip(trace.allocations, ends, strict=True):
         category = allocation.category
@@ -199,39 +201,39 @@ def _first_lives(trace: Trace, placed: list[_Placed], moved: list[int]) -> Itera
         yield replace(allocation, born=moved[allocation.born], died=end, category=category, let_go=None)
 
 
-def _let_go(trace: Trace, placed: list[_Placed]) -> list[int]:
-    """When all but autograd lets go of every storage: within a run, nobody but the next block is given a block's."""
-    found = [one.died if one.let_go is None else one.let_go for one in trace.allocations]
-    for one in placed:
-        for place, last in one.piece.passed_on.items():
-            if trace.allocations[place].born >= one.piece.first:
-                found[place] = min(found[place], last)
-    return found
+def _let_go(trace: Trace, placed: list[_PlacedSegment]) -> list[int]:
+    """When all but autograd lets go of every storage: in a segment, only the next block has a block's output."""
+    ends = [life.died if life.let_go is None else life.let_go for life in trace.allocations]
+    for segment in placed:
+        for place, last in segment.piece.passed_on.items():
+            if trace.allocations[place].born >= segment.piece.first:
+                ends[place] = min(ends[place], last)
+    return ends
 
 
 def _forward_ends(trace: Trace) -> list[int]:
     """By operator: the last one of the forward that it is in; 0 outside of forwards."""
-    found = [0] * (len(trace.operators) + 1)
+    ends = [0] * (len(trace.operators) + 1)
     for phase, first, last in trace.spans():
         if phase == "forward":
-            found[first : last + 1] = [last] * (last + 1 - first)
-    return found
+            ends[first : last + 1] = [last] * (last + 1 - first)
+    return ends
 
 
-def _second_lives(trace: Trace, placed: list[_Placed], moved: list[int]) -> Iterator[Allocation]:
+def _second_lives(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> Iterator[Allocation]:
     """What the pieces make again: saved until it was, everything else until they end at the latest."""
-    again = {number: one for one in placed if one.start is not None for number in _numbers(one.piece)}
+    again = {number: segment for segment in placed if segment.start is not None for number in _numbers(segment.piece)}
     saved, let_go = _saved_until(trace, placed, moved), _let_go(trace, placed)
-    for place, one in enumerate(trace.allocations):
-        if one.phase != "forward" or one.born not in again:
+    for place, allocation in enumerate(trace.allocations):
+        if allocation.phase != "forward" or allocation.born not in again:
             continue
-        where = again[one.born]
+        where = again[allocation.born]
         assert where.start is not None
         later = where.start - where.piece.first + 1
         end = max(min(let_go[place], where.piece.stop) + later, saved.get((where.piece.first, place), 0))
         yield replace(
-            one,
-            born=one.born + later,
+            allocation,
+            born=allocation.born + later,
             died=end,
             phase="recompute",
             category="recomputed" if end > where.end else "temporaries",
@@ -239,42 +241,48 @@ def _second_lives(trace: Trace, placed: list[_Placed], moved: list[int]) -> Iter
         )
 
 
-def _numbers(piece: _Piece) -> range:
+def _numbers(piece: _SegmentForward) -> range:
     """The operators that are run again."""
     return range(piece.first, piece.stop + 1)
 
 
-def _saved_until(trace: Trace, placed: list[_Placed], moved: list[int]) -> dict[tuple[int, int], int]:
+def _saved_until(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> dict[tuple[int, int], int]:
     """By the piece's first operator and the storage: until when the piece's nodes keep it."""
-    found: dict[tuple[int, int], int] = {}
-    for one in placed:
-        for save in (trace.saves[place] for place in one.piece.saves):
+    until: dict[tuple[int, int], int] = {}
+    for segment in placed:
+        for save in (trace.saves[place] for place in segment.piece.saves):
             if save.allocation is not None:
-                key = one.piece.first, save.allocation
-                found[key] = max(found.get(key, one.end), moved[save.used])
-    return found
+                key = segment.piece.first, save.allocation
+                until[key] = max(until.get(key, segment.end), moved[save.used])
+    return until
 
 
-def _random_states(trace: Trace, placed: list[_Placed], moved: list[int]) -> Iterator[Allocation]:
+def _random_states(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> Iterator[Allocation]:
     """On a CPU, where no operator makes them: each checkpoint's, and the one to go back to after a recompute."""
     if trace.device != "cpu":
         return
     forward_ends = _forward_ends(trace)
-    for one in placed:
-        first = one.piece.first
-        category = "saved" if one.held > moved[forward_ends[first]] else "temporaries"
-        yield Allocation(RANDOM_STATE, moved[first], one.held, "random state", one.piece.module, "forward", category)
-        if one.start is not None:
-            yield Allocation(RANDOM_STATE, one.start + 1, one.end, "random state", "", "backward", "temporaries")
+    for segment in placed:
+        first = segment.piece.first
+        category = "saved" if segment.held > moved[forward_ends[first]] else "temporaries"
+        yield Allocation(
+            RANDOM_STATE, moved[first], segment.held, "random state", segment.piece.module, "forward", category
+        )
+        if segment.start is not None:
+            yield Allocation(
+                RANDOM_STATE, segment.start + 1, segment.end, "random state", "", "backward", "temporaries"
+            )
 
 
-def _operators(trace: Trace, placed: list[_Placed]) -> Iterator[Operator]:
+def _operators(trace: Trace, placed: list[_PlacedSegment]) -> Iterator[Operator]:
     """The old ones, with those that are run again where they are."""
     done = 0
-    for one in sorted((one for one in placed if one.start is not None), key=lambda one: one.start or 0):
-        assert one.piece.trigger is not None
-        yield from trace.operators[done : one.piece.trigger]
-        for number in _numbers(one.piece):
+    for segment in sorted(
+        (segment for segment in placed if segment.start is not None), key=lambda segment: segment.start or 0
+    ):
+        assert segment.piece.trigger is not None
+        yield from trace.operators[done : segment.piece.trigger]
+        for number in _numbers(segment.piece):
             yield replace(trace.operators[number - 1], phase="recompute")
-        done = one.piece.trigger
+        done = segment.piece.trigger
     yield from trace.operators[done:]

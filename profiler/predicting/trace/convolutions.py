@@ -1,4 +1,4 @@
-"""What convolutions on CUDA take besides their results and cuDNN's workspaces: bytes. Knows nothing of steps.
+"""The bytes that convolutions on CUDA take besides their results and cuDNN's workspaces.
 
 cuDNN reads the input, the weight and the gradient in one memory format, and PyTorch copies what lies otherwise
 (aten/src/ATen/native/Convolution.cpp, cudnn/ConvShared.cpp); so do the kernels of its own for one filter a channel
@@ -15,13 +15,13 @@ from torch._prims_common import suggest_memory_format
 
 from profiler.core.gpu_specs import Chip, Rates
 from profiler.predicting.trace.copies import copied_bytes, straightened
+from profiler.predicting.trace.kernel_bytes import AMPERE, tensor_bytes
 from profiler.predicting.trace.reductions import buffer_bytes
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
 SPATIAL = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 PLANE = 4
-AMPERE = (8, 0)  # the least compute capability for which cuDNN is asked for bfloat16
 LEAST_CHANNELS, LEAST_WIDTH = 32, 7  # below, cuDNN is not asked for one filter a channel
 
 
@@ -34,24 +34,24 @@ class Machine(NamedTuple):
 
 
 def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
-    """`hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
+    """Returns `hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
 
     def taken(func: Any, args: Any, kwargs: Any) -> int:
-        known = hidden(func, args, kwargs)
-        return known or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs, machine)
+        own = hidden(func, args, kwargs)
+        return own or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs, machine)
 
     return taken
 
 
-def machine_of(known: Rates | None, workspace_bytes: int) -> Machine:
-    """Of a GPU, or of one of which only the kind is known."""
-    if known is None:
+def machine_of(rates: Rates | None, workspace_bytes: int) -> Machine:
+    """Returns the machine of a GPU; None is a GPU of which only the kind is known."""
+    if rates is None:
         return Machine(workspace_bytes=workspace_bytes)
-    return Machine(known.chip, known.compute_capability, workspace_bytes)
+    return Machine(rates.chip, rates.compute_capability, workspace_bytes)
 
 
 def convolution_bytes(func: Any, args: Any, kwargs: Any, machine: Machine) -> int:
-    """What a convolution, or its backward, takes: the most at once beyond its results."""
+    """Returns the most bytes that a convolution, or its backward, takes at once beyond its results."""
     if func is aten.convolution.default:
         return _forward(machine, *args, **(kwargs or {}))
     return _backward(machine, *args, **(kwargs or {})) if func is aten.convolution_backward.default else 0
@@ -84,7 +84,7 @@ def _backward(
         return _product_backward_bytes(machine, gradient, taken, weight, *options)
     memory_format = _format(taken, weight)
     of_gradient, of_taken, of_weight = (straightened(one, memory_format) for one in (gradient, taken, weight))
-    input_bytes, weight_bytes = _nbytes(taken), _nbytes(weight)
+    input_bytes, weight_bytes = tensor_bytes(taken), tensor_bytes(weight)
     results = wants_input * input_bytes + wants_weight * weight_bytes
     if memory_format == torch.contiguous_format and _is_own(taken, weight, *options[:3], groups=options[-2]):
         for_weight = wants_weight * (of_gradient + of_taken + weight_bytes)
@@ -104,7 +104,7 @@ def _sum_bytes(machine: Machine, gradient: torch.Tensor) -> int:
 
 
 def _is_product(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, *options: Any) -> bool:
-    """Whether cuDNN does not take it, as bfloat16 before Ampere: columns of pixels are multiplied then.
+    """Whether columns of pixels are multiplied, since cuDNN is not asked: bfloat16 before Ampere.
 
     `use_cudnn` in Convolution.cpp; of planes that are neither transposed nor dilated, and that no own kernel takes.
     """
@@ -132,19 +132,19 @@ def _product_backward_bytes(
     stride, padding, *_, groups, (wants_input, wants_weight, wants_bias) = options
     columns = _columns_bytes(machine, taken, weight, stride, padding)
     copies = straightened(gradient) + straightened(taken)
-    results = wants_input * _nbytes(taken) + wants_weight * _nbytes(weight)
+    results = wants_input * tensor_bytes(taken) + wants_weight * tensor_bytes(weight)
     if groups > 1:
         parts = _group_bytes(taken, groups) + straightened(gradient.narrow(1, 0, gradient.shape[1] // groups))
         return straightened(taken) + int(max(results, parts + columns))
     absent = 0 if wants_weight else wants_bias * weight.shape[0] * weight.itemsize
-    of_weight = straightened(weight) - wants_weight * _nbytes(weight) if wants_input else 0
+    of_weight = straightened(weight) - wants_weight * tensor_bytes(weight) if wants_input else 0
     of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
     return int(copies + max(columns + max(of_weight, 0) - absent, of_sum))
 
 
 def _group_bytes(tensor: torch.Tensor, groups: int) -> int:
-    """A group's channels, which only a single image has side by side."""
-    return _nbytes(tensor) // groups if tensor.shape[0] > 1 else 0
+    """Returns the bytes of a copy of a group's channels; those of a single image lie side by side."""
+    return tensor_bytes(tensor) // groups if tensor.shape[0] > 1 else 0
 
 
 def _columns_bytes(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> int:
@@ -164,33 +164,34 @@ def _places(taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any
     return [(side + 2 * pad - size) // step + 1 for side, size, step, pad in sides]
 
 
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.itemsize
-
-
 def _is_own(
     taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, *, groups: int
 ) -> bool:
     """Whether PyTorch's kernel for one filter a channel does it, which begins with the gradient of the weight.
 
-    `use_cudnn_depthwise` and `check_cudnn_depthwise_workload_with_filter` in Convolution.cpp.
+    `use_cudnn_depthwise` in Convolution.cpp.
     """
-    num_images, channels = taken.shape[:2]
+    channels = taken.shape[1]
     if not 1 < groups == channels or taken.dim() not in SPATIAL or weight.shape[0] % channels:
         return False
     is_plain = max(dilation) == 1 and taken.dim() == PLANE and channels >= LEAST_CHANNELS
     if taken.dtype != torch.float16 or not is_plain or (stride[0] != stride[1] and taken.shape[2] != 1):
         return True
-    step, width, side = stride[1], taken.shape[3], weight.shape[3]
-    if taken.shape[2] == 1 and step == 1:
-        return False
-    if weight.shape[2] != side or side not in (1, 3, 5) or width < LEAST_WIDTH or step not in (1, 2):
+    return not _is_cudnn_workload(taken, weight, stride[1])
+
+
+def _is_cudnn_workload(taken: torch.Tensor, weight: torch.Tensor, step: int) -> bool:
+    """Whether cuDNN is asked for one filter a channel: `check_cudnn_depthwise_workload_with_filter`."""
+    (num_images, channels, height, width), side = taken.shape, weight.shape[3]
+    if height == 1 and step == 1:
         return True
-    if step == 1:
+    if weight.shape[2] != side or side not in (1, 3, 5) or width < LEAST_WIDTH or step not in (1, 2):
         return False
+    if step == 1:
+        return True
     if side == 1:
-        return not (width <= 28 if num_images == 1 else num_images <= 16 and channels >= 128 and width <= 7)
-    return not (num_images == 1 or channels >= 512 or (channels >= 256 and width >= 28))
+        return width <= 28 if num_images == 1 else num_images <= 16 and channels >= 128 and width <= 7
+    return num_images == 1 or channels >= 512 or (channels >= 256 and width >= 28)
 
 
 def _format(taken: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:

@@ -1,4 +1,4 @@
-"""What CUDA's kernels take besides their results because they want dense tensors: bytes. Knows nothing of steps.
+"""The bytes of the copies that CUDA's kernels make because they want dense tensors.
 
 Kernels that read their arguments in one order copy those that lie otherwise (`Tensor::contiguous`), and hold the copies
 until they return. The files named are in aten/src/ATen/native.
@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from profiler.predicting.trace.requests import Requests, request
+from profiler.predicting.trace.kernel_bytes import Requests, request, tensor_request
 
 aten = torch.ops.aten
 
 
 def copied_bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """What an operator's copies take while it runs, at the most at once; 0 for operators that are not known here."""
+    """Returns the most bytes that an operator's copies take at once; 0 for operators without a rule here."""
     count = COPIES.get(func._overloadpacket)
     return count(*args, **(kwargs or {})) if count else 0
 
 
 def straightened(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
-    """The bytes of a copy in this format; 0 where the tensor lies so already."""
+    """Returns the bytes of a copy in this format; 0 where the tensor has it already."""
     if tensor is None or tensor.is_contiguous(memory_format=memory_format):
         return 0
-    return request(tensor.numel() * tensor.itemsize)
+    return tensor_request(tensor)
 
 
 def _pool(taken: torch.Tensor, *options: Any, **named: Any) -> int:
@@ -77,7 +77,7 @@ def is_cudnn_norm(taken: torch.Tensor, weight: torch.Tensor | None) -> bool:
 def _softmax_backward(gradient: torch.Tensor, out: torch.Tensor, *options: Any, **named: Any) -> int:
     """The product of the gradient and the result, and what of both does not lie dense (cuda/SoftMax.cu)."""
     product = torch.empty_like(gradient, device="meta")
-    return request(product.numel() * product.itemsize) + straightened(product) + straightened(out)
+    return tensor_request(product) + straightened(product) + straightened(out)
 
 
 def _safe_softmax(taken: torch.Tensor, *options: Any, **named: Any) -> int:
@@ -88,7 +88,7 @@ def _safe_softmax(taken: torch.Tensor, *options: Any, **named: Any) -> int:
 
 def _roll(taken: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> int:
     """One after the other, each a result; of one, what is taken becomes dense (TensorTransformations.h, cuda/*.cu)."""
-    return request(taken.numel() * taken.itemsize) * max(len(dims or ()) - 1, 0) or straightened(taken)
+    return tensor_request(taken) * max(len(dims or ()) - 1, 0) or straightened(taken)
 
 
 def _sum(taken: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, **named: Any) -> int:

@@ -1,4 +1,4 @@
-"""On fake CPU tensors, the operators whose saved tensors are CUDA's: knows nothing of steps.
+"""Operators on fake CPU tensors that save, and return, what CUDA's do.
 
 Fake tensors on CUDA itself work in the forward only: where there is no GPU, autograd's engine fails in the backward.
 Kernels are swapped by patching: a function mode is off inside its own handler, so that a recompute would run others.
@@ -6,7 +6,8 @@ Kernels are swapped by patching: a function mode is off inside its own handler, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -16,23 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils import checkpoint
 
 from profiler.predicting.trace.autocast import cast, cuda_autocast
 from profiler.predicting.trace.copies import is_cudnn_norm
-from profiler.predicting.trace.cuda_results import CHANGES
-from profiler.predicting.trace.fake_tensors import Fakes
+from profiler.predicting.trace.fake_tensors import FakeTensors
 from profiler.predicting.trace.in_place import adding_in_place
-from profiler.predicting.trace.stepwise import attention_in_steps, numbers_of
+from profiler.predicting.trace.kernel_bytes import AMPERE, HALF
 from profiler.predicting.trace.tracer import on_host
 
 aten = torch.ops.aten
 WEIGHT = 2  # its place among what F.batch_norm takes after the input
-HALF = (torch.float16, torch.bfloat16)
 unfused_dropout, out_of_place_linear, strided_batch_norm = F.dropout, F.linear, F.batch_norm
 unfused_rms_norm = F.rms_norm
-AMPERE = (8, 0)  # the least compute capability of flash attention, and of any fused one for bfloat16
 unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
 _CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("_CAPABILITY", default=AMPERE)
+Change = Callable[[Any, Any], Any]  # the results and arguments of an operator -> its results on CUDA
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         for name, cell in (("gru_cell", gru_cell), ("lstm_cell", lstm_cell)):
             stack.enter_context(mock.patch.object(torch, name, cell))
             stack.enter_context(mock.patch.object(torch._VF, name, cell, create=True))  # as nn.GRUCell calls it
-        stack.enter_context(mock.patch.object(Fakes, "changes", CHANGES))
+        stack.enter_context(mock.patch.object(FakeTensors, "changes", CHANGES))
         stack.enter_context(cuda_autocast())
         yield
 
@@ -218,3 +218,78 @@ def _as_bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) 
     if mask is None:
         return None
     return numbers_of(mask, query.dtype).expand(*query.shape[:-1], key.shape[-2])
+
+
+def _in_float(out: Any, args: Any) -> Any:
+    """The results of a norm, with its statistics in fp32 for 16-bit tensors: CUDA's accumulation type.
+
+    aten/src/ATen/native/cuda/Normalization.cu, cuda/layer_norm_kernel.cu.
+    """
+    values, *statistics = out
+    if values.dtype not in HALF:
+        return out
+    return (values, *(statistic.new_empty(statistic.shape, dtype=torch.float32) for statistic in statistics))
+
+
+def _without_buffer(out: Any, args: Any) -> Any:
+    """The result with an empty buffer: only the CPU's backward reads one (aten/src/ATen/native/cuda/Activation.cpp)."""
+    values, buffer = out
+    return values, buffer.new_empty((0,))
+
+
+CHANGES: dict[Any, Change] = {
+    aten.native_layer_norm.default: _in_float,
+    aten.native_batch_norm.default: _in_float,
+    aten.log_sigmoid_forward.default: _without_buffer,
+}
+
+
+def attention_in_steps(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention for which a device has no fused kernel, as PyTorch's own steps make it on CUDA.
+
+    `_scaled_dot_product_attention_math` in aten/src/ATen/native/transformers/attention.cpp, which takes fake tensors
+    for subclasses and the CPU's dropout for any. What is in half precision is scaled, multiplied and added in float.
+
+    Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
+    """
+    dtype, given = query.dtype, (query, key, value)
+    is_wide = dtype in HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    kept = [one.float() for one in given] if is_wide else list(given)  # all of them until the end
+    factor = math.sqrt(abs(scale) if scale else 1 / math.sqrt(query.shape[-1]))
+    scaled = torch.mul(kept[0], -factor if scale and scale < 0 else factor)
+    if is_causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+        mask = numbers_of(mask, scaled.dtype)
+    if enable_gqa:
+        kept += [one.repeat_interleave(query.shape[-3] // key.shape[-3], -3) for one in kept[1:]]
+    weights = torch.matmul(scaled, torch.mul(kept[-2], factor).transpose(-2, -1))
+    if mask is not None:
+        weights = torch.add(weights, mask) if _is_chosen() else weights.add_(mask)
+    weights = torch._safe_softmax(weights, -1)
+    if dropout_p:
+        weights = torch.native_dropout(weights, dropout_p, True)[0]
+    returned = weights.to(dtype)  # beside the result, and first
+    out = torch.matmul(weights, kept[-1]).to(dtype)
+    del returned
+    return out
+
+
+def _is_chosen() -> bool:
+    """Whether selective checkpointing sees operators: beneath its mode, PyTorch does not write in place."""
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return any(type(mode).__module__ == checkpoint.__name__ for mode in modes)
+
+
+def numbers_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns what is added to scores: `convert_boolean_attn_mask` in attention.cpp."""
+    return torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=dtype)) if mask.dtype == torch.bool else mask

@@ -1,7 +1,4 @@
-"""One of many ranks with nobody else there: PyTorch's fake process group, in which every exchange is done at once.
-
-Knows nothing of steps or of what is followed.
-"""
+"""One of many ranks with nobody else there: PyTorch's fake process group, in which every exchange is done at once."""
 
 from __future__ import annotations
 
@@ -20,11 +17,12 @@ from torch.nn.parallel import distributed as data_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from profiler.core.errors import Unsupported
+from profiler.predicting.trace.kernel_bytes import ceil_div
 
 AT_START = ("_verify_param_shape_across_processes", "_sync_module_states")  # of DDP: they read what fakes do not have
 
 
-class Alone:
+class FakeRank:
     """The mesh of all ranks; DDP's modules on this one, and the buckets that it has exchanged, by their numbers."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -39,7 +37,7 @@ class Alone:
                 raise Unsupported(f"DDP: '{name}' gets no gradient, which it refuses; ddp:unused=true lets it be")
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """What DDP asks for of a bucket. The group's own answer holds no tensor, and its reducer wants one."""
+        """Answers DDP's request for a bucket with the bucket: the fake group's own answer holds no tensor."""
         buffer = self.buckets[bucket.index()] = bucket.buffer()
         distributed.all_reduce(buffer)
         found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -48,15 +46,15 @@ class Alone:
 
 
 @contextmanager
-def alone(ranks: int) -> Iterator[Alone]:
-    """Be the first of so many ranks, which holds the most where parts are uneven.
+def fake_rank(ranks: int) -> Iterator[FakeRank]:
+    """Act as the first of so many ranks, which holds the most where parts are uneven.
 
     For fake tensors: no value that is exchanged is right. The mesh itself is real.
     """
     with ExitStack() as stack:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
         stack.callback(distributed.destroy_process_group)
-        rank = Alone(init_device_mesh("cpu", (ranks,)))
+        rank = FakeRank(init_device_mesh("cpu", (ranks,)))
         for name in AT_START:
             stack.enter_context(mock.patch.object(data_parallel, name, _nothing))
         stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
@@ -66,11 +64,11 @@ def alone(ranks: int) -> Iterator[Alone]:
 
 
 class _Chunks:
-    """`torch.chunk` of which only what is asked for is made: FSDP2 wants two of thousands."""
+    """A lazy `torch.chunk`: FSDP2 takes two of thousands of chunks."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._dim = tensor, dim
-        self._most = -(-tensor.shape[dim] // num_chunks)
+        self._most = ceil_div(tensor.shape[dim], num_chunks)
 
     def __getitem__(self, place: int) -> torch.Tensor:
         size = self._tensor.shape[self._dim]
@@ -78,7 +76,7 @@ class _Chunks:
         return self._tensor.narrow(self._dim, start, min(self._most, size - start))
 
 
-def _answered(rank: Alone) -> Any:
+def _answered(rank: FakeRank) -> Any:
     build = DistributedDataParallel.__init__
 
     def built(module: DistributedDataParallel, *arguments: Any, **keywords: Any) -> None:
@@ -92,9 +90,9 @@ def _answered(rank: Alone) -> Any:
 
 
 def _nothing(*arguments: Any, **keywords: Any) -> None:
-    """Everybody else has what this rank has."""
+    """Stands in for a check over all ranks."""
 
 
 def _as_they_are(reducer: Reducer) -> bool:
-    """After its first step, DDP lays its buckets out anew, as gradients arrived; all together they are as large."""
+    """Keeps DDP from rebuilding its buckets after the first step: together they would be as large."""
     return False

@@ -1,10 +1,8 @@
-"""Models and steps without memory or compute: PyTorch's fake tensors, and what they need to build any model.
-
-Knows nothing of steps or of what is followed.
-"""
+"""Models and steps without memory or compute: PyTorch's fake tensors, cached, and what any model needs to be built."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -15,11 +13,10 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.predicting.trace import temporaries
-from profiler.predicting.trace.fake_cache import QuickFakes, uncollected
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
 
 aten = torch.ops.aten
@@ -37,11 +34,12 @@ FACTORIES = {
     aten.scalar_tensor.default,
     aten.eye.default,
 }
+PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format)
 
 
 @contextmanager
-def fake_tensors() -> Iterator[Fakes]:
-    """Every tensor that is made within is fake, and modules are neither initialised nor copied for a conversion."""
+def fake_tensors() -> Iterator[FakeTensors]:
+    """Make every tensor created within fake; modules are neither initialised nor copied for a conversion."""
     initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
     with ExitStack() as stack:
         for name in initialisers:
@@ -50,18 +48,61 @@ def fake_tensors() -> Iterator[Fakes]:
         stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _copied))
         stack.enter_context(uncollected())
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
-        yield stack.enter_context(Fakes())
+        yield stack.enter_context(FakeTensors())
 
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Within it, transformers takes fake tensors for real ones: otherwise it makes masks that a real run skips."""
+    """Make transformers take fake tensors for real ones: otherwise it builds masks that a real run skips."""
     module = sys.modules.get("transformers.utils.import_utils")
     with mock.patch.object(module, "is_fake_tensor", return_value=False) if module else nullcontext():
         yield
 
 
-class Fakes(QuickFakes):
+class CachingFakeMode(FakeTensorMode):
+    """FakeTensorMode with a shorter key in front of its cache: most of a trace went into that cache's own keys."""
+
+    _keys: ClassVar[dict[Any, Any]] = {}  # as long as FakeTensorMode's own cache, which is the class's too
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled where tensors are fake, and saying so takes 10 us a call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.dispatch(func, types, args, kwargs or {})
+
+    def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        words: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        if not (self._spell(words, args) and (not kwargs or self._spell(words, kwargs.items()))):
+            return super()._cache_key(state, func, args, kwargs)
+        short = tuple(words)
+        found = self._keys.get(short)
+        if found is None:
+            found = self._keys[short] = super()._cache_key(state, func, args, kwargs)
+        return found
+
+    def _spell(self, words: list[Any], values: Any) -> bool:
+        """Append everything that the result depends on; returns False where that is not known."""
+        words.append(len(values))
+        for value in values:
+            kind = type(value)
+            words.append(kind)
+            if kind is FakeTensor:
+                if value.constant is not None or value.fake_mode is not self or value.layout is not torch.strided:
+                    return False
+                words += (value.shape, value.stride(), value.dtype, value.fake_device, value.storage_offset())
+                words += (value.untyped_storage().nbytes(), value.requires_grad, value.is_conj(), value.is_neg())
+            elif kind in (list, tuple):
+                if not self._spell(words, value):
+                    return False
+            elif kind in PLAIN:
+                words.append(value)
+            else:
+                return False
+        return True
+
+
+class FakeTensors(CachingFakeMode):
     """Fake tensors that know their values where these are small and follow from the code alone, not from data.
 
     Models are built by such values: the depth and the widths of their stages, the rates of stochastic depth. Of what
@@ -83,13 +124,14 @@ class Fakes(QuickFakes):
             return _passed(args[0]) if _is_test(args[0]) else args[0].shape == args[1].shape
         if func in FACTORIES:
             return self._made(func, args, kwargs or {})
-        if _only_writes(func) and not _is_known(args[0]):
+        if (_only_writes(func) and not _is_known(args[0])) or is_in_place(func, args):
             return args[0] if isinstance(args[0], torch.Tensor) else None
-        if is_in_place(func, args):
-            return args[0]
         if is_sum_in_place(func, args):
             return super().__torch_dispatch__(aten.alias.default, (), (args[0],))
-        out: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        return self._completed(super().__torch_dispatch__(func, types, args, kwargs), func, args)
+
+    def _completed(self, out: Any, func: Any, args: Any) -> Any:
+        """The result as the operator's own kernel returns it on the device that is stood for."""
         if func._overloadpacket is aten.all:
             out.is_true = True
         if func in self.changes:
@@ -174,3 +216,15 @@ def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool =
             if buffer is not None:
                 child._buffers[name] = convert(buffer)
     return module
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable the collection of cycles: it takes a quarter of a trace, and when it frees what is chance."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -1,4 +1,4 @@
-"""What an optimizer keeps on the host, such as Adam's step count: knows nothing of traces.
+"""Tells apart what an optimizer keeps on the host, such as Adam's step count.
 
 All tensors of a prediction are on the CPU, also those that stand for a device's. The optimizer's state is the host's
 where it is made without a device or on "cpu" by name; the device's is made on the device of a parameter.
@@ -7,7 +7,7 @@ where it is made without a device or on "cpu" by name; the device's is made on t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -21,33 +21,40 @@ FACTORIES = {torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.zeros, to
 
 @contextmanager
 def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Within it, the optimizer's steps mark what they make on the host, and `capturable` is accepted as on CUDA."""
-    mode = Marking()
+    """Make the optimizer's steps mark what they create on the host, and accept `capturable` as on CUDA."""
+    with entered_in_steps(optimizer, [HostMarking()]), ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim.") and hasattr(module, SUPPORTED):
+                stack.enter_context(mock.patch.object(module, SUPPORTED, _as_cuda))
+        yield
+
+
+@contextmanager
+def entered_in_steps(optimizer: torch.optim.Optimizer, modes: Sequence[Any]) -> Iterator[None]:
+    """Enter the modes whenever the optimizer steps."""
 
     def enter(*given: Any) -> None:
-        mode.__enter__()  # type: ignore[no-untyped-call]
+        for mode in modes:
+            mode.__enter__()
 
     def leave(*given: Any) -> None:
-        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for mode in modes:
+            mode.__exit__(None, None, None)
 
     before, after = optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave)
     try:
-        with ExitStack() as stack:
-            for name, module in list(sys.modules.items()):
-                if name.startswith("torch.optim.") and hasattr(module, SUPPORTED):
-                    stack.enter_context(mock.patch.object(module, SUPPORTED, _as_cuda))
-            yield
+        yield
     finally:
         before.remove()
         after.remove()
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether the tensor was made on the host under `Marking`."""
+    """Whether the tensor was made on the host under `HostMarking`."""
     return getattr(tensor, "is_on_host", False)
 
 
-class Marking(TorchFunctionMode):
+class HostMarking(TorchFunctionMode):
     """Marks the tensors that are made on the host while it is entered."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Where autograd writes in place and does not for fake tensors, which it takes for subclasses: knows nothing of steps.
+"""Where autograd writes in place, but not for fake tensors, which it takes for subclasses.
 
 Its formulas have both ways (`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp), and so has the sum
 of the gradients of what was used more than once (torch/csrc/autograd/input_buffer.cpp).
@@ -36,7 +36,7 @@ ADDING = ("VarMeanBackward0", "StdMeanBackward0")  # whose formulas themselves a
 
 @contextmanager
 def adding_in_place() -> Iterator[None]:
-    """Within it, a forward's sums are written into their first term."""
+    """Write a forward's sums into their first term."""
     token = _ADDS_IN_PLACE.set(True)
     try:
         yield
@@ -66,7 +66,7 @@ def is_in_place(func: Any, args: Any) -> bool:
 
 
 def _is_sum(first: torch.Tensor, other: Any) -> bool:
-    """Nothing else holds the gradient that came first, and all of its elements are its own."""
+    """Whether nothing else holds the gradient that came first, and its elements do not overlap."""
     if not isinstance(other, torch.Tensor) or (first.shape, first.dtype) != (other.shape, other.dtype):
         return False
     num_holders = torch._C._storage_Use_Count(first.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""What matrix products take of the allocator besides their results: knows nothing of steps.
+"""What matrix products take of the allocator besides their results, and what cuBLAS keeps.
 
 The rules are those of aten/src/ATen/native/cuda/Blas.cpp and aten/src/ATen/cuda/CublasHandlePool.cpp in 2.15.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import re
 from functools import partial
-from math import prod
 from typing import Any
 
+import msgspec
 import torch
 
-from profiler.predicting.trace.requests import Requests
+from profiler.core.trace_data import WORKSPACES, Allocation, Trace
+from profiler.predicting.trace.kernel_bytes import HALF, Requests, tensor_bytes
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
@@ -33,11 +34,10 @@ PRODUCTS = {  # which of their arguments are the factors
 BIASED = (aten.addmm, aten._addmm_activation)  # which cuBLASLt takes where it can add the bias itself
 NAMES = tuple(f"aten.{one.__name__}" for one in PRODUCTS)
 LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device
-HALF = (torch.float16, torch.bfloat16)
 
 
 def taking_workspaces(hidden: Hidden | None, nbytes: int) -> Hidden:
-    """`hidden` with what products take: copies of their factors, and cuBLAS's workspace of so many bytes.
+    """Returns `hidden` with what products take: copies of their factors, and cuBLAS's workspace of `nbytes`.
 
     What was measured of an operator has both in it already. Without `nbytes` workspaces are kept, and not counted here.
     """
@@ -50,10 +50,29 @@ def given_workspace(nbytes: int) -> int:
     return sum(int(size) * int(count) for size, count in pairs) * 2**10 if pairs else nbytes
 
 
+def keeps_workspaces() -> bool:
+    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and where the environment asks for it.
+
+    aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+def with_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
+    if not nbytes:
+        return trace
+    users = {one.phase for one in trace.operators if one.name in NAMES}
+    threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
+    last = len(trace.operators)
+    kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
+    return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
+
+
 def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwargs: Any) -> int:
-    known = hidden(func, args, kwargs) if hidden else 0
-    if known or func._overloadpacket not in PRODUCTS:
-        return known
+    measured = hidden(func, args, kwargs) if hidden else 0
+    if measured or func._overloadpacket not in PRODUCTS:
+        return measured
     if func._overloadpacket is aten.bmm and args[0].shape[2] == 1:
         return 0  # it is multiplied element by element
     factors = [args[place] for place in PRODUCTS[func._overloadpacket]]
@@ -70,7 +89,7 @@ def _workspace(func: Any, args: Any, kwargs: Any, nbytes: int) -> int:
 
 
 def _is_added_by_lt(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float) -> bool:
-    """A row is added by it; a whole matrix where it is in half precision."""
+    """Whether cuBLASLt adds the bias: a row, or a whole matrix in half precision."""
     (_, inner), columns = left.shape, right.shape[1]
     if inner == 1 or columns == 1:
         return False
@@ -81,9 +100,9 @@ def _is_added_by_lt(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor,
 
 
 def _copied_bytes(factor: torch.Tensor) -> int:
-    """Of a factor in neither order that cuBLAS reads: its rows or its columns must be without gaps and not overlap."""
+    """Returns the bytes of a copy of a factor whose rows and columns both have gaps or overlap; else 0."""
     if factor.dim() < 2 or factor.is_contiguous():
         return 0
     (rows, columns), (down, across) = factor.shape[-2:], factor.stride()[-2:]
     is_read = (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
-    return 0 if is_read else prod(factor.shape) * factor.itemsize
+    return 0 if is_read else tensor_bytes(factor)

@@ -1,4 +1,4 @@
-"""The buffers of sums, means, norms and their like on CUDA: knows nothing of steps.
+"""The bytes of the buffers that sums, means, norms and their like take on CUDA.
 
 Where an output's inputs are shared out among blocks of threads, each block writes what it found to global memory. How
 they are shared out: setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh; how dimensions are put in order and joined
@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.core.gpu_specs import Chip
-from profiler.predicting.trace.requests import request
+from profiler.predicting.trace.kernel_bytes import HALF, WARP, ceil_div, request
 
 aten = torch.ops.aten
-WARP = 32
 MAX_THREADS = 512
 LEAST_VALUES, MOST_VALUES = 16, 256  # that a thread adds up
 INDEXED = 2**31 - 1  # bytes that 32 bits can address
-HALF = (torch.float16, torch.bfloat16)
 WELFORD = 16  # bytes of a running mean and variance with its counts (aten/src/ATen/native/SharedReduceOps.h)
 SUMS = (aten.sum, aten.nansum)
 MOMENTS = (aten.var, aten.std, aten.var_mean, aten.std_mean)
@@ -48,7 +46,7 @@ class _Shape(NamedTuple):
 
 
 def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
-    """The buffer and the semaphores of a reduction; 0 for other operators."""
+    """Returns the bytes of the buffer and the semaphores of a reduction; 0 for other operators."""
     if func._overloadpacket not in REDUCTIONS:
         return 0
     taken = args[0]
@@ -56,10 +54,10 @@ def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
 
 
 def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = aten.sum) -> int:
-    """What reducing these dimensions takes besides the result; all of them where none are named."""
+    """Returns the bytes that reducing these dimensions, or all of them, takes besides the result."""
     if taken.numel() == 0 or taken.ndim == 0:
         return 0
-    places = range(taken.ndim) if reduced in NO_DIMENSIONS else [one % taken.ndim for one in reduced]
+    places = range(taken.ndim) if reduced in NO_DIMENSIONS else [place % taken.ndim for place in reduced]
     shape = _Shape(
         dims=_joined(_ordered(_dimensions(taken, set(places)))),
         itemsize=taken.itemsize,
@@ -72,12 +70,12 @@ def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = 
 
 
 def _dims(func: Any, args: Any, kwargs: Any) -> Any:
-    names = [one.name for one in func._schema.arguments]
+    names = [argument.name for argument in func._schema.arguments]
     if "dim" not in names:
         return None
     place = names.index("dim")
-    found = args[place] if len(args) > place else kwargs.get("dim")
-    return [found] if isinstance(found, int) else found
+    dims = args[place] if len(args) > place else kwargs.get("dim")
+    return [dims] if isinstance(dims, int) else dims
 
 
 def _accumulated(operator: Any, dtype: torch.dtype) -> int:
@@ -89,62 +87,62 @@ def _accumulated(operator: Any, dtype: torch.dtype) -> int:
 
 
 def _dimensions(taken: torch.Tensor, reduced: set[int]) -> list[Dim]:
-    """The last one first; the result is contiguous."""
-    found, stride = [], 1
+    """Returns the dimensions, the last one first, for a contiguous result."""
+    dims, stride = [], 1
     for place in reversed(range(taken.ndim)):
         size = taken.shape[place]
-        found.append(Dim(size, taken.stride(place), 0 if place in reduced else stride))
+        dims.append(Dim(size, taken.stride(place), 0 if place in reduced else stride))
         stride *= 1 if place in reduced else size
-    return found
+    return dims
 
 
 def _ordered(dims: list[Dim]) -> list[Dim]:
     """As TensorIteratorBase::reorder_dimensions: an insertion sort, which ambiguous pairs leave as they are."""
-    found = list(dims)
-    for begin in range(1, len(found)):
+    ordered = list(dims)
+    for begin in range(1, len(ordered)):
         place = begin
         for other in reversed(range(begin)):
-            order = _compared(found[other], found[place])
+            order = _compared(ordered[other], ordered[place])
             if order > 0:
-                found[other], found[place] = found[place], found[other]
+                ordered[other], ordered[place] = ordered[place], ordered[other]
                 place = other
             elif order < 0:
                 break
-    return found
+    return ordered
 
 
-def _compared(one: Dim, other: Dim) -> int:
-    """Above 0 where they are to be swapped, below where they are in order."""
-    if (one.output_stride == 0) != (other.output_stride == 0):
-        return 1 if other.output_stride == 0 else -1
-    for first, second in ((one.output_stride, other.output_stride), (one.stride, other.stride)):
+def _compared(left: Dim, right: Dim) -> int:
+    """Returns 1 where they are to be swapped, -1 where they are in order, 0 where that is open."""
+    if (left.output_stride == 0) != (right.output_stride == 0):
+        return 1 if right.output_stride == 0 else -1
+    for first, second in ((left.output_stride, right.output_stride), (left.stride, right.stride)):
         if first == 0 or second == 0:
             continue
         if first != second:
             return -1 if first < second else 1
-        if one.size > other.size:
+        if left.size > right.size:
             return 1
     return 0
 
 
 def _joined(dims: list[Dim]) -> list[Dim]:
     """As TensorIteratorBase::coalesce_dimensions."""
-    found: list[Dim] = dims[:1]
+    joined: list[Dim] = dims[:1]
     for dim in dims[1:]:
-        last = found[-1]
+        last = joined[-1]
         follows = (last.size * last.stride, last.size * last.output_stride) == (dim.stride, dim.output_stride)
         if last.size == 1 or dim.size == 1 or follows:
             strides = dim[1:] if last.size == 1 else last[1:]
-            found[-1] = Dim(last.size * dim.size, *strides)
+            joined[-1] = Dim(last.size * dim.size, *strides)
         else:
-            found.append(dim)
-    return found
+            joined.append(dim)
+    return joined
 
 
 def _indexable(shape: _Shape) -> _Shape:
     """Halves of the widest dimension, until one is small enough to be addressed with 32 bits."""
     dims = list(shape.dims)
-    while 1 + sum((one.size - 1) * one.stride * shape.itemsize for one in dims) > INDEXED:
+    while 1 + sum((dim.size - 1) * dim.stride * shape.itemsize for dim in dims) > INDEXED:
         widest = max(range(len(dims)), key=lambda place: (dims[place].size - 1) * dims[place].stride)
         dims[widest] = dims[widest]._replace(size=dims[widest].size // 2)
     return shape._replace(dims=dims)
@@ -152,16 +150,45 @@ def _indexable(shape: _Shape) -> _Shape:
 
 def _kept_apart(shape: _Shape) -> int:
     """Where parts are reduced one after the other, what is carried between them, if the result is in half precision."""
-    num_outputs = prod(one.size for one in shape.dims if one.output_stride)
+    num_outputs = prod(dim.size for dim in shape.dims if dim.output_stride)
     return request(num_outputs * shape.accumulated) if shape.accumulated > shape.itemsize else 0
+
+
+class _Threads(NamedTuple):
+    """How a block of threads is laid over inputs and outputs."""
+
+    num_inputs: int
+    num_outputs: int
+    width: int
+    height: int
+    output_vector: int  # outputs that a thread writes at once
+    along_inputs: bool  # whether the block's width is along the inputs
 
 
 def _global_bytes(shape: _Shape, chip: Chip) -> int:
     """As setReduceConfig and ReduceConfig::global_memory_size, with the semaphores beside it."""
+    threads = _threads(shape)
+    step_input, step_output = (threads.width, 1) if threads.along_inputs else (1, threads.width)
+    if ceil_div(threads.num_inputs, step_input) < min(threads.height * LEAST_VALUES, MOST_VALUES):
+        return 0
+    values = ceil_div(threads.num_inputs, step_input * threads.height)
+    grid = ceil_div(threads.num_outputs // threads.output_vector, step_output)
+    target = chip.multiprocessors * (chip.threads_per_multiprocessor // (threads.width * threads.height))
+    if values < MOST_VALUES or grid > target:
+        return 0
+    num_blocks = max(min(ceil_div(target, grid), ceil_div(values, LEAST_VALUES)), ceil_div(values, MOST_VALUES))
+    if num_blocks <= 1:
+        return 0
+    lanes = 1 if threads.along_inputs else threads.width * threads.output_vector
+    buffer = shape.accumulated * threads.num_outputs * num_blocks * lanes
+    return request(buffer) + request(4 * grid)
+
+
+def _threads(shape: _Shape) -> _Threads:
     dims = shape.dims
-    reduced = [one for one in dims if one.output_stride == 0]
+    reduced = [dim for dim in dims if dim.output_stride == 0]
     kept = dims[len(reduced) :]
-    num_inputs, num_outputs = prod(one.size for one in reduced), prod(one.size for one in kept)
+    num_inputs, num_outputs = prod(dim.size for dim in reduced), prod(dim.size for dim in kept)
     along_inputs = not kept or (bool(reduced) and dims[0].stride < kept[0].stride)
     fastest = dims[0] if along_inputs or not kept else kept[0]
     wide, high = (num_inputs, num_outputs) if along_inputs else (num_outputs, num_inputs)
@@ -173,21 +200,7 @@ def _global_bytes(shape: _Shape, chip: Chip) -> int:
             output_vector = _output_vector(shape, kept[0])
             wide //= output_vector
     width, height = _block(wide, high, MAX_THREADS // output_vector)
-    step_input, step_output = (width, 1) if along_inputs else (1, width)
-    values = -(-num_inputs // step_input)
-    if values < min(height * LEAST_VALUES, MOST_VALUES):
-        return 0
-    values = -(-num_inputs // (step_input * height))
-    grid = -(-(num_outputs // output_vector) // step_output)
-    target = chip.multiprocessors * (chip.threads_per_multiprocessor // (width * height))
-    if values < MOST_VALUES or grid > target:
-        return 0
-    num_blocks = max(min(-(-target // grid), -(-values // LEAST_VALUES)), -(-values // MOST_VALUES))
-    if num_blocks <= 1:
-        return 0
-    lanes = 1 if along_inputs else width * output_vector
-    buffer = shape.accumulated * num_outputs * num_blocks * lanes
-    return request(buffer) + request(4 * grid)
+    return _Threads(num_inputs, num_outputs, width, height, output_vector, along_inputs)
 
 
 def _block(wide: int, high: int, most: int) -> tuple[int, int]:
@@ -198,13 +211,13 @@ def _block(wide: int, high: int, most: int) -> tuple[int, int]:
 
 
 def _power(number: int) -> int:
-    """The largest power of two that is not above it."""
+    """Returns the largest power of two that is not above the number."""
     return 1 << (max(number, 1).bit_length() - 1)
 
 
 def _output_vector(shape: _Shape, fastest: Dim) -> int:
     """As get_output_vec_size: what divides the address, the outputs beside each other and all other strides."""
-    others = [one.stride for one in shape.dims if one is not fastest]
+    others = [dim.stride for dim in shape.dims if dim is not fastest]
     vector = 4
     for number in (shape.offset, fastest.size, *others):
         while number % vector:

@@ -1,4 +1,4 @@
-"""Estimated seconds of a traced step on a GPU that need not be there: arithmetic that knows nothing of torch."""
+"""Estimated seconds of a traced step on a GPU that need not be there: arithmetic, without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FREE = (  # what starts no kernel though it names tensors: bookkeeping, and memo
 
 
 def seconds(trace: Trace, rates: Rates, precision: str) -> dict[str, float]:
-    """Of forward, backward (recompute included), optimizer and the whole step, were every kernel ideal.
+    """Returns the seconds of forward, backward (recompute included), optimizer and step with ideal kernels.
 
     An operator takes the longer of its arithmetic and its traffic, and the launch of one kernel (the roofline model:
     Williams, Waterman, Patterson 2009). Precision is as of a case; a GPU without bf16 units computes it as fp32.
@@ -44,7 +44,7 @@ def seconds(trace: Trace, rates: Rates, precision: str) -> dict[str, float]:
 
 
 def scaled(estimate: Mapping[str, float], *, measured: float, estimated: float) -> dict[str, float]:
-    """An estimate by what was measured of the step without checkpointing, against the estimate of that step."""
+    """Scales an estimate by the ratio of measured to estimated seconds of the step without checkpointing."""
     return {phase: value * measured / estimated for phase, value in estimate.items()}
 
 
@@ -58,7 +58,7 @@ def stated_error(rates: Rates, precision: str, *, is_scaled: bool = False) -> st
 
 
 def operator_seconds(operator: Operator, rates: Rates, precision: str) -> float:
-    """Of one operator, as `seconds` counts it."""
+    """Returns the seconds of one operator, as `seconds` counts them."""
     if not (operator.flops or operator.moved_bytes) or operator.name.startswith(FREE):
         return 0.0
     computing = operator.flops / (COMPUTE_EFFICIENCY * _flops_rate(operator, rates, precision))

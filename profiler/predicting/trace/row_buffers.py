@@ -1,4 +1,4 @@
-"""What the backwards of embeddings and norms over rows take on CUDA besides their results: knows nothing of steps.
+"""The bytes that backwards of embeddings and layer norms take on CUDA besides their results; all buffers of a chip.
 
 Many indices are sorted, and the rows of each are added up in parts (aten/src/ATen/native/cuda/Embedding.cu,
 EmbeddingBackwardKernel.cu); of many narrow rows, weights' gradients are added up in parts
@@ -11,21 +11,24 @@ from typing import Any
 
 import torch
 
-from profiler.core.gpu_specs import Chip
-from profiler.predicting.trace.reductions import buffer_bytes
-from profiler.predicting.trace.requests import request
-from profiler.predicting.trace.segment_pool import GRANULE, round_up
+from profiler.core.gpu_specs import Chip, Rates
+from profiler.predicting.trace.attention_buffers import attention_bytes
+from profiler.predicting.trace.copies import straightened
+from profiler.predicting.trace.kernel_bytes import FLOAT, WARP, ceil_div, request, tensor_request
+from profiler.predicting.trace.memory_pools import GRANULE, round_up
+from profiler.predicting.trace.reductions import buffer_bytes, reduction_bytes
+from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
 FEW = 3072  # indices: one kernel adds them up without sorting
 ROWS_PER_PART, SORTED_BITS = 10, 8
-WARP, MOST_THREADS = 32, 1024
-FLOAT, LONG = 4, 8  # bytes
+MOST_THREADS = 1024
+LONG = torch.int64.itemsize
 MANY_ROWS, ROWS_AT_ONCE, COLUMNS_AT_ONCE, MOST_BLOCKS = 64 * 1024, 32, 32, 32 * 1024
 
 
 def row_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
-    """What such an operator takes; 0 for others."""
+    """Returns the bytes of an embedding's or layer norm's backward; 0 for other operators."""
     if func is aten.embedding_dense_backward.default:
         return _embedding_bytes(chip, *args)
     if func is aten.native_layer_norm_backward.default:
@@ -41,16 +44,16 @@ def _embedding_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, 
     """
     _, by_frequency = flags
     number, width = indices.numel(), gradient.shape[-1]
-    copied = 0 if gradient.is_contiguous() else request(gradient.numel() * gradient.itemsize)
+    copied = straightened(gradient)
     if number <= FEW and not by_frequency:
         return copied
-    one = request(number * indices.itemsize)
+    list_bytes = request(number * indices.itemsize)
     at_once = num_weights.bit_length() <= SORTED_BITS
     result = request(num_weights * width * gradient.itemsize)
-    sorting = (3 if at_once else 5) * one - result
-    kept = (3 if by_frequency else 2) * one
-    unique = 2 * one + 4 * GRANULE
-    return copied + max(sorting, kept + unique, kept + one + _parts_bytes(chip, gradient, indices, num_weights))
+    sorting = (3 if at_once else 5) * list_bytes - result
+    kept = (3 if by_frequency else 2) * list_bytes
+    unique = 2 * list_bytes + 4 * GRANULE
+    return copied + max(sorting, kept + unique, kept + list_bytes + _parts_bytes(chip, gradient, indices, num_weights))
 
 
 def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_weights: int) -> int:
@@ -62,14 +65,14 @@ def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_
     num_segments = min(number, num_weights)
     num_parts = number // ROWS_PER_PART + num_segments
     threads = round_up(width, WARP)
-    num_blocks = -(-num_segments * threads // min(threads, MOST_THREADS))
+    num_blocks = ceil_div(num_segments * threads, min(threads, MOST_THREADS))
     is_added_at_once = num_blocks < 4 * chip.multiprocessors and num_parts > 4 * num_blocks
     sums = [num_parts * width * max(gradient.itemsize, FLOAT)]
     if is_added_at_once:
         in_half = [num_weights * width * FLOAT] if gradient.itemsize < FLOAT else []
         sums = [num_parts * indices.itemsize, *in_half]
     lists = (LONG, LONG, *[num_segments * indices.itemsize] * 2, num_parts * indices.itemsize, *sums)
-    return sum(request(one) for one in lists)
+    return sum(request(nbytes) for nbytes in lists)
 
 
 def _norm_bytes(args: Any, chip: Chip) -> int:
@@ -79,7 +82,20 @@ def _norm_bytes(args: Any, chip: Chip) -> int:
     num_rows = taken.numel() // max(width, 1)
     if weight is None or num_rows <= MANY_ROWS or width // COLUMNS_AT_ONCE >= chip.multiprocessors // 2:
         return 0
-    num_parts = min(-(-num_rows // ROWS_AT_ONCE), MOST_BLOCKS // -(-width // COLUMNS_AT_ONCE))
+    num_parts = min(ceil_div(num_rows, ROWS_AT_ONCE), MOST_BLOCKS // ceil_div(width, COLUMNS_AT_ONCE))
     parts = weight.new_empty((num_parts, width))
-    both = request(parts.numel() * parts.itemsize) * (1 if bias is None else 2)
+    both = tensor_request(parts) * (1 if bias is None else 2)
     return both + request(width * weight.itemsize) + buffer_bytes(parts, [0], chip)
+
+
+def taking_buffers(hidden: Hidden, rates: Rates | None) -> Hidden:
+    """Returns `hidden` with the buffers of reductions, attention and rows on this GPU, where its chip is known."""
+    if rates is None or rates.chip is None:
+        return hidden
+    chip = rates.chip
+
+    def taken(func: Any, args: Any, kwargs: Any) -> int:
+        own = reduction_bytes(func, args, kwargs, chip) or attention_bytes(func, args, kwargs, rates)
+        return hidden(func, args, kwargs) + (own or row_bytes(func, args, kwargs, chip))
+
+    return taken

@@ -1,7 +1,4 @@
-"""What autograd keeps of a followed step, for which node and until when, and what modules are given.
-
-Knows nothing of strategies or of what is made of it.
-"""
+"""What autograd keeps of a followed step, for which node and until when, and what modules are given."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from profiler.core.trace_data import Call, Save
-from profiler.predicting.trace.tracer import Life, Tracer
+from profiler.predicting.trace.tracer import StorageLife, Tracer
 from profiler.training.workload import tensors
 
 
-class Saving:
+class SavedTensors:
     """Lets autograd keep only the shapes of what it saves.
 
     So a storage goes when the model's own code and the engine let go of it, and the tracer sees when; how much longer
@@ -29,8 +26,8 @@ class Saving:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._packets: list[_Times] = []
-        self._calls: list[tuple[str, int, int, tuple[int, int], list[Life], list[Life]]] = []
+        self._packets: list[_SavedTensor] = []
+        self._calls: list[tuple[str, int, int, tuple[int, int], list[StorageLife], list[StorageLife]]] = []
         self._stand_ins: dict[Any, torch.Tensor] = {}  # for what is there before the step and after it
 
     @contextmanager
@@ -66,7 +63,7 @@ class Saving:
             for name, before, last, saves, inputs, outputs in self._calls
         )
 
-    def _places(self) -> dict[Life, int]:
+    def _places(self) -> dict[StorageLife, int]:
         return {life: place for place, life in enumerate(self._tracer.lives)}
 
     def _calling(self) -> Any:
@@ -85,11 +82,11 @@ class Saving:
 
         return called
 
-    def _lives(self, tree: Any) -> list[Life]:
+    def _lives(self, tree: Any) -> list[StorageLife]:
         return [life for tensor in tensors(tree) if (life := self._tracer.life(tensor))]
 
     def _pack(self, tensor: torch.Tensor) -> _Packet:
-        times = _Times(self._tracer.life(tensor), len(self._tracer.operators))
+        times = _SavedTensor(self._tracer.life(tensor), len(self._tracer.operators))
         self._packets.append(times)
         return _Packet(self._tracer, times, tensor)
 
@@ -112,16 +109,16 @@ class Saving:
         with self._tracer.paused():
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
-    def _use(self, times: _Times) -> None:
+    def _use(self, times: _SavedTensor) -> None:
         times.used = len(self._tracer.operators)
 
 
-class _Times:
+class _SavedTensor:
     """One tensor that was saved: its storage, and when it was; None where that has not been."""
 
     __slots__ = ("life", "packed", "released", "unpacked", "used", "watch")
 
-    def __init__(self, life: Life | None, packed: int) -> None:
+    def __init__(self, life: StorageLife | None, packed: int) -> None:
         self.life, self.packed = life, packed
         self.unpacked: int | None = None
         self.used: int | None = None
@@ -134,7 +131,7 @@ class _Packet:
 
     __slots__ = ("_tracer", "kind", "times")
 
-    def __init__(self, tracer: Tracer, times: _Times, tensor: torch.Tensor) -> None:
+    def __init__(self, tracer: Tracer, times: _SavedTensor, tensor: torch.Tensor) -> None:
         self._tracer, self.times = tracer, times
         self.kind = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 

@@ -1,28 +1,23 @@
-"""Follows one training step under fake tensors: a workload in, a Trace out. Knows nothing of cases or strategies."""
+"""Follows one training step, and the building of its model, under fake tensors: a workload in, a Trace out."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
 from unittest import mock
 
-import msgspec
 import torch
+from torch import nn
 
-from profiler.core.trace_data import BUCKETS, WORKSPACES, Allocation, Operator, Trace
+from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace
 from profiler.predicting.trace import products
-from profiler.predicting.trace.building import Builder
 from profiler.predicting.trace.collectives import Exchange, parts
 from profiler.predicting.trace.host_state import is_on_host
-from profiler.predicting.trace.saved_tensors import Saving
-from profiler.predicting.trace.tracer import Hidden, Life, Tracer
-from profiler.training.workload import Workload, local, tensors
-
-Step = Callable[[Callable[[str], None]], Any]
+from profiler.predicting.trace.saved_tensors import SavedTensors
+from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
+from profiler.training.workload import Step, Workload, local, tensors
 
 TRIES = 3
 
@@ -56,7 +51,7 @@ def follow(
         run = make()
         run.hold(buckets())
         run.go(step)
-        return _with_workspaces(run.trace(), kept_bytes)
+        return products.with_workspaces(run.trace(), kept_bytes)
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
@@ -65,36 +60,57 @@ def follow(
         if run.arrived == used and not run.left_behind():
             break
         used = run.arrived
-    return _with_workspaces(run.trace(), kept_bytes)
-
-
-def keeps_workspaces() -> bool:
-    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and where the environment asks for it.
-
-    aten/src/ATen/cuda/CublasHandlePool.cpp.
-    """
-    return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-
-
-def _with_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
-    if not nbytes:
-        return trace
-    users = {one.phase for one in trace.operators if one.name in products.NAMES}
-    threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
-    last = len(trace.operators)
-    kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
-    return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
+    return products.with_workspaces(run.trace(), kept_bytes)
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
-    """Gradients and optimizer state as after a first step."""
+    """Create gradients and optimizer state as a first step would."""
     for parameter in workload.module.parameters():
         has_one = id(parameter) in used
         if not has_one:
             optimizer.state.pop(parameter, None)
         parameter.grad = torch.zeros_like(parameter) if has_one else None
     optimizer.step()
+
+
+class Builder:
+    """Follows the storages of everything that runs under it: parameters, the batch, forwards that only look.
+
+    What they leave to the allocator, free blocks and blocks in use, is where the first step begins.
+    """
+
+    def __init__(self, *, device: str, hidden: Hidden | None = None) -> None:
+        self._tracer = Tracer(nn.Module(), device=device, hidden=hidden)
+        self._left: list[StorageLife] = []
+
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Follow what runs within."""
+        with self._tracer:
+            yield
+        self._left = [life for life in self._tracer.lives if life.died is None]
+
+    def unheld(self, held: Sequence[StorageLife | None]) -> list[torch.UntypedStorage]:
+        """The storages that are still there and in no life of `held`: what the loss or the module keeps by itself."""
+        storages = [life.watch() for life in self._left if life not in held and life.died is None and life.watch]
+        return [storage for storage in storages if storage is not None]
+
+    def life(self, tensor: torch.Tensor) -> StorageLife | None:
+        """The life of a tensor's storage; None where it was not made under this builder."""
+        return self._tracer.life(tensor)
+
+    def building(self, lives: Sequence[StorageLife | None]) -> Building:
+        """Returns what was followed. `lives` has, for each storage there before the step, its life in the building."""
+        left, last = set(self._left), len(self._tracer.operators)
+        places = {life: place for place, life in enumerate(lives) if life in left}
+        return Building(
+            allocations=tuple(
+                Allocation(life.nbytes, life.born, last if life in left else life.died or 0, life.operator, "", "", "")
+                for life in self._tracer.lives
+            ),
+            operators=tuple(self._tracer.operators),
+            places=tuple(places.get(life) for life in self._tracer.lives),
+        )
 
 
 class _Run:
@@ -118,15 +134,15 @@ class _Run:
         self._tracer = Tracer(workload.module, device=device, hidden=hidden, parts=parts())
         self._exchange = Exchange(self._tracer)
         self._tracer.seen = self._exchange.see
-        self._saving = Saving(self._tracer) if with_saves or with_calls else None
+        self._saving = SavedTensors(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
         self._builder = builder
-        self._built: list[Life | None] = []  # by place, the lives that storages had while they were built
+        self._built: list[StorageLife | None] = []  # by place, the lives that storages had while they were built
         self._hold()
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
-        """They are there before the step; gradients that are views of them are told already."""
+        """Follow buckets that are there before the step; gradients that are views of them are followed already."""
         for bucket in buckets:
             self._keep(bucket, BUCKETS, "")
 
@@ -177,7 +193,7 @@ class _Run:
         )
 
     def _hold(self) -> None:
-        """What is there before the step."""
+        """Follow what is there before the step."""
         module = self._workload.module
         for name, parameter in module.named_parameters():
             owner = name.rpartition(".")[0]
@@ -225,7 +241,7 @@ class _Run:
 
 
 class _Categories:
-    """What a storage was for, by when it was there."""
+    """Tells what a storage was for by when it was live."""
 
     def __init__(self, marks: list[tuple[str, int]], operators: list[Operator]) -> None:
         pairs = pairwise(marks)
@@ -235,7 +251,7 @@ class _Categories:
             goes_on = number < len(operators) and _is_recompute(operators[number])
             self._ends[number] = self._ends[number + 1] if goes_on else number
 
-    def of(self, life: Life) -> str:
+    def of(self, life: StorageLife) -> str:
         if life.phase == "forward":
             end = next(last for before, last in self._forwards if before <= life.born <= last)
             return "saved" if life.died is None or life.died > end else "temporaries"

@@ -1,4 +1,4 @@
-"""What operators take besides their values, where fake kernels know only the values: knows nothing of steps.
+"""What operators take besides their results, where fake kernels know only the results.
 
 Losses write all elements before they reduce them: into temporaries, or into the result, whose storage stays as large
 when it is resized to one element (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu). Folds are made
@@ -12,6 +12,8 @@ from math import prod
 from typing import Any
 
 import torch
+
+from profiler.predicting.trace.kernel_bytes import tensor_bytes
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1  # at::Reduction
@@ -27,10 +29,10 @@ FOLDS = (aten.im2col, aten.col2im)
 
 
 def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """What an operator takes while it runs, in bytes; 0 for what is not known here."""
+    """Returns the bytes that an operator takes while it runs; 0 for operators without a rule here."""
     if func._overloadpacket in FOLDS:
         num_copies = (not args[0].is_contiguous()) + _grows(func, *args)
-        return int(num_copies * args[0].numel() * args[0].itemsize)
+        return num_copies * tensor_bytes(args[0])
     known = TEMPORARIES.get(func._overloadpacket)
     if known is None:
         return 0
@@ -40,7 +42,7 @@ def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
 
 
 def stored_shape(func: Any, args: Any, out: torch.Tensor) -> torch.Size:
-    """Of all that is in the result's storage: the result's own shape where that is nothing else."""
+    """Returns the shape of all elements in the result's storage, mostly the result's own."""
     if func._overloadpacket in IN_THE_RESULT:
         return _element_shape(args)
     if func._overloadpacket in FOLDS and args[0].numel() > out.numel():
@@ -50,7 +52,7 @@ def stored_shape(func: Any, args: Any, out: torch.Tensor) -> torch.Size:
 
 
 def _element_shape(args: Any) -> torch.Size:
-    """Of a loss with these arguments before it is reduced."""
+    """Returns the shape of a loss before it is reduced."""
     found: torch.Size = torch.broadcast_shapes(*(one.shape for one in args if isinstance(one, torch.Tensor)))
     return found
 

@@ -1,4 +1,4 @@
-"""Follows the storages that operators make and drop: knows nothing of steps or of what storages are for."""
+"""Follows every operator, and the storages that operators make and drop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
-from profiler.measuring.op_signature import name
-from profiler.predicting.trace.requests import Requests
+from profiler.measuring.meters.operators import operator_name
+from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
@@ -37,7 +37,7 @@ _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """What is made within is not on the device that is followed."""
+    """Leave out what is created within: it is not on the device that is followed."""
     token = _ON_HOST.set(True)
     try:
         yield
@@ -45,7 +45,7 @@ def on_host() -> Iterator[None]:
         _ON_HOST.reset(token)
 
 
-class Life:
+class StorageLife:
     """One storage as it is followed; `died` is None while it is there."""
 
     __slots__ = ("born", "category", "died", "let_go", "module", "nbytes", "operator", "phase", "stream", "watch")
@@ -60,7 +60,7 @@ class Life:
 
 
 class Tracer(TorchDispatchMode):
-    """Every operator and every storage of what runs under it.
+    """Records every operator and every storage of what runs under it.
 
     `device` is the kind whose allocator rounds bytes up; `hidden` tells what an operator takes while it runs; tensors
     of the types `parts` take themselves apart before they are seen. A phase `backward` in which gradients are enabled
@@ -71,7 +71,7 @@ class Tracer(TorchDispatchMode):
         self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, parts: tuple[type, ...] = ()
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.lives: list[Life] = []
+        self.lives: list[StorageLife] = []
         self.operators: list[Operator] = []
         self.phase = "before"
         self.uses_host = False
@@ -82,7 +82,7 @@ class Tracer(TorchDispatchMode):
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
         self._is_paused = False
-        self._there: dict[int, Life] = {}  # by the address of the storage
+        self._there: dict[int, StorageLife] = {}  # by the address of the storage
         self._streams = {
             torch.cpu.current_stream(): 0
         }  # the CPU's streams stand for CUDA's: FSDP2 enters the same ones
@@ -91,7 +91,7 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as QuickFakes
+        return False  # as CachingFakeMode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._parts and any(one in types for one in self._parts):
@@ -116,21 +116,21 @@ class Tracer(TorchDispatchMode):
             self.seen(kind.name, args)
         return out
 
-    def hold(self, tensor: torch.Tensor, operator: str, module: str) -> Life | None:
+    def hold(self, tensor: torch.Tensor, operator: str, module: str) -> StorageLife | None:
         """Follow a storage that no operator made; None where it is followed already, or empty."""
         during = 0 if self.phase == "before" else 1  # it is there when the next operator runs
         return self._find(tensor, operator, module, self.phase, after=during)
 
-    def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> Life | None:
-        """A storage that gives its bytes back, or gets others: what it has from then on, None where that is nothing."""
+    def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> StorageLife | None:
+        """End the life of a storage that is resized; returns the life of its new bytes, None where there are none."""
         life = self._there.pop(storage._cdata, None)
         if life:
             life.died, life.watch = len(self.operators), None
         resize()
         return self._follow(storage, "resize", self.module, self._phase(), after=1)
 
-    def life(self, tensor: torch.Tensor) -> Life | None:
-        """What is known of a tensor's storage."""
+    def life(self, tensor: torch.Tensor) -> StorageLife | None:
+        """Returns the life of a tensor's storage, if it is followed."""
         return self._there.get(tensor.untyped_storage()._cdata)
 
     def name_of(self, module: nn.Module) -> str | None:
@@ -139,7 +139,7 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs within is no part of the step."""
+        """Leave out what runs within."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -153,7 +153,7 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """Know which module is at work."""
+        """Follow which module is at work."""
         call = nn.Module.__call__
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ class Tracer(TorchDispatchMode):
         return "recompute" if is_recompute else "backward"
 
     def _remember(self) -> str:
-        """The module at work, kept for the node that autograd has made for this operator."""
+        """Returns the module at work, and keeps it for the node that autograd made for this operator."""
         module = self._stack[-1]
         self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = module
         return module
@@ -194,21 +194,21 @@ class Tracer(TorchDispatchMode):
             return self._owners.get(id(variable), "")
         return self._module_of_node.get(node._sequence_nr(), "")
 
-    def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> Life | None:
+    def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> StorageLife | None:
         if tensor.layout is not torch.strided:
             raise Unsupported("a sparse tensor cannot be followed: only its data tell its size")
         return self._follow(tensor.untyped_storage(), operator, module, phase, after)
 
     def _follow(
         self, storage: torch.UntypedStorage, operator: str, module: str, phase: str, after: int = 0
-    ) -> Life | None:
+    ) -> StorageLife | None:
         key = storage._cdata
         if key in self._there:
             return None
         nbytes = rounded(storage.nbytes(), self._device)
         if not nbytes:
             return None
-        life = Life(nbytes, len(self.operators) + after, operator, module, phase, self._stream())
+        life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase, self._stream())
         life.watch = weakref.ref(storage, lambda _: self._gone(key))
         self._there[key] = life
         self.lives.append(life)
@@ -227,7 +227,7 @@ class _Kind:
     __slots__ = ("flops", "is_question", "is_view", "name", "order")
 
     def __init__(self, func: Any) -> None:
-        self.name = name(func)
+        self.name = operator_name(func)
         self.flops: Any = flop_registry.get(func._overloadpacket)
         self.is_question = func.namespace in ("prim", "profiler")  # of a fake tensor's device; or a mark
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
@@ -253,5 +253,5 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 def _nbytes(tree: Any) -> int:
     if isinstance(tree, torch.Tensor):
-        return tree.numel() * tree.element_size()
+        return tensor_bytes(tree)
     return sum(_nbytes(item) for item in tree) if isinstance(tree, (tuple, list)) else 0

@@ -9,5 +9,4 @@ nothing of torch.
 TABLE = {
     "ddp": "profiler.training.distributed.ddp:distribute",
     "fsdp2": "profiler.training.distributed.fsdp2:distribute",
-    "_planted": "profiler.training.distributed.planted:distribute",
 }

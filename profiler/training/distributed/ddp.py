@@ -55,7 +55,7 @@ def distribute(
 
 
 def _bucket_bytes(module: DistributedDataParallel, *, stays: bool) -> int:
-    """Of the buckets that stay: those of the order in which gradients came, and 0 before there are any.
+    """Returns the bytes of the buckets that stay, rebuilt in the order of the gradients; 0 before they are.
 
     Where DDP looks for unused parameters, the first ones stay.
     """

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import GATHERED
 from profiler.training.distributed import gloo
-from profiler.training.routed_forward import Detour
+from profiler.training.strategies.chain import RoutedForward
 from profiler.training.workload import Workload, storage_bytes
 
 
@@ -63,19 +63,19 @@ def _refuse(workload: Workload) -> None:
 
 
 def _gather_inside(block: nn.Module) -> None:
-    """In a run of several blocks under one checkpoint, gather where a block computes, not where it is passed over.
+    """In a segment of several blocks under one checkpoint, gather where a block computes.
 
-    The hooks of `fully_shard` are on the module's call, and a block of a run is called twice: once by the run, and once
-    by the module's own forward, which is given back what it gives. There they would gather what nobody uses, and
-    in the backward free what the recompute needs.
+    The hooks of `fully_shard` are on the module's call, and a block of such a segment is called twice: by the segment,
+    which computes it, and by the module's own forward, which gets its input back. There the hooks would gather what
+    nobody uses, and in the backward free what the recompute needs.
     """
-    detour: Any = block.forward
-    if not isinstance(detour, Detour) or detour.is_alone:
+    routed: Any = block.forward
+    if not isinstance(routed, RoutedForward) or routed.is_alone:
         return
     state: Any = block._get_fsdp_state()  # type: ignore[operator]  # fully_shard made it an FSDPModule
     state._pre_forward_hook_handle.remove()
     state._post_forward_hook_handle.remove()
-    detour.inside = _Gathered(block, state, detour.inside)
+    routed.inside = _Gathered(block, state, routed.inside)
 
 
 class _Gathered:
@@ -90,7 +90,7 @@ class _Gathered:
 
 
 def _followed(module: nn.Module) -> Callable[[], int]:
-    """Look at every gathering from now on; a function that tells the most that was live since it was last asked."""
+    """Watches all-gathers from now on; returns a function that tells the most bytes live since its last call."""
     most = 0
 
     def look() -> None:
@@ -121,5 +121,5 @@ def _groups(module: nn.Module) -> list[Any]:
 
 
 def _gathered(module: nn.Module) -> list[torch.Tensor]:
-    """What all-gathers have written into; the storages of what is freed have no bytes."""
+    """Returns the outputs of all-gathers; the storages of those that are freed have no bytes."""
     return [tensor for group in _groups(module) for one in group.fsdp_params for tensor in one.all_gather_outputs]

@@ -1,4 +1,4 @@
-"""Communication on the CPU, FSDP2's in place, and such that what it frees can be seen: knows nothing of models.
+"""Communication over gloo that lets go of its tensors before it returns, FSDP2's in place.
 
 PyTorch's all-gather and reduce-scatter on gloo each make a copy of everything, which NCCL does not: here every rank's
 part is broadcast, or reduced, where it is. gloo works in threads of its own, and tells that it is done before it lets
@@ -21,7 +21,7 @@ PATIENCE = 1.0  # seconds for a thread of gloo to let go; then the bytes do seem
 
 
 def let_go(module: FSDPModule) -> None:
-    """Have a module of `fully_shard` communicate so."""
+    """Make a module of `fully_shard` communicate so."""
     gather: Any = _AllGather()
     scatter: Any = _ReduceScatter()
     module.set_custom_all_gather(gather)
@@ -29,7 +29,7 @@ def let_go(module: FSDPModule) -> None:
 
 
 def let_buffers_go(module: DistributedDataParallel) -> None:
-    """Have DDP send the buffers of the first rank so, before each forward."""
+    """Make DDP broadcast its buffers so, before each forward."""
     group = module.process_group
 
     def broadcast(buffers: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0) -> None:
@@ -54,7 +54,7 @@ class _AllGather(_Allocates):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> None:
-        """`input_tensor` is this rank's part of the other already: torch.ops.fsdp.all_gather_copy_in put it there."""
+        """Broadcasts every rank's part; fsdp's all_gather_copy_in has put this rank's into `output_tensor`."""
         held = _holders(output_tensor)
         for rank, part in enumerate(output_tensor.chunk(dist.get_world_size(group))):
             dist.broadcast(part, group=group, group_src=rank)
@@ -76,7 +76,7 @@ class _ReduceScatter(_Allocates):
 
 
 def _holders(tensor: torch.Tensor) -> int:
-    """How many hold the tensor itself, or a view of it."""
+    """Returns how many references hold the tensor or a view of it."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) + tensor._use_count()
 
 

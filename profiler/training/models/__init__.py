@@ -1,4 +1,4 @@
-"""The table of models. A model is one file with one function, and one line here: knows nothing of torch itself.
+"""The table of models: one file with one function each, and one line here, which imports no torch.
 
 The function takes `batch_size` (its default is the model's) and, where it can read a data set, `data_directory`;
 its keyword-only parameters are the options. It returns a Workload.
@@ -15,7 +15,6 @@ TABLE = {
     "hf": "profiler.training.models.hugging_face:build",
     "llama": "profiler.training.models.llama:build",
     "*": "profiler.training.models.user:build",
-    "_faults": "profiler.training.models.faults:build",
 }
 
 DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data

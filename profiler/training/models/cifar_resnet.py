@@ -1,4 +1,4 @@
-"""The residual networks of the CIFAR-10 experiments: knows nothing of strategies."""
+"""The residual networks of the CIFAR-10 experiments."""
 
 from __future__ import annotations
 

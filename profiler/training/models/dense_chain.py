@@ -1,4 +1,4 @@
-"""A chain of dense layers of which every saved byte can be counted by hand: knows nothing of strategies."""
+"""A chain of dense layers of which every saved byte can be counted by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all image classifiers share: the batch, the loss, and whether a size fits. Knows no library of models."""
+"""What all image classifiers share: the batch, the loss, and whether a size fits."""
 
 from __future__ import annotations
 

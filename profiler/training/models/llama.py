@@ -1,4 +1,4 @@
-"""Llama 2 in its published sizes, by transformers' own code and random weights: knows nothing of strategies."""
+"""Llama 2 in its published sizes, by transformers' own code and random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain multi-layer perceptron: knows nothing of strategies."""
+"""A plain multi-layer perceptron."""
 
 from __future__ import annotations
 

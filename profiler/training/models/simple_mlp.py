@@ -1,4 +1,4 @@
-"""The simplest published system, written as its readers write it: knows nothing of gcprof's strategies."""
+"""The simplest published system, written as its readers write it."""
 
 from __future__ import annotations
 

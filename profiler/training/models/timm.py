@@ -1,4 +1,4 @@
-"""Every model of timm, with random weights: knows nothing of strategies."""
+"""Every model of timm, with random weights."""
 
 from __future__ import annotations
 

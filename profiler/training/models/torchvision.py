@@ -1,4 +1,4 @@
-"""Every classification model of torchvision, with random weights: knows nothing of strategies."""
+"""Every classification model of torchvision, with random weights."""
 
 from __future__ import annotations
 

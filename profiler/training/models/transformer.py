@@ -1,4 +1,4 @@
-"""A decoder-only transformer as in GPT-2: knows nothing of strategies."""
+"""A decoder-only transformer as in GPT-2."""
 
 from __future__ import annotations
 

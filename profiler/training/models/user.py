@@ -1,4 +1,4 @@
-"""The user's own training step, from a function that knows nothing of gcprof."""
+"""The user's own training step, from a function that need not import gcprof."""
 
 from __future__ import annotations
 

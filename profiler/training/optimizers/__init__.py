@@ -1,9 +1,9 @@
-"""The table of optimizers; their keyword-only parameters are the options: knows nothing of torch itself."""
+"""The table of optimizers, which imports no torch; their keyword-only parameters are the options."""
 
 TABLE = {
-    "sgd": "profiler.training.optimizers.basic:sgd",
-    "momentum": "profiler.training.optimizers.basic:momentum",
-    "adam": "profiler.training.optimizers.basic:adam",
-    "adamw": "profiler.training.optimizers.basic:adamw",
-    "torch": "profiler.training.optimizers.named:build",
+    "sgd": "profiler.training.optimizers.torch_optim:sgd",
+    "momentum": "profiler.training.optimizers.torch_optim:momentum",
+    "adam": "profiler.training.optimizers.torch_optim:adam",
+    "adamw": "profiler.training.optimizers.torch_optim:adamw",
+    "torch": "profiler.training.optimizers.torch_optim:build",
 }

@@ -1,4 +1,4 @@
-"""The repair of BatchNorm under recompute: of strategies it knows but what they computed again."""
+"""The repair of BatchNorm's running statistics under recompute."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_repairable(workload: Workload, applied: Applied) -> bool:
 
 
 def _updated_again(workload: Workload, applied: Applied) -> dict[_NormBase, int]:
-    """BatchNorm with running statistics, each layer once, and how often a step updates it again."""
+    """Returns each BatchNorm layer with running statistics, and how often a step updates it again."""
     found: dict[_NormBase, list[int]] = {}
     for index, name in enumerate(workload.blocks):
         for layer in filter(_has_statistics, workload.module.get_submodule(name).modules()):

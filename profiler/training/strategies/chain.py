@@ -1,4 +1,4 @@
-"""Runs of consecutive blocks computed under checkpoints: the mechanism, which knows nothing of where to cut."""
+"""Segments of consecutive blocks computed under checkpoints: the mechanism, which does not choose where to cut."""
 
 from __future__ import annotations
 
@@ -12,111 +12,132 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import refuse_none
-from profiler.training.routed_forward import Detour
 from profiler.training.strategies.observe import observe
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
 
 
-class Under(NamedTuple):
-    """A run under a checkpoint of its own, as selective ones are."""
+class OwnCheckpoint(NamedTuple):
+    """A segment under a checkpoint of its own, as selective ones are."""
 
-    run: Sequence[Any]
+    segment: Sequence[Any]
     checkpoint: Checkpoint
 
 
-Run = Sequence[Any] | Under  # of indices into the blocks, and of Runs: checkpoints within the checkpoint
+# Indices into the blocks, and segments within: checkpoints within the checkpoint.
+BlockSegment = Sequence[Any] | OwnCheckpoint
 
 
-def checkpoint_runs(workload: Workload, runs: Iterable[Run], *, checkpoint: Checkpoint | None = None) -> None:
-    """Change the module in place so that each run of its blocks is recomputed in the backward.
+def checkpoint_segments(
+    workload: Workload, segments: Iterable[BlockSegment], *, checkpoint: Checkpoint | None = None
+) -> None:
+    """Change the module in place so that each segment of its blocks is recomputed in the backward.
 
-    A run holds the indices of consecutive blocks, and may hold runs again: `[[0, 1], 2]` recomputes 0 to 2, and in that
-    recompute 0 and 1 once more. `checkpoint` is that of all runs but those that are Under another. When the module's
-    own forward calls the first block of a run, the whole run is computed under the checkpoint; its calls of the others
-    then return what they are given. So the forward that strings the blocks together, a Sequential or a loop, stays as
-    it is. Where a run is longer than one block, one forward is observed; raises Unsupported where its blocks do not
+    A segment holds the indices of consecutive blocks, and may hold segments: `[[0, 1], 2]` recomputes 0 to 2, and in
+    that recompute 0 and 1 once more. `checkpoint` is that of all segments without an OwnCheckpoint. When the module's
+    own forward calls the first block of a segment, the whole segment is computed under the checkpoint; its calls of the
+    other blocks return their input. So the forward that strings the blocks together, a Sequential or a loop, stays as
+    it is. Where a segment is longer than one block, one forward is observed; raises Unsupported where its blocks do not
     feed each other, and nothing else, or where a block is checkpointed already.
     """
     refuse_none(workload.blocks)
-    chosen = list(runs)
+    chosen = list(segments)
     _refuse_twice(workload, chosen)
-    together = [pair for run in chosen for pair in pairwise(flat(run))]
+    together = [pair for segment in chosen for pair in pairwise(flat(segment))]
     bare = _refuse_unlinked(workload, together) if together else set()
-    for run in chosen:
-        _Run(workload, run, checkpoint or checkpoint_without_reentry, bare)
+    for segment in chosen:
+        _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, bare)
 
 
 def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """PyTorch's checkpoint as it should be called.
+    """Calls PyTorch's checkpoint in its non-reentrant form.
 
     The reentrant kind leaves gradients missing, in silence, where no input of the first segment needs one.
     """
     return checkpoint(function, *arguments, use_reentrant=False, **keywords)
 
 
-def flat(run: Run) -> list[int]:
-    """All indices of a run, in order."""
-    return [index for item in items(run) for index in (flat(item) if isinstance(item, Sequence) else [item])]
+def flat(segment: BlockSegment) -> list[int]:
+    """All indices of a segment, in order."""
+    return [index for item in items(segment) for index in (flat(item) if isinstance(item, Sequence) else [item])]
 
 
-def items(run: Run) -> Sequence[Any]:
-    """What the run's checkpoint holds: indices and Runs."""
-    return run.run if isinstance(run, Under) else run
+def items(segment: BlockSegment) -> Sequence[Any]:
+    """What the segment's checkpoint holds: indices and segments."""
+    return segment.segment if isinstance(segment, OwnCheckpoint) else segment
 
 
-def recomputes(runs: Iterable[Run]) -> dict[int, int]:
+def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
     """How often each block is computed again: once for every checkpoint around it.
 
-    But for a run that ends another: the outer recompute is over where the inner checkpoint has its input.
+    But for a segment that ends another: the outer recompute is over where the inner checkpoint has its input.
     """
     counts: dict[int, int] = {}
-    for run in runs:
-        *others, last = items(run)
-        counts |= dict.fromkeys(flat(run), 1)
+    for segment in segments:
+        *others, last = items(segment)
+        counts |= dict.fromkeys(flat(segment), 1)
         inner = recomputes(item for item in others if isinstance(item, Sequence))
         counts |= {index: count + 1 for index, count in inner.items()}
         counts |= recomputes([last]) if isinstance(last, Sequence) else {}
     return counts
 
 
-class _Run:
-    """One checkpointed run. Each of its blocks gets a forward of its own, which asks `inside` what to do."""
+class RoutedForward:
+    """A block's forward: `inside` within its segment; `outside` where the module itself calls the block.
 
-    def __init__(self, workload: Workload, run: Run, checkpoint: Checkpoint, tuples: set[int]) -> None:
-        self._blocks = {index: workload.module.get_submodule(workload.blocks[index]) for index in flat(run)}
-        self._run = run
+    No closure, so that a deep copy of the module runs the copied blocks. `is_alone`: the segment is this block.
+    """
+
+    def __init__(
+        self, inside: Callable[..., Any], outside: Callable[..., Any], *, is_inside: Callable[[], bool], is_alone: bool
+    ) -> None:
+        self.inside, self.outside = inside, outside
+        self.is_alone = is_alone
+        self._is_inside = is_inside
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return (self.inside if self._is_inside() else self.outside)(*arguments, **keywords)
+
+
+class _CheckpointedSegment:
+    """One checkpointed segment. Each of its blocks gets a forward of its own, which asks `inside` what to do."""
+
+    def __init__(self, workload: Workload, segment: BlockSegment, checkpoint: Checkpoint, tuples: set[int]) -> None:
+        self._blocks = {index: workload.module.get_submodule(workload.blocks[index]) for index in flat(segment)}
+        self._segment = segment
         self._checkpoint = checkpoint
         self._tuples = tuples
         self.inside = False
-        _keep_inputs(self._blocks, run)
+        _keep_inputs(self._blocks, segment)
         first, *others = self._blocks
         self._wrap(self._blocks[first], self._enter)
         for index in others:
             self._wrap(self._blocks[index], _pass_on_in_a_tuple if index in tuples else _pass_on)
 
     def _wrap(self, block: nn.Module, outside: Callable[..., Any]) -> None:
-        block.forward = Detour(block.forward, outside, is_inside=self._is_inside, is_alone=len(self._blocks) == 1)
+        block.forward = RoutedForward(
+            block.forward, outside, is_inside=self._is_inside, is_alone=len(self._blocks) == 1
+        )
 
     def _is_inside(self) -> bool:
         return self.inside
 
     def _enter(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._under(self._run)(*arguments, **keywords)
+        return self._under(self._segment)(*arguments, **keywords)
 
-    def _under(self, run: Run) -> Callable[..., Any]:
-        """The run under its checkpoint."""
-        chosen = run.checkpoint if isinstance(run, Under) else self._checkpoint
-        return partial(chosen, self._compute(run))
+    def _under(self, segment: BlockSegment) -> Callable[..., Any]:
+        """The segment under its checkpoint."""
+        chosen = segment.checkpoint if isinstance(segment, OwnCheckpoint) else self._checkpoint
+        return partial(chosen, self._compute(segment))
 
-    def _compute(self, run: Run) -> Callable[..., Any]:
-        """The run as one function; runs within it under a checkpoint of their own."""
+    def _compute(self, segment: BlockSegment) -> Callable[..., Any]:
+        """The segment as one function; segments within it are under a checkpoint of their own."""
 
         def compute(*arguments: Any, **keywords: Any) -> Any:
             before, self.inside = self.inside, True
             try:
-                for item in items(run):
+                for item in items(segment):
                     step = self._under(item) if isinstance(item, Sequence) else self._blocks[item]
                     value = step(*arguments, **keywords)
                     arguments = (_bare(value), *arguments[1:])
@@ -127,20 +148,20 @@ class _Run:
         return compute
 
 
-def _keep_inputs(blocks: dict[int, nn.Module], run: Run) -> None:
+def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> None:
     """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it."""
-    first = blocks[flat(run)[0]]
+    first = blocks[flat(segment)[0]]
     if getattr(first, "inplace", False):
         first.inplace = False  # type: ignore[assignment]
-    for item in items(run):
+    for item in items(segment):
         if isinstance(item, Sequence):
             _keep_inputs(blocks, item)
 
 
-def _refuse_twice(workload: Workload, runs: Iterable[Run]) -> None:
-    """Raises Unsupported: a checkpoint round a checkpoint is asked for by one strategy, not by two."""
-    for name in (workload.blocks[index] for run in runs for index in flat(run)):
-        if isinstance(workload.module.get_submodule(name).forward, Detour):
+def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
+    """Raises Unsupported for blocks that another strategy has checkpointed."""
+    for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
+        if isinstance(workload.module.get_submodule(name).forward, RoutedForward):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
 
 

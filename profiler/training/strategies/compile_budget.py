@@ -1,4 +1,4 @@
-"""torch.compile's own activation budget: knows nothing of checkpoints."""
+"""torch.compile's own activation budget."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Every k-th block by itself: knows nothing of models."""
+"""Every k-th block by itself."""
 
 from __future__ import annotations
 
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.strategies.chain import checkpoint_segments
 from profiler.training.workload import Workload
 
 
@@ -18,5 +18,5 @@ def apply(workload: Workload, *, k: Count = 2) -> Applied:
     chosen = range(k - 1, length, k)
     if not chosen:
         raise Unsupported(f"only {length} blocks for every {k}th")
-    checkpoint_runs(workload, [[index] for index in chosen])
+    checkpoint_segments(workload, [[index] for index in chosen])
     return Applied(split=f"{len(chosen)} of {length}", recomputes=dict.fromkeys(chosen, 1))

@@ -1,14 +1,14 @@
-"""Every block by itself: knows nothing of models."""
+"""Every block by itself."""
 
 from __future__ import annotations
 
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.strategies.chain import checkpoint_segments
 from profiler.training.workload import Workload
 
 
 def apply(workload: Workload) -> Applied:
     """Recomputes every block by itself: what Hugging Face and FSDP call full."""
     length = len(workload.blocks)
-    checkpoint_runs(workload, [[index] for index in range(length)])
+    checkpoint_segments(workload, [[index] for index in range(length)])
     return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1))

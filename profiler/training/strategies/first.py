@@ -1,11 +1,11 @@
-"""The first blocks, each by itself: knows nothing of models."""
+"""The first blocks, each by itself."""
 
 from __future__ import annotations
 
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.strategies.chain import checkpoint_segments
 from profiler.training.workload import Workload
 
 
@@ -17,5 +17,5 @@ def apply(workload: Workload, *, n: Count = 8) -> Applied:
     length = len(workload.blocks)
     if n > length:
         raise Unsupported(f"only {length} blocks for the first {n}")
-    checkpoint_runs(workload, [[index] for index in range(n)])
+    checkpoint_segments(workload, [[index] for index in range(n)])
     return Applied(split=f"{n} of {length}", recomputes=dict.fromkeys(range(n), 1))

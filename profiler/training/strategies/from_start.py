@@ -1,4 +1,4 @@
-"""Keep nothing: knows nothing of models."""
+"""No block is kept: every stage is recomputed from the input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import reduce
 
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import Run, checkpoint_runs, recomputes
+from profiler.training.strategies.chain import BlockSegment, checkpoint_segments, recomputes
 from profiler.training.workload import Workload
 
 DEEPEST = 48  # checkpoints within checkpoints; autograd recurses in each, and Python ends at about 1000 frames
@@ -20,7 +20,7 @@ def apply(workload: Workload) -> Applied:
     length = len(workload.blocks)
     if length > DEEPEST:
         raise Unsupported(f"{length} blocks would nest {length} checkpoints; {DEEPEST} are the most")
-    start: Run = [0]
-    runs = [reduce(lambda before, index: [before, index], range(1, length - 1), start)] if length > 1 else []
-    checkpoint_runs(workload, runs)
-    return Applied(split=f"{length - 1} deep", recomputes=recomputes(runs))
+    start: BlockSegment = [0]
+    segments = [reduce(lambda before, index: [before, index], range(1, length - 1), start)] if length > 1 else []
+    checkpoint_segments(workload, segments)
+    return Applied(split=f"{length - 1} deep", recomputes=recomputes(segments))

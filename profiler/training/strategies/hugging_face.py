@@ -1,4 +1,4 @@
-"""A Hugging Face model's own switch: knows nothing of its layers."""
+"""A Hugging Face model's own switch."""
 
 from __future__ import annotations
 

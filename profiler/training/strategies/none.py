@@ -1,4 +1,4 @@
-"""The baseline: knows nothing of checkpointing."""
+"""The baseline, which checkpoints nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the blocks of a model work together, seen in one forward: knows nothing of where to cut."""
+"""One observed forward: which blocks feed each other, and what each saves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import Unsupported
 from profiler.training.strategies.split import ChainBytes
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import Workload, restored, tensors
 
 METADATA = {  # what may be asked of a tensor without using what it holds
     "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
@@ -39,7 +39,7 @@ def observe(workload: Workload) -> Observation:
     """
     try:
         return _observe(workload, keeps=False)
-    except _Missing:
+    except _NotKept:
         return _observe(workload, keeps=True)
 
 
@@ -51,21 +51,16 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
         saved.add(tensor)
         return tensor.detach() if keeps else None
 
-    buffers = [buffer.clone() for buffer in workload.module.buffers()]
-    own = {parameter.device for parameter in workload.module.parameters() if parameter.is_cuda}
     try:
-        with torch.random.fork_rng(devices=own), saved_tensors_hooks(pack, _unpack), _Uses(watcher):
+        with restored(workload.module), saved_tensors_hooks(pack, _unpack), _Uses(watcher):
             workload.loss(workload.module, workload.batch)
     finally:
         watcher.remove()
-        with torch.no_grad():
-            for buffer, before in zip(workload.module.buffers(), buffers, strict=True):
-                buffer.copy_(before)
     return watcher.observation()
 
 
 class _Saved:
-    """What is saved, by the place that is at work.
+    """Counts what is saved, by the block at work.
 
     All that the hooks on saved tensors lead to. Every node of the graph holds those hooks in C++, where Python's
     collector does not see them: a hook that led to an output, and so to the graph, would keep both for good, with every
@@ -111,7 +106,7 @@ class _Watcher:
         self._handles.append(workload.module.register_forward_hook(self._returned))
 
     def use(self, tensor: torch.Tensor) -> None:
-        """Something is done with a tensor: only the next block may, where it is a block's output."""
+        """Note that a tensor was used: a block's output may be used by the next block alone."""
         reference, index = self._outputs.get(id(tensor), (None, 0))
         if reference is not None and reference() is tensor and self._working != index + 1:
             self._tapped.add(index)
@@ -165,7 +160,7 @@ class _Watcher:
 
 
 class _Uses(TorchFunctionMode):
-    """Tells of every tensor that something is done with, in Python or by an operator."""
+    """Notes every tensor that is used, in Python or by an operator."""
 
     def __init__(self, watcher: _Watcher) -> None:
         super().__init__()
@@ -190,11 +185,11 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
 
 
-class _Missing(Exception):
-    """A backward asks for what was not kept."""
+class _NotKept(Exception):
+    """A backward within the forward asks for what was not kept."""
 
 
 def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
     if kept is None:
-        raise _Missing
+        raise _NotKept
     return kept

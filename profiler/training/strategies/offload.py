@@ -1,4 +1,4 @@
-"""What the forward saves goes to the host: knows nothing of models."""
+"""Saved tensors are offloaded to the host."""
 
 from __future__ import annotations
 

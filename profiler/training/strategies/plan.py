@@ -1,4 +1,4 @@
-"""A plan that was made before, from its file: knows nothing of how it was found."""
+"""A checkpointing plan carried out from its file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profiler.core import plan_file
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import Recipe, Segment
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import Run, Under, checkpoint_runs, recomputes
+from profiler.training.strategies.chain import BlockSegment, OwnCheckpoint, checkpoint_segments, recomputes
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload
 
@@ -33,10 +33,10 @@ def carry_out(workload: Workload, plan: Recipe) -> Applied:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise Unsupported(f"the plan is stale: {'; '.join(changes[:3])}{more}; plan again")
     places = {name: index for index, name in enumerate(names)}
-    runs = [_run(segment, places) for segment in plan.segments]
-    checkpoint_runs(msgspec.structs.replace(workload, blocks=names), runs)
+    segments = [_block_segment(segment, places) for segment in plan.segments]
+    checkpoint_segments(msgspec.structs.replace(workload, blocks=names), segments)
     own = {name: index for index, name in enumerate(workload.blocks)}
-    counts = {own[names[index]]: count for index, count in recomputes(runs).items() if names[index] in own}
+    counts = {own[names[index]]: count for index, count in recomputes(segments).items() if names[index] in own}
     kept = {name: None for one in plan_file.every(plan.segments) if one.save for name in plan_file.operators(one.save)}
     return Applied(split=plan.plan, recomputes=counts, kept=tuple(kept))
 
@@ -54,6 +54,6 @@ def fingerprint(module: nn.Module, blocks: tuple[str, ...]) -> dict[str, tuple[s
     }
 
 
-def _run(segment: Segment, places: Mapping[str, int]) -> Run:
-    run = [_run(item, places) if isinstance(item, Segment) else places[item] for item in segment.blocks]
-    return Under(run, saving(segment.save)) if segment.save else run
+def _block_segment(segment: Segment, places: Mapping[str, int]) -> BlockSegment:
+    indices = [_block_segment(item, places) if isinstance(item, Segment) else places[item] for item in segment.blocks]
+    return OwnCheckpoint(indices, saving(segment.save)) if segment.save else indices

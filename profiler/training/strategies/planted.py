@@ -1,4 +1,4 @@
-"""Strategies that are wrong on purpose, for the passes that must catch it. Knows nothing of who looks."""
+"""Strategies that are wrong on purpose, for the passes that must catch it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_runs
+from profiler.training.strategies.chain import checkpoint_segments
 from profiler.training.workload import Workload
 
 
@@ -28,7 +28,7 @@ def apply(workload: Workload, *, fault: Literal["reentrant", "random-state", "le
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
     count = len(workload.blocks) - 1
-    checkpoint_runs(workload, [range(count)], checkpoint=wrong)
+    checkpoint_segments(workload, [range(count)], checkpoint=wrong)
     return Applied(split=f"{count}+1")
 
 

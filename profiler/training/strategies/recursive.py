@@ -1,4 +1,4 @@
-"""Halves within halves: knows nothing of models."""
+"""Checkpoints within checkpoints, by halves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_runs, recomputes
+from profiler.training.strategies.chain import checkpoint_segments, recomputes
 from profiler.training.workload import Workload
 
 
@@ -16,9 +16,9 @@ def apply(workload: Workload) -> Applied:
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 4.3.
     """
     length = len(workload.blocks)
-    runs = [item for item in halves(0, length) if not isinstance(item, int)]
-    checkpoint_runs(workload, runs)
-    counts = recomputes(runs)
+    segments = [item for item in halves(0, length) if not isinstance(item, int)]
+    checkpoint_segments(workload, segments)
+    counts = recomputes(segments)
     return Applied(split=f"{max(counts.values(), default=0)} deep", recomputes=counts)
 
 

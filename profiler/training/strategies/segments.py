@@ -1,4 +1,4 @@
-"""Segments of a chain, as torch.utils.checkpoint.checkpoint_sequential cuts it or balanced: knows nothing of models."""
+"""Segments of a chain, as torch.utils.checkpoint.checkpoint_sequential cuts it or balanced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
-from profiler.training.strategies.chain import checkpoint_runs, recomputes
+from profiler.training.strategies.chain import checkpoint_segments, recomputes
 from profiler.training.strategies.observe import observe
 from profiler.training.strategies.split import Split, split_as_torch, split_balanced
 from profiler.training.workload import Workload
@@ -23,13 +23,13 @@ def apply(workload: Workload, *, k: Count, split: Literal["torch", "balanced"] =
     if k > length:
         raise Unsupported(f"only {length} modules for {k} segments")
     made = split_as_torch(length, k) if split == "torch" else split_balanced(observe(workload).chain, k)
-    checkpoint_runs(workload, made.runs)
-    return Applied(split=str(made), recomputes=recomputes(made.runs), notes=_notes(made, k, split))
+    checkpoint_segments(workload, made.checkpointed)
+    return Applied(split=str(made), recomputes=recomputes(made.checkpointed), notes=_notes(made, k, split))
 
 
 def _notes(made: Split, k: int, split: str) -> tuple[Note, ...]:
     *others, last = made.sizes
-    if not made.runs:
+    if not made.checkpointed:
         text = (
             "checkpoints nothing: the last segment is always plain, and there is no other; it is `none` by another name"
         )

@@ -1,4 +1,4 @@
-"""Selective checkpointing by operator: which results are kept and which are computed again. Knows nothing of models."""
+"""Selective checkpointing: the results of some operators are kept, all others recomputed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, operators
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import Checkpoint, checkpoint_runs
+from profiler.training.strategies.chain import Checkpoint, checkpoint_segments
 from profiler.training.workload import Workload
 
 
@@ -24,7 +24,7 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
     """
     length = len(workload.blocks)
-    checkpoint_runs(workload, [[index] for index in range(length)], checkpoint=saving(save))
+    checkpoint_segments(workload, [[index] for index in range(length)], checkpoint=saving(save))
     return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=operators(save))
 
 
@@ -46,7 +46,7 @@ def saving(save: str) -> Checkpoint:
 
 
 def offered(names: Iterable[str]) -> list[str]:
-    """What can be kept of these operators (`aten.mm`): each group that is there, and all of them."""
+    """Returns the save options for these operators (`aten.mm`): each group that is there, and all of them."""
     there = set(names)
     groups = [word for word, group in GROUPS.items() if there & {f"aten.{name}" for name in group}]
     return [*groups, *(["+".join(groups)] if len(groups) > 1 else [])]

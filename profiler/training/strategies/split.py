@@ -1,4 +1,4 @@
-"""Where to cut a chain into segments: arithmetic on lengths and bytes, knows nothing of torch."""
+"""Where to cut a chain into segments: arithmetic on lengths and bytes, without torch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     last_checkpointed: bool = False
 
     @property
-    def runs(self) -> list[range]:
+    def checkpointed(self) -> list[range]:
         """The checkpointed segments as ranges of indices."""
         starts = [sum(self.sizes[:i]) for i in range(len(self.sizes) + 1)]
-        runs = [range(start, end) for start, end in pairwise(starts)]
-        return runs if self.last_checkpointed else runs[:-1]
+        segments = [range(start, end) for start, end in pairwise(starts)]
+        return segments if self.last_checkpointed else segments[:-1]
 
     def __str__(self) -> str:
-        """`31x3+7`: 31 checkpointed segments of 3, and 7 plain; `4+4+0`... where nothing is plain, the end is `+0`."""
+        """`31x3+7`: 31 checkpointed segments of 3, and 7 plain; `4+4+0` where nothing is plain."""
         checkpointed = self.sizes if self.last_checkpointed else self.sizes[:-1]
         plain = 0 if self.last_checkpointed else self.sizes[-1]
-        runs = [(len(list(group)), size) for size, group in groupby(checkpointed)]
-        return "+".join([*(f"{count}x{size}" if count > 1 else str(size) for count, size in runs), str(plain)])
+        equal = [(len(list(group)), size) for size, group in groupby(checkpointed)]
+        return "+".join([*(f"{count}x{size}" if count > 1 else str(size) for count, size in equal), str(plain)])
 
 
 class ChainBytes(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
-"""Segments at the square-root rule: knows nothing of models."""
+"""Segments by the square-root rule."""
 
 from __future__ import annotations
 
 from math import isqrt
 
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_runs, recomputes
+from profiler.training.strategies.chain import checkpoint_segments, recomputes
 from profiler.training.strategies.split import split_as_torch
 from profiler.training.workload import Workload
 
@@ -18,8 +18,8 @@ def apply(workload: Workload) -> Applied:
     length = len(workload.blocks)
     k = round_root(length)
     made = split_as_torch(length, k)
-    checkpoint_runs(workload, made.runs)
-    return Applied(split=f"k={k}: {made}", recomputes=recomputes(made.runs))
+    checkpoint_segments(workload, made.checkpointed)
+    return Applied(split=f"k={k}: {made}", recomputes=recomputes(made.checkpointed))
 
 
 def round_root(length: int) -> int:

@@ -1,4 +1,4 @@
-"""One pool of device memory, whose blocks are cut and joined: knows nothing of capacity, of requests or of traces.
+"""Pools of device memory, whose blocks are cut and joined: by segments, or by pages of one address range.
 
 The rules and numbers are those of c10/cuda/CUDACachingAllocator.cpp, for one stream.
 """
@@ -6,6 +6,7 @@ The rules and numbers are those of c10/cuda/CUDACachingAllocator.cpp, for one st
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from operator import attrgetter
 
 USED, FREE, UNMAPPED = range(3)
 
@@ -15,19 +16,22 @@ SEGMENT_GRANULE = 2 * 2**20  # bytes: what the size of such a segment is rounded
 MAX_ROUNDING = 20 * 2**20  # bytes: a block that is not split is no more than this larger than its request
 NO_LIMIT = 2**62  # bytes
 ADDRESS_BITS = 50  # more than CUDA's own addresses have
+ENDLESS = 2**48  # bytes: an address range that is never used up
 
 
 def round_up(nbytes: int, to: int) -> int:
-    """The next multiple."""
+    """Returns the next multiple of `to`."""
     return -(-nbytes // to) * to
 
 
-class Block:
+class MemoryBlock:
     """A stretch of addresses in bytes; `before` and `after` are its neighbours in the same segment."""
 
     __slots__ = ("address", "after", "before", "size", "state")
 
-    def __init__(self, address: int, size: int, state: int, before: Block | None, after: Block | None) -> None:
+    def __init__(
+        self, address: int, size: int, state: int, before: MemoryBlock | None, after: MemoryBlock | None
+    ) -> None:
         self.address = address
         self.size = size
         self.state = state
@@ -43,9 +47,9 @@ class Pool:
         self._least_remainder = least_remainder
         self._max_split = max_split
         self._order: list[int] = []  # the keys of `_free`, sorted
-        self._free: dict[int, Block] = {}
+        self._free: dict[int, MemoryBlock] = {}
 
-    def take(self, size: int, *, has_grown: bool = False) -> Block | None:
+    def take(self, size: int, *, has_grown: bool = False) -> MemoryBlock | None:
         """The smallest free block that holds `size`, the lowest of equals, cut where enough is left over.
 
         One that is not to be split is left for larger requests, unless the pool has just grown for this one.
@@ -65,13 +69,13 @@ class Pool:
             self._insert(cut(block, size, FREE))
         return block
 
-    def give(self, block: Block) -> None:
+    def give(self, block: MemoryBlock) -> None:
         """Take a block back and join it with its free neighbours."""
         block.state = FREE
         self._join(block)
         self._insert(block)
 
-    def _is_for(self, size: int, block: Block) -> bool:
+    def _is_for(self, size: int, block: MemoryBlock) -> bool:
         """Whether a block that is too large to be split is given: only to such a request, and not much larger."""
         return size >= self._max_split and block.size < size + MAX_ROUNDING
 
@@ -93,17 +97,17 @@ class Pool:
     def _preferred(self, place: int) -> int:
         return place
 
-    def _insert(self, block: Block) -> None:
+    def _insert(self, block: MemoryBlock) -> None:
         key = block.size << ADDRESS_BITS | block.address
         insort(self._order, key)
         self._free[key] = block
 
-    def _remove(self, block: Block) -> None:
+    def _remove(self, block: MemoryBlock) -> None:
         key = block.size << ADDRESS_BITS | block.address
         del self._order[bisect_left(self._order, key)]
         del self._free[key]
 
-    def _join(self, block: Block) -> None:
+    def _join(self, block: MemoryBlock) -> None:
         """Make one of a block and those neighbours that are in the same state."""
         before, after = block.before, block.after
         if before is not None and before.state == block.state:
@@ -132,7 +136,7 @@ class SegmentPool(Pool):
         return self._page if size < MAY_SHARE else round_up(size, SEGMENT_GRANULE)
 
     def grow(self, size: int) -> None:
-        segment = Block(self._next, self.growth(size), FREE, None, None)
+        segment = MemoryBlock(self._next, self.growth(size), FREE, None, None)
         self._next += segment.size
         self._insert(segment)
 
@@ -143,10 +147,92 @@ class SegmentPool(Pool):
         return sum(block.size for block in whole)
 
 
-def cut(block: Block, size: int, state: int) -> Block:
+def cut(block: MemoryBlock, size: int, state: int) -> MemoryBlock:
     """Keep the first `size` bytes in the block; the rest is a new one after it."""
-    rest = Block(block.address + size, block.size - size, state, block, block.after)
+    rest = MemoryBlock(block.address + size, block.size - size, state, block, block.after)
     if block.after is not None:
         block.after.before = rest
     block.size, block.after = size, rest
     return rest
+
+
+class ExpandablePool(Pool):
+    """Grows by mapping pages of one address range; returns every page of which all is free.
+
+    The rules are those where `expandable_segments:True`. One difference: where a request needs several holes and the
+    device gives out in between, PyTorch keeps the first ones mapped; here nothing is.
+    """
+
+    def __init__(self, *, page: int, least_remainder: int, base: int, max_split: int = NO_LIMIT) -> None:
+        super().__init__(page=page, least_remainder=least_remainder, base=base, max_split=max_split)
+        self._base = base
+        self._unmapped = [MemoryBlock(base, round_up(ENDLESS, page), UNMAPPED, None, None)]  # by address
+
+    def growth(self, size: int) -> int:
+        return sum(nbytes for _, nbytes in self._to_map(size))
+
+    def grow(self, size: int) -> None:
+        for hole, nbytes in self._to_map(size):
+            self._unmapped.remove(hole)
+            if nbytes < hole.size:
+                self._leave(cut(hole, nbytes, UNMAPPED))
+            self.give(hole)
+
+    def release(self) -> int:
+        released = 0
+        for block in list(self._free.values()):
+            begin = round_up(block.address - self._base, self._page) + self._base
+            end = block.address + block.size - (block.address + block.size - self._base) % self._page
+            if begin < end:
+                self._unmap(block, begin, end)
+                released += end - begin
+        return released
+
+    def _splits(self, size: int) -> bool:
+        return True
+
+    def _preferred(self, place: int) -> int:
+        """A block that can grow counts as large as it can become, so that the end of the range is used last."""
+        while place + 1 < len(self._order) and self._room(place + 1) < self._room(place):
+            place += 1
+        return place
+
+    def _room(self, place: int) -> int:
+        block = self._free[self._order[place]]
+        return block.size + (block.after.size if block.after is not None and block.after.state == UNMAPPED else 0)
+
+    def _to_map(self, size: int) -> list[tuple[MemoryBlock, int]]:
+        """The lowest unmapped blocks that make room for `size` with what is free about them, and the bytes to map."""
+        for hole in self._unmapped:
+            before = hole.before
+            block: MemoryBlock | None = before if before is not None and before.state == FREE else hole
+            found, left = [], size
+            while left > 0 and block is not None and block.state != USED:
+                if block.state == UNMAPPED:
+                    found.append((block, round_up(min(left, block.size), self._page)))
+                left -= block.size
+                block = block.after
+            if left <= 0:
+                return found
+        raise AssertionError("an endless range is used up")
+
+    def _unmap(self, block: MemoryBlock, begin: int, end: int) -> None:
+        self._remove(block)
+        if end < block.address + block.size:
+            self._insert(cut(block, end - block.address, FREE))
+        hole = block
+        if block.address < begin:
+            hole = cut(block, begin - block.address, UNMAPPED)
+            self._insert(block)
+        hole.state = UNMAPPED
+        self._join(hole)
+        self._leave(hole)
+
+    def _leave(self, hole: MemoryBlock) -> None:
+        insort(self._unmapped, hole, key=attrgetter("address"))
+
+    def _remove(self, block: MemoryBlock) -> None:
+        if block.state == UNMAPPED:
+            self._unmapped.remove(block)
+        else:
+            super()._remove(block)

@@ -1,4 +1,4 @@
-"""Ranks that train together wrongly, on purpose: what the equality pass must catch. Knows nothing of who looks."""
+"""Ranks that train together wrongly, on purpose: what the equality pass must catch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import Any, Literal
 import msgspec
 from torch.distributed.device_mesh import DeviceMesh
 
+from profiler.engines import worker
+from profiler.training import distributed
 from profiler.training.distributed import ddp
 from profiler.training.workload import Workload
+
+
+def run_trial(request: str, channel: int) -> None:
+    """Runs in the child: a trial whose case may name `planted`."""
+    distributed.TABLE["planted"] = "tests.planted_ranks:distribute"
+    worker.run_trial(request, channel)
 
 
 def distribute(workload: Workload, mesh: DeviceMesh, *, fault: Literal["no-reduce", "sum"]) -> Workload:

@@ -10,7 +10,7 @@ import pytest
 
 from profiler.core.case import Choice, Trial
 from profiler.engines import task_pool
-from profiler.engines.task_pool import AHEAD, ATTEMPTS, fly
+from profiler.engines.task_pool import AHEAD, ATTEMPTS, run_remotely
 from tests import make
 
 
@@ -37,8 +37,8 @@ class Place:
                 future.set_result(answer)
         return future, lambda: self.cancelled.append(trial)
 
-    def fly(self, trials: list[Trial], *, has_place: bool = True, patience: float = 0.0):
-        return fly(
+    def run_remotely(self, trials: list[Trial], *, has_place: bool = True, patience: float = 0.0):
+        return run_remotely(
             trials,
             send=self.send,
             is_lost=lambda error: isinstance(error, ConnectionError),
@@ -58,23 +58,23 @@ def _at_once(monkeypatch):
 
 def test_each_trial_comes_back_once_and_no_more_are_under_way_than_agreed():
     place = Place(lambda trial, attempt: "there")
-    back = []
+    answered = []
 
-    for landed in place.fly(trials(3 * AHEAD)):
+    for returned in place.run_remotely(trials(3 * AHEAD)):
         place.under_way -= 1
-        back.append(landed)
+        answered.append(returned)
 
-    assert Counter(one.trial for one in back) == dict.fromkeys(trials(3 * AHEAD), 1)
-    assert {one.answer for one in back} == {"there"}
+    assert Counter(one.trial for one in answered) == dict.fromkeys(trials(3 * AHEAD), 1)
+    assert {one.answer for one in answered} == {"there"}
     assert place.most == AHEAD
 
 
 def test_a_device_does_not_wait_for_another_ones_trials():
     place = Place(lambda trial, attempt: "there" if trial.case.device == "cuda:t4" else None)
 
-    landed = next(place.fly([*trials(2 * AHEAD, "cuda:h100"), *trials(1, "cuda:t4")]))
+    returned = next(place.run_remotely([*trials(2 * AHEAD, "cuda:h100"), *trials(1, "cuda:t4")]))
 
-    assert landed.trial.case.device == "cuda:t4"
+    assert returned.trial.case.device == "cuda:t4"
 
 
 def test_a_trial_whose_place_is_lost_is_sent_again():
@@ -83,9 +83,9 @@ def test_a_trial_whose_place_is_lost_is_sent_again():
             raise ConnectionError("the node died")
         return "there"
 
-    (landed,) = Place(answer).fly(trials(1))
+    (returned,) = Place(answer).run_remotely(trials(1))
 
-    assert (landed.answer, landed.error, landed.attempts) == ("there", None, ATTEMPTS)
+    assert (returned.answer, returned.error, returned.attempts) == ("there", None, ATTEMPTS)
 
 
 def test_one_that_is_lost_every_time_comes_back_with_the_reason():
@@ -93,9 +93,9 @@ def test_one_that_is_lost_every_time_comes_back_with_the_reason():
         raise ConnectionError("the node died")
 
     place = Place(answer)
-    (landed,) = place.fly(trials(1))
+    (returned,) = place.run_remotely(trials(1))
 
-    assert (str(landed.error), landed.attempts, place.sent.total()) == ("the node died", ATTEMPTS, ATTEMPTS)
+    assert (str(returned.error), returned.attempts, place.sent.total()) == ("the node died", ATTEMPTS, ATTEMPTS)
 
 
 def test_what_goes_wrong_otherwise_is_not_tried_again():
@@ -103,28 +103,28 @@ def test_what_goes_wrong_otherwise_is_not_tried_again():
         raise OSError("it is broken")
 
     place = Place(answer)
-    (landed,) = place.fly(trials(1))
+    (returned,) = place.run_remotely(trials(1))
 
-    assert (str(landed.error), place.sent.total()) == ("it is broken", 1)
+    assert (str(returned.error), place.sent.total()) == ("it is broken", 1)
 
 
 def test_closing_ends_all_that_is_under_way_and_nothing_else():
     place = Place(lambda trial, attempt: "there" if trial.case.model == "mlp:depth=1" else None)
-    flown = place.fly(trials(3))
+    flown = place.run_remotely(trials(3))
 
-    landed = next(flown)
+    returned = next(flown)
     flown.close()
 
-    assert landed.trial == trials(1)[0]
+    assert returned.trial == trials(1)[0]
     assert place.cancelled == trials(3)[1:]
 
 
 def test_where_a_device_has_no_place_any_more_its_trials_come_back_empty():
     place = Place(lambda trial, attempt: None)
 
-    back = list(place.fly(trials(AHEAD + 2), has_place=False))
+    answered = list(place.run_remotely(trials(AHEAD + 2), has_place=False))
 
-    assert [(one.trial, one.answer, one.error) for one in back] == [(one, None, None) for one in trials(AHEAD + 2)]
+    assert [(one.trial, one.answer, one.error) for one in answered] == [(one, None, None) for one in trials(AHEAD + 2)]
     assert place.cancelled == trials(AHEAD)
 
 
@@ -137,7 +137,7 @@ def test_where_a_device_has_a_place_its_trials_may_take_as_long_as_they_like():
             raise KeyboardInterrupt
         return True
 
-    flown = fly(trials(1), send=place.send, is_lost=lambda error: False, has_place=has_place, patience=0.0)
+    flown = run_remotely(trials(1), send=place.send, is_lost=lambda error: False, has_place=has_place, patience=0.0)
 
     with pytest.raises(KeyboardInterrupt):
         list(flown)

@@ -1,4 +1,4 @@
-"""A model that does what no model should, to show what becomes of a trial then: knows nothing of who looks."""
+"""A model that does what no model should, to show what becomes of a trial then."""
 
 from __future__ import annotations
 

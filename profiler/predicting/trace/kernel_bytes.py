@@ -1,8 +1,15 @@
-"""Bytes that an operator takes, as the separate requests that it makes: knows nothing of operators."""
+"""The words that the rules of CUDA's kernels share: requests for bytes, sizes of tensors, types and capabilities."""
 
 from __future__ import annotations
 
-from profiler.predicting.trace.segment_pool import GRANULE, round_up
+import torch
+
+from profiler.predicting.trace.memory_pools import GRANULE, round_up
+
+HALF = (torch.float16, torch.bfloat16)
+FLOAT = torch.float32.itemsize
+VOLTA, TURING, AMPERE = (7, 0), (7, 5), (8, 0)  # compute capabilities
+WARP = 32  # threads
 
 
 class Requests(int):
@@ -34,6 +41,21 @@ class Requests(int):
 def request(nbytes: int) -> Requests:
     """One request, rounded up to the allocator's granule."""
     return Requests(round_up(nbytes, GRANULE))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes of all elements of a tensor, whatever its storage has."""
+    return tensor.numel() * tensor.itemsize
+
+
+def tensor_request(tensor: torch.Tensor) -> Requests:
+    """Returns the request for a dense copy of a tensor."""
+    return request(tensor_bytes(tensor))
+
+
+def ceil_div(number: int, by: int) -> int:
+    """Returns the quotient, rounded up."""
+    return -(-number // by)
 
 
 def parts_of(nbytes: int) -> tuple[int, ...]:

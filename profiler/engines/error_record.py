@@ -1,0 +1,137 @@
+"""An error of a trial -> its record: the outcome, the line that raised, the request for memory that failed."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.utils.checkpoint import CheckpointError
+
+from profiler.core.case import Trial
+from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.core.record import Environment, Outcome, Record, Shortage
+from profiler.core.secret_filter import hide
+from profiler.core.units import GIB, KIB, MIB
+from profiler.measuring.devices import environment, open_device, versions
+from profiler.measuring.devices.cpu import available_bytes
+from profiler.rehearsal.device import is_open
+
+OF_HOST = ("can't allocate memory",)  # c10/core/impl/alloc_cpu.cpp
+OF_DEVICE = (  # in other ways than by torch.OutOfMemoryError
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
+OURS = Path(__file__).parents[1]
+MODELS = OURS / "training" / "models"
+ADAPTERS = ("user.py",)  # models' files that only call what is the user's
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+
+
+def error_record(trial: Trial, error: Exception) -> Record:
+    if isinstance(error, (Unsupported, UserError)):
+        return without_readings(trial, "skipped", hide(str(error)))
+    if isinstance(error, Invalid):
+        return without_readings(trial, "invalid", hide(str(error)))
+    print(user_traceback(error), file=sys.stderr, end="")
+    found = shortage(error)
+    return _out_of_memory(trial, error, found) if found else without_readings(trial, "failed", error_detail(error))
+
+
+def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
+    """A record of the trial that has an outcome and no numbers."""
+    known = versions()
+    seen = _with_device(trial, known) if is_open() else known  # whose name says that nothing was measured
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=seen)
+
+
+def _out_of_memory(trial: Trial, error: Exception, found: Shortage) -> Record:
+    detail = _first_line(error).partition(" Including non-PyTorch")[0]  # what comes then fills half a screen
+    record = without_readings(trial, "out_of_memory", detail)
+    return msgspec.structs.replace(record, shortage=found, environment=_with_device(trial, record.environment))
+
+
+def _with_device(trial: Trial, known: Environment | None) -> Environment | None:
+    """Returns the environment with the device whose memory was too small, where it still answers."""
+    try:
+        return known if trial.case.is_predicted else environment(open_device(trial.case.device))
+    except RuntimeError:
+        return known
+
+
+def error_detail(error: Exception) -> str:
+    place = raised_at(error)
+    if isinstance(error, CheckpointError):
+        return f"checkpoint mismatch: recomputed, the blocks give other tensors: {_first_line(error)}"
+    return f"{type(error).__name__}: {_first_line(error)}" + (f" ({place})" if place else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (hide(str(error)).strip().splitlines() or ["no message"])[0]  # a secret may have many lines
+
+
+def shortage(error: BaseException) -> Shortage | None:
+    """Returns whose memory was too small, what was requested and what was free; None for any other error."""
+    words = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or _says(error, OF_DEVICE):
+        asked, free = _size(f"[Tt]ried to allocate {SIZE}", words), _size(f"of which {SIZE} is free", words)
+        return Shortage(of="device", asked_bytes=asked, free_bytes=free)
+    if isinstance(error, MemoryError) or _says(error, OF_HOST):
+        asked = _size(f"tried to allocate {SIZE}", words)
+        return Shortage(of="host", asked_bytes=asked, free_bytes=available_bytes())
+    return None
+
+
+def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
+
+
+def _size(pattern: str, words: str) -> int | None:
+    found = re.search(pattern, words)
+    return round(float(found[1]) * UNITS[found[2]]) if found else None
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback without the profiler's own frames, nor a library's but those below the last of the user's."""
+    whole = traceback.TracebackException.from_exception(error)
+    _trim(whole)
+    return "".join(whole.format())
+
+
+def raised_at(error: BaseException) -> str | None:
+    """`file.py:12`: the innermost line that is the user's, else a library's; None where it was raised by ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if _is_theirs(frame)]
+    if not theirs and _is_ours(frames[-1]):
+        return None
+    frame = (theirs or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def _trim(error: traceback.TracebackException) -> None:
+    """Trim the traceback of an error and of those that caused it."""
+    frames = list(error.stack)
+    last = max((index for index, frame in enumerate(frames) if _is_theirs(frame)), default=-1)
+    kept = [frame for index, frame in enumerate(frames) if _is_theirs(frame) or (index > last and not _is_ours(frame))]
+    error.stack = traceback.StackSummary.from_list(kept)
+    for other in (error.__cause__, error.__context__):
+        if other is not None:
+            _trim(other)
+
+
+def _is_theirs(frame: traceback.FrameSummary) -> bool:
+    return not _is_ours(frame) and not frame.filename.startswith((*INSTALLED, "<"))
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is the profiler's; built-in models count as the user's, since they are what is measured."""
+    path = Path(frame.filename)
+    is_model = path.is_relative_to(MODELS) and path.name not in ADAPTERS
+    return path.is_relative_to(OURS) and not is_model

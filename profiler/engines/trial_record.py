@@ -1,0 +1,68 @@
+"""The record of a trial from what its child sent, or, where it sent none, from how the child ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from profiler import __version__
+from profiler.analysis.sanity import impossible
+from profiler.core.case import Trial, decode, encode
+from profiler.core.record import SCHEMA, Environment, Outcome, Record
+from profiler.engines.child import Child, Ended
+
+
+def trial_record(trial: Trial, child: Child, ended: Ended, asked: float) -> Record:
+    """Returns the worker's record where it sent one that is possible, else one made from how it ended."""
+    told = [message["record"] for message in child.messages if "record" in message]
+    if not told:
+        return lost(trial, *_outcome(ended, child))
+    try:
+        return _believed(trial, told, child, asked)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        child.keep(b"".join(map(encode, told)))
+        return lost(trial, "failed", f"bad result: {error}")
+
+
+def _believed(trial: Trial, told: list[Any], child: Child, asked: float) -> Record:
+    """Returns the one record that was sent. Raises ValueError for one that the trial cannot have given."""
+    if child.damage or len(told) > 1:
+        raise ValueError(child.damage or f"it sent {len(told)} records")
+    record: Record = decode(encode(told[0]), Record)
+    if record.schema != SCHEMA:
+        raise ValueError(f"it is of schema {record.schema}")
+    if record.case != trial.case or record.round != trial.round:
+        raise ValueError("it is of another case")
+    record = msgspec.structs.replace(
+        record, stage_seconds={"start": _start_seconds(child, asked), **record.stage_seconds}
+    )
+    for wrong in impossible(record, trial.passes):
+        raise ValueError(wrong)
+    return record
+
+
+def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
+    if ended.timed_out:
+        return "timed_out", f"{ended.stage} took longer than {ended.limit:g} s"
+    if not child.flooded and (ended.status is None or ended.status < 0):
+        return "crashed", ended.describe()  # which explains what it sent, too
+    if child.damage:
+        return "failed", f"bad result: {child.damage}"
+    return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
+
+
+def _start_seconds(child: Child, asked: float) -> float:
+    at: Any = next((message.get("at") for message in child.messages if message.get("stage") == "start"), asked)
+    if not isinstance(at, int | float):
+        raise ValueError(f"it began at {at!r}")
+    return at - asked
+
+
+def lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
+    """Returns a record without readings."""
+    system = f"{os.uname().sysname} {os.uname().machine}"
+    environment = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=environment)

@@ -1,0 +1,158 @@
+"""One step of a case traced under fake tensors, as its device would run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from profiler.core import gpu_kinds, gpu_specs
+from profiler.core.case import FAKE, Calibration, Case
+from profiler.core.errors import Unsupported
+from profiler.core.gpu_specs import Rates
+from profiler.core.trace_data import Trace
+from profiler.measuring.meters.operators import call_signature, operator_name
+from profiler.predicting.trace import convolutions, products
+from profiler.predicting.trace.collectives import on_parts
+from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
+from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
+from profiler.predicting.trace.host_state import HostMarking, host_state
+from profiler.predicting.trace.row_buffers import taking_buffers
+from profiler.predicting.trace.step import Builder, follow
+from profiler.predicting.trace.temporaries import temporary_bytes
+from profiler.predicting.trace.tracer import Hidden
+from profiler.training.assemble import Assembled, assemble
+from profiler.training.strategies.observe import Observation, observe
+from profiler.training.workload import Step
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def trace_case(
+    case: Case,
+    *,
+    calibration: Calibration | None = None,
+    on_pass: Callable[[str], None] = lambda name: None,
+    with_saves: bool = False,
+    with_calls: bool = False,
+) -> tuple[Assembled, Trace, int]:
+    """Returns the case's fake model with its strategy, one traced step of it, and how many values were guessed.
+
+    `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
+    """
+    kind, is_kept = kind_of(case), products.keeps_workspaces()
+    workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
+    hidden = _hidden(case, calibration, 0 if is_kept else workspace)
+    builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
+    with _rank(case) as rank, _fakes(case) as fakes:
+        with builder.follow() if builder else nullcontext():
+            built = assemble(case, mesh=rank.mesh if rank else None)
+        if built.applied.changes_kernels:
+            raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
+        on_pass("memory")
+        optimizer, step = _trainer(built, kind)
+        on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
+        with on_host, on_parts(optimizer) if rank else nullcontext(), unseen():
+            trace = follow(
+                built.workload,
+                optimizer,
+                step,
+                device=kind,
+                hidden=hidden,
+                kept_bytes=workspace if is_kept else 0,
+                with_saves=with_saves,
+                with_calls=with_calls,
+                buckets=rank.buckets.values if rank else None,
+                builder=builder,
+            )
+        if rank:
+            rank.refuse_unused()
+    return built, trace, fakes.num_guesses
+
+
+def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -> Hidden:
+    """Returns what operators take besides their results: as measured, else by PyTorch's rules for the device.
+
+    `workspace_bytes` are cuBLAS's where a product takes them while it runs, else 0.
+    """
+    if kind_of(case) == "cpu":
+        return _measured_or(temporary_bytes, calibration)
+    return _measured_or(taken_on_cuda(known_rates(case.device, calibration), workspace_bytes), calibration)
+
+
+def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
+    """The optimizer and the step of an assembled case, as they are on this kind of device."""
+    with HostMarking() if kind == "cuda" else nullcontext():
+        optimizer, step = built.trainer()
+    if kind == "cuda":
+        foreach(optimizer)
+    return optimizer, step
+
+
+def observe_case(case: Case) -> Observation:
+    """How the blocks of the case's model work together. Raises as `predict` does."""
+    with _fakes(case):
+        return observe(assemble(case.baseline).workload)
+
+
+def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
+    """What operators take besides their results by PyTorch's rules for this GPU; None is one that is not known."""
+    copying = convolutions.taking_copies(temporary_bytes, convolutions.machine_of(gpu, workspace_bytes))
+    return products.taking_workspaces(taking_buffers(copying, gpu), workspace_bytes)
+
+
+@contextmanager
+def _fakes(case: Case) -> Iterator[FakeTensors]:
+    rates = known_rates(case.device)
+    capability = (rates.compute_capability,) if rates else ()
+    with fake_tensors() as fakes, cuda_like(*capability) if kind_of(case) == "cuda" else nullcontext():
+        try:
+            yield fakes
+        except DATA_DEPENDENT as error:
+            raise Unsupported(f"what the model does depends on its data ({error})") from error
+
+
+@contextmanager
+def _rank(case: Case) -> Iterator[Any]:
+    """Acts as the first of the case's ranks; None where there is only one."""
+    if not case.parallel:
+        yield None
+        return
+    from profiler.predicting.trace.fake_process_group import fake_rank  # noqa: PLC0415  a third of what it takes to import torch itself
+
+    with fake_rank(case.num_ranks) as rank:
+        yield rank
+
+
+def kind_of(case: Case) -> str:
+    return "cpu" if case.twin.device == "cpu" else "cuda"
+
+
+def known_rates(device: str, calibration: Calibration | None = None) -> Rates | None:
+    """Returns the rates of the device; where only its kind is given, of the GPU that was measured."""
+    word = device.removeprefix(FAKE)
+    if word not in ("cpu", "cuda") and not gpu_kinds.of(word):
+        return gpu_specs.find(word)
+    return gpu_specs.of_device(calibration.device_name) if calibration and calibration.device_name else None
+
+
+def _workspace_bytes(device: str) -> int:
+    """Returns the bytes that cuBLAS keeps; those of GPUs before Hopper where only the kind of device is given."""
+    rates = known_rates(device)
+    return gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE
+
+
+def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
+    """Returns what was measured of a call in the calibration, else `foreseen`."""
+    measured_bytes = calibration.hidden_bytes if calibration else {}
+    names = {call.partition("(")[0] for call in measured_bytes}
+
+    def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
+        call = call_signature(operator, arguments, keywords) if names and operator_name(operator) in names else ""
+        measured = measured_bytes.get(call)
+        return foreseen(operator, arguments, keywords) if measured is None else measured
+
+    return hidden
