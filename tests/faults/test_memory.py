@@ -126,7 +126,7 @@ def test_fault_13_an_allocation_that_the_host_refuses_is_out_of_memory(here, sha
     ],
 )
 def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
-    found = out_of_memory.shortage(error)
+    found = error_record.shortage(error)
 
     assert (found and found.of) == expected
     assert found is None or found.asked_bytes is None
