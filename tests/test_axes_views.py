@@ -16,8 +16,8 @@ from matplotlib.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.views.labels import Label
 from profiler.views.plots import line_end_labels
+from profiler.views.plots.labels import Label
 from profiler.views.plots.plot import draw
 from profiler.views.tables import pivot, terminal
 from tests import examples, golden_files, make

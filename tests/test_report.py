@@ -19,11 +19,11 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Note, Record, Timeline
 from profiler.core.secret_filter import HIDDEN
 from profiler.runs.store import Run, load
+from profiler.views.geometry import around
 from profiler.views.report import MOST_BYTES, render
 from profiler.views.report.areas import Area, Phase, areas
 from profiler.views.report.dot_rows import strips
 from profiler.views.report.frontier import NARROW, frontier
-from profiler.views.report.scale import around
 from tests import examples, make
 from tests.make import MIB
 from tests.test_layers import modules_after

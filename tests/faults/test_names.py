@@ -22,9 +22,9 @@ from profiler.views.export import csv as csv_view
 from profiler.views.export import latex, markdown, spreadsheet
 from profiler.views.export.frame import frame
 from profiler.views.plots.plot import draw, plot
+from profiler.views.plots.theme import LONGEST_NAME, shortened
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
-from profiler.views.tables.theme import LONGEST_NAME, shortened
 from tests import examples, make
 from tests.conftest import run_folder
 from tests.make import MIB

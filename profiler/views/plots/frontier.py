@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
-from profiler.views.labels import Label, place
+from profiler.views.plots.labels import Label, place
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREY,

@@ -12,13 +12,12 @@ from profiler.analysis.growth import exponent, power
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.units import byte_unit
-from profiler.views.labels import Label
-from profiler.views.plots import line_end_labels
+from profiler.views.plots import line_end_labels, strategy_lines
+from profiler.views.plots.labels import Label
 from profiler.views.plots.panels import curves, space_of
+from profiler.views.plots.strategy_lines import Line, Pair
 from profiler.views.plots.style import sized
-from profiler.views.tables import lines
-from profiler.views.tables.lines import Line, Pair
-from profiler.views.tables.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
@@ -50,10 +49,10 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     settings = space_of(rows).settings
     size_of = {row.case: float(settings[row.case][axis.name] or 0) for row in rows}
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has(row))
-    found = [_curve(line, size_of, size) for line in lines.of_strategies([row for row in rows if has(row)])]
+    found = [_curve(line, size_of, size) for line in strategy_lines.of_strategies([row for row in rows if has(row)])]
     plain_axes(axes)
     for curve in found:
-        lines.draw(axes, curve.line, curve.points)
+        strategy_lines.draw(axes, curve.line, curve.points)
         _fit(axes, curve)
     static = _static(rows, size_of, size) if axis.name == RANKS else []
     if static:
@@ -61,7 +60,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     _limits(axes, found, [height for _, height in static])
     axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
     _crosses(axes, [size_of[row.case] for row in rows if row.outcome == "out_of_memory"])
-    lines.limit(axes, rows, size, upright=False)
+    strategy_lines.limit(axes, rows, size, upright=False)
     axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest power: its exponent at the name")
     axes.set_xlabel(f"{axis.label} (n)", fontsize=sized(FONT))
     axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))

@@ -15,8 +15,8 @@ from profiler.analysis.throughput import device_memory, holds
 from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.views.plots.panels import planes, space_of
 from profiler.views.plots.style import luminance, sized
+from profiler.views.plots.theme import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
 from profiler.views.tables.columns import COUNTED, is_predicted
-from profiler.views.tables.theme import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"

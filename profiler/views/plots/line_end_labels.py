@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation
 
-from profiler.views.labels import Label
+from profiler.views.plots.labels import Label
 from profiler.views.plots.style import sized
-from profiler.views.tables.theme import FONT, GREY, INK
+from profiler.views.plots.theme import FONT, GREY, INK
 
 GAP, BETWEEN = 14.0, 3.0  # pixels from a point to its name, and between names
 WIDE = 0.62  # em, of a letter

@@ -11,7 +11,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, change_text, scaled
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREY,

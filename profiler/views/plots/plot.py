@@ -19,7 +19,7 @@ from profiler.core.errors import UserError
 from profiler.views import PLOTS
 from profiler.views.export.files import write_whole
 from profiler.views.plots.style import STYLES, Style, at_work, sized
-from profiler.views.tables.theme import legend_below, names_width, title
+from profiler.views.plots.theme import legend_below, names_width, title
 
 SUFFIXES = ("png", "svg", "pdf")
 DPI = 100  # of the layout

@@ -10,8 +10,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import second_unit
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
-from profiler.views.tables.samples import of
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     INK,
@@ -23,6 +22,7 @@ from profiler.views.tables.theme import (
     number_axis,
     plain_axes,
 )
+from profiler.views.tables.samples import of
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a step time"

@@ -10,14 +10,13 @@ from matplotlib.axes import Axes
 from profiler.analysis.rows import Row
 from profiler.analysis.throughput import holds, samples_per_second, stairs
 from profiler.core.units import byte_unit
-from profiler.views.labels import Label, place
-from profiler.views.plots import line_end_labels
+from profiler.views.plots import line_end_labels, strategy_lines
+from profiler.views.plots.labels import Label, place
 from profiler.views.plots.panels import batches
+from profiler.views.plots.strategy_lines import Line, Pair
 from profiler.views.plots.style import sized
-from profiler.views.tables import lines
+from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
 from profiler.views.tables.columns import COUNTED
-from profiler.views.tables.lines import Line, Pair
-from profiler.views.tables.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak, a step time and a size of the batch"
@@ -42,17 +41,17 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     def at(row: Row) -> Pair:
         return (row.readings.peak_bytes or 0) / size, samples_per_second(row) or 0.0
 
-    found = [line._replace(rows=sorted(line.rows, key=at)) for line in lines.of_strategies(shown)]
+    found = [line._replace(rows=sorted(line.rows, key=at)) for line in strategy_lines.of_strategies(shown)]
     plain_axes(axes)
     for line in found:
         too_large = [at(row) for row in line.rows if holds(row) is False]
-        lines.draw(axes, line, [at(row) for row in line.rows], hollow=too_large)
+        strategy_lines.draw(axes, line, [at(row) for row in line.rows], hollow=too_large)
     if any(holds(row) is False for row in shown):
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
     _limits(axes, [at(row) for row in shown], [_name(line.rows[-1]) for line in found])
     steps = stairs(shown)
     drawn = [[at(row) for row in line.rows] for line in found]
-    drawn += [_stairs(axes, [at(row) for row in steps]), lines.limit(axes, rows, size, upright=True)]
+    drawn += [_stairs(axes, [at(row) for row in steps]), strategy_lines.limit(axes, rows, size, upright=True)]
     axes.set_xlabel(f"peak memory ({unit}); at the marks: batch size", fontsize=sized(FONT))
     axes.set_ylabel("samples a second", fontsize=sized(FONT))
     labels = _labels(found, steps, at)

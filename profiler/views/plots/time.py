@@ -11,8 +11,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import change_text, scaled, second_unit
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
-from profiler.views.tables.samples import of
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREEN,
@@ -26,6 +25,7 @@ from profiler.views.tables.theme import (
     number_axis,
     plain_axes,
 )
+from profiler.views.tables.samples import of
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a step time"

@@ -21,11 +21,7 @@ from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, Trace
 from profiler.core.units import byte_unit, bytes_text
 from profiler.views.plots.plot import DPI, refuse, save
 from profiler.views.plots.style import STYLES, at_work
-from profiler.views.sanitize import plain
-from profiler.views.tables.explanation import CATEGORIES as WORDS
-from profiler.views.tables.explanation import shortened, where
-from profiler.views.tables.grid import broken
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREEN,
@@ -40,6 +36,10 @@ from profiler.views.tables.theme import (
     number_axis,
     plain_axes,
 )
+from profiler.views.sanitize import plain
+from profiler.views.tables.explanation import CATEGORIES as WORDS
+from profiler.views.tables.explanation import shortened, where
+from profiler.views.tables.grid import broken
 
 PURPLE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
 PLUM, TEAL = "#8A2C66", "#2F6F8F"  # what there is of several ranks only: darker than what it stands beside

@@ -13,7 +13,7 @@ from profiler.analysis.categories import CATEGORIES, categories
 from profiler.analysis.rows import Row
 from profiler.core.record import PHASES
 from profiler.core.units import bytes_text, change_text
-from profiler.views.report.scale import Scale, around
+from profiler.views.geometry import Scale, around
 from profiler.views.sanitize import plain
 from profiler.views.tables.explanation import shortened
 

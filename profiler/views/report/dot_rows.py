@@ -12,8 +12,8 @@ import msgspec
 
 from profiler.analysis.rows import Row
 from profiler.core.units import count_text, second_unit, seconds_text, spread_text
+from profiler.views.geometry import Scale, Tick, around
 from profiler.views.report.bars import BAR, GAP, NAME_LINE, line_name
-from profiler.views.report.scale import Scale, Tick, around
 from profiler.views.tables.samples import of
 
 MARGIN = 2.0  # percents

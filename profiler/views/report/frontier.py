@@ -12,7 +12,7 @@ import msgspec
 
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
-from profiler.views.report.scale import Scale, Tick, around
+from profiler.views.geometry import Scale, Tick, around
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import is_predicted
 from profiler.views.tables.explanation import shortened

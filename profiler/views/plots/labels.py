@@ -14,7 +14,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from profiler.views.plots.style import sized
-from profiler.views.tables.theme import FONT, GREY, INK
+from profiler.views.plots.theme import FONT, GREY, INK
 
 MARGIN = 2.0  # pixels kept free around every label
 POINT = 5.0  # half the side of the square that a marker takes, in pixels

@@ -12,7 +12,7 @@ from profiler.analysis.throughput import device_memory
 from profiler.core.case import Choice
 from profiler.core.units import bytes_text
 from profiler.views.plots.style import sized
-from profiler.views.tables.theme import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
+from profiler.views.plots.theme import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 MARKERS = "o^vDPX<>ph"
