@@ -8,7 +8,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core.model_summary import Block, Outline
-from profiler.views.tables.blocks import blocks as table
+from profiler.views.tables.listing import blocks as table
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -22,7 +22,7 @@ from profiler.runs.store import Run, load
 from profiler.views.geometry import around
 from profiler.views.report import MOST_BYTES, render
 from profiler.views.report.areas import Area, Phase, areas
-from profiler.views.report.dot_rows import strips
+from profiler.views.report.bars import strips
 from profiler.views.report.frontier import NARROW, frontier
 from tests import examples, make
 from tests.make import MIB

@@ -1,4 +1,4 @@
-"""One line a case in base units, for spreadsheets and scripts: knows nothing of files or of commands."""
+"""One line a case in base units, for scripts, and for spreadsheets that run no cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import msgspec
 from profiler.analysis.flat_row import COLUMNS, Line, Samples, line
 from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
-from profiler.views.export.spreadsheet import safe
+from profiler.views.sanitize import plain
+
+FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet would run a text that begins so; the wide ones too  # noqa: RUF001
 
 
 def render(run: Run) -> bytes:
@@ -53,3 +55,17 @@ def _safe(text: str) -> str:
 
 KINDS: dict[type, Callable[[Any], str]] = {str: _safe, tuple: _joined, bool: _lower}  # numbers are as they are
 WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(COLUMNS.values()) if kind in KINDS]
+
+
+def safe(value: Any) -> Any:
+    """A value as it is written: booleans in small letters, text on one line and never a formula.
+
+    What would be one stands behind an apostrophe, and so does what begins with one: so a leading apostrophe is never
+    part of the text, and a reader who takes it off has the text as it was.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if text.startswith((*FORMULA, "'")) else text

@@ -1,11 +1,16 @@
-"""The table as Markdown: knows nothing of files or of commands."""
+"""The table as Markdown, and as a block to paste into an issue, which tells nothing of whose machine it was."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from profiler.analysis.rows import Row, rows
+from profiler.core.record import Environment
+from profiler.core.units import bytes_text
 from profiler.runs.store import Run
+from profiler.views.export import markdown
+from profiler.views.redaction import redacted
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import Column, columns, groups, heading, reasons, remarks
 
@@ -41,3 +46,37 @@ def _line(cells: Sequence[str]) -> str:
 
 def _escaped(text: str) -> str:
     return plain(text).translate(SPECIAL)
+
+
+def run_block(run: Run) -> str:
+    """The tables of a run, and below them the command and what it ran on."""
+    (run,) = redacted([run], level="default")
+    found = rows(run.records)
+    lines = [plain(run.manifest.command), *dict.fromkeys(_where(one) for one in _environments(run, found))]
+    return f"{markdown.table(found)}\n{fenced(lines)}\n"
+
+
+def fenced(lines: Iterable[str]) -> str:
+    """Lines that Markdown shows as they are, whatever they hold."""
+    text = "\n".join(lines)
+    fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _environments(run: Run, found: Sequence[Row]) -> list[Environment]:
+    return [row.environment for row in found if row.environment] or [run.manifest.environment]
+
+
+def _where(environment: Environment) -> str:
+    """What must be known of where it ran: versions and the device, neither host nor user."""
+    named = {
+        "gcprof": environment.gcprof,
+        "python": environment.python,
+        "torch": environment.torch,
+        "cuda": environment.cuda,
+        "driver": environment.driver,
+    }
+    versions = [f"{name} {version}" for name, version in named.items() if version]
+    size = [bytes_text(environment.device_bytes)] if environment.device_bytes else []
+    device = [environment.device_name] if environment.device_name else []
+    return plain(", ".join([*device, *size, *versions, environment.system]))

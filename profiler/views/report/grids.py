@@ -1,4 +1,4 @@
-"""The tables of a report that are of rows: cells of text under heads. Knows nothing of how they are drawn."""
+"""The tables of a report as cells of text under heads, and its notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from profiler.analysis.rows import Row
-from profiler.core.record import PHASES, Equality, Readings
+from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats.spread import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
 from profiler.views.sanitize import plain
@@ -16,7 +16,23 @@ from profiler.views.tables.columns import columns
 from profiler.views.tables.explanation import shortened
 from profiler.views.tables.samples import TIMES, of
 
-LONGEST = 100  # letters of a cell
+NAMES = {
+    "device_name": "device",
+    "device_bytes": "memory of the device",
+    "device_uuid": "number of the device",
+    "driver": "driver",
+    "cuda": "CUDA",
+    "torch": "torch",
+    "python": "Python",
+    "system": "system",
+    "num_threads": "threads",
+    "gcprof": "gcprof",
+}
+MOST = 4  # environments beside each other
+NUM_NAMED = 6  # strategies that a note names
+LONGEST_NOTE = 600  # letters
+
+LONGEST_CELL = 100  # letters
 NUM_MISSING = 3  # parameters without a gradient that are named
 
 
@@ -95,7 +111,7 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
 
 def short(text: str) -> str:
     """A cell on one line, harmless, and not too long."""
-    return shortened(plain(text), LONGEST)
+    return shortened(plain(text), LONGEST_CELL)
 
 
 def _grid(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *, texts: int) -> Grid | None:
@@ -142,3 +158,51 @@ def _spread(values: tuple[float, ...]) -> str:
 def _values(values: tuple[float, ...], most: int) -> str:
     more = len(values) - most
     return " ".join(f"{value:.6g}" for value in values[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True):
+    """One note, with the strategies that it concerns."""
+
+    code: str
+    text: str
+    strategies: str
+
+
+def environments(rows: Sequence[Row]) -> Grid | None:
+    """A column for each environment that differs in more than its start, and a line for all that is known of one."""
+    found = [row.environment for row in rows if row.environment]
+    distinct = list(dict.fromkeys(map(_timeless, found)))[:MOST]
+    if not distinct:
+        return None
+    lines = [(head, *(_value(one, name) for one in distinct)) for name, head in NAMES.items()]
+    known = [line for line in lines if set(line[1:]) != {MISSING}]
+    began = [min((one.started or "" for one in found if _timeless(one) == other), default="") for other in distinct]
+    known.append(("first trial began (UTC)", *(short(one) or MISSING for one in began)))
+    heads = ["what", *(["value"] if len(distinct) == 1 else [f"environment {at + 1}" for at in range(len(distinct))])]
+    return Grid(caption="Environment", heads=tuple(Head(text=text) for text in heads), lines=tuple(known))
+
+
+def remarks(rows: Sequence[Row]) -> tuple[Remark, ...]:
+    """One remark for each text of each code, in the order of the codes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for note in row.notes:
+            found.setdefault((note.code, note.text), []).append(short(row.case.strategy))
+    return tuple(
+        Remark(code=plain(code), text=plain(text)[:LONGEST_NOTE], strategies=_named(found[code, text]))
+        for code, text in sorted(found)
+    )
+
+
+def _timeless(environment: Environment) -> Environment:
+    return msgspec.structs.replace(environment, started=None)
+
+
+def _value(environment: Environment, name: str) -> str:
+    value = getattr(environment, name)
+    return bytes_text(value) if name == "device_bytes" else MISSING if value is None else short(str(value))
+
+
+def _named(strategies: Sequence[str]) -> str:
+    more = len(strategies) - NUM_NAMED
+    return ", ".join(strategies[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -12,13 +12,11 @@ from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
 from profiler.core.record import Readings
 from profiler.core.units import MISSING, bytes_text, change_text
-from profiler.views.report import device_conditions, grids, sentence
+from profiler.views.report import grids, sentence
 from profiler.views.report.areas import Areas, areas
-from profiler.views.report.bars import Bars, by_category, by_phase
-from profiler.views.report.device_conditions import Remark
-from profiler.views.report.dot_rows import Strips, strips
+from profiler.views.report.bars import Bars, Strips, by_category, by_phase, strips
 from profiler.views.report.frontier import Frontier, frontier
-from profiler.views.report.grids import Grid
+from profiler.views.report.grids import Grid, Remark
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import heading, reasons
 from profiler.views.tables.explanation import module_name, shortened
@@ -105,8 +103,8 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         equality=grids.equality(drawn),
         strips=strips(drawn, most=limits.samples),
         samples=grids.samples(drawn, most=limits.samples),
-        environments=device_conditions.environments(rows),
-        remarks=device_conditions.remarks(shown),
+        environments=grids.environments(rows),
+        remarks=grids.remarks(shown),
     )
 
 

@@ -1,16 +1,27 @@
-"""Several runs side by side, for a screen or as Markdown: knows nothing of how they are compared."""
+"""Several runs side by side, for a screen, as Markdown, CSV or JSON."""
 
 from __future__ import annotations
 
+import csv as csv_file
+import io
+from typing import Any
+
 from rich.text import Text
 
-from profiler.analysis.comparison import Comparison
+from profiler.analysis import comparison
+from profiler.analysis.comparison import Cell, Comparison, Match
+from profiler.analysis.gates import Judgement
+from profiler.analysis.ratio_test import Contrast
+from profiler.core.case import encode
+from profiler.views.export.csv import safe
 from profiler.views.export.markdown import SPECIAL
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import Column
 from profiler.views.tables.comparison_parts import Part, parts
 from profiler.views.tables.grid import grid
 from profiler.views.tables.terminal import clean, fitted, paragraph, styled
+
+SCHEMA = 1
 
 
 def table(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -64,3 +75,45 @@ def _line(cells: list[str]) -> str:
 
 def _escaped(text: str) -> str:
     return plain(text).translate(SPECIAL)
+
+
+def csv(found: Comparison) -> str:
+    """A line for each row and side, the baseline's too; empty where there is nothing."""
+    lines = [
+        _csv_line(match, side, cell)
+        for match in found.matches
+        for side, cell in zip(found.sides, match.cells, strict=True)
+        if cell
+    ]
+    file = io.StringIO()
+    writer = csv_file.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([{name: safe(value) for name, value in line.items()} for line in lines])
+    return file.getvalue()
+
+
+def document(found: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
+    """One JSON document: all of the comparison, and what --fail-on found."""
+    whole: dict[str, Any] = {"schema": SCHEMA, "exit_code": exit_code, "comparison": found, "gate": judgement}
+    return encode(whole) + b"\n"
+
+
+def _csv_line(match: Match, side: comparison.Column, cell: Cell) -> dict[str, Any]:
+    return {
+        **match.key,
+        "side": side.label,
+        "run": side.run,
+        "device": side.device,
+        "predicted": cell.predicted,
+        "outcome": cell.outcome,
+        "detail": cell.detail,
+        "peak_bytes": cell.peak_bytes,
+        **_against("peak", cell.peak),
+        "step_seconds": cell.step_seconds,
+        **_against("time", cell.time),
+    }
+
+
+def _against(quantity: str, contrast: Contrast | None) -> dict[str, Any]:
+    names = ("ratio", "low", "high", "verdict")
+    return {f"{quantity}_{name}": getattr(contrast, name) if contrast else None for name in names}

@@ -1,14 +1,27 @@
-"""What a table of names offers, for a screen: knows nothing of what the names do."""
+"""Lists as text: names with their options, the blocks of a model, run folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import msgspec
 from rich.text import Text
 
+from profiler.analysis import progress
+from profiler.analysis.rows import rows
+from profiler.core.case import encode
 from profiler.core.catalogue import KINDS, Entry, Option
+from profiler.core.errors import UserError
+from profiler.core.model_summary import Outline
+from profiler.core.units import MISSING, count_text
+from profiler.runs.find import runs
+from profiler.runs.references import PREFIX, find, names
+from profiler.runs.store import Run, load
 from profiler.views.tables.columns import Column
 from profiler.views.tables.terminal import fitted, paragraph
+
+FEEDS = {True: "yes", False: "no", None: MISSING}
 
 
 def listing(entries: Sequence[Entry], *, width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -60,3 +73,106 @@ def _short(option: Option) -> str:
 
 def _default(option: Option) -> str:
     return "must be given" if option.default is None else option.default
+
+
+def blocks(outline: Outline, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """A line for each block in order, below what they are blocks of."""
+    found = outline.blocks
+    head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(found), "block")]
+    batch = [f"batch {outline.batch_size}"] if outline.batch_size else []
+    columns = (
+        _text("block", [one.name for one in found]),
+        _text("class", [one.kind for one in found]),
+        Column(head=("parameters", ""), cells=tuple(str(one.num_parameters) for one in found), is_number=True),
+        _text("output", [one.output or "not run" for one in found]),
+        _text("feeds the next alone", [FEEDS[one.feeds_next] for one in found]),
+    )
+    parts = [
+        paragraph(", ".join([*head, *batch]), width=width, encoding=encoding, style="bold"),
+        Text(),
+        fitted(columns, width=width, encoding=encoding),
+    ]
+    if remark := _remark(outline):
+        parts += [Text(), paragraph(f"note: {remark}", width=width, encoding=encoding)]
+    return Text("\n").join(parts)
+
+
+def document(outline: Outline) -> bytes:
+    """The outline as one JSON document."""
+    return encode(outline) + b"\n"
+
+
+def _remark(outline: Outline) -> str | None:
+    if outline.remark:
+        return outline.remark
+    apart = [one.name for one in outline.blocks if one.feeds_next is False]
+    return f"segments cannot hold both a block with 'no' and the next ({', '.join(apart[:3])})" if apart else None
+
+
+def _text(head: str, cells: list[str]) -> Column:
+    return Column(head=(head, ""), cells=tuple(cells))
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """What `gcprof list` says of a run; None where its files could not be read."""
+
+    name: str
+    status: str  # complete, partial, unreadable
+    created: str | None = None  # UTC, ISO 8601
+    models: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    num_ok: int | None = None
+    num_rows: int | None = None  # of the whole plan
+
+
+def overviews(folder: Path) -> list[Overview]:
+    """Every run below the folder, the newest last. A damaged one is listed as unreadable."""
+    found = (_read(path, path.name) for path in runs(folder))
+    return sorted(found, key=lambda one: (one.created or "", one.name))
+
+
+def references() -> list[Overview]:
+    """Every run that comes with gcprof, by the name that commands take."""
+    return [_read(find(name), f"{PREFIX}{name}") for name in names()]
+
+
+def overview(run: Run, name: str) -> Overview:
+    planned = dict.fromkeys(trial.case for trial in run.manifest.plan)
+    return Overview(
+        name=name,
+        status=progress.status(run.manifest.plan, run.records),
+        created=run.manifest.created,
+        models=tuple(dict.fromkeys(str(case.model) for case in planned)),
+        devices=tuple(dict.fromkeys(case.device for case in planned)),
+        num_ok=sum(row.outcome == "ok" for row in rows(run.records)),
+        num_rows=len(planned),
+    )
+
+
+def run_list(found: Sequence[Overview], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """One line a run."""
+    columns = (
+        _column("run", [one.name for one in found]),
+        _column("date (UTC)", [(one.created or MISSING)[:16].replace("T", " ") for one in found]),
+        _column("models", [", ".join(one.models) or MISSING for one in found]),
+        _column("device", [", ".join(one.devices) or MISSING for one in found]),
+        _column("rows ok", [_rows_ok(one) for one in found]),
+    )
+    return fitted(columns, width=width, encoding=encoding)
+
+
+def _read(path: Path, name: str) -> Overview:
+    try:
+        return overview(load(path), name)
+    except UserError:
+        return Overview(name=name, status="unreadable")
+
+
+def _rows_ok(one: Overview) -> str:
+    """How many of how many, and what is wrong with the run where something is."""
+    counted = [] if one.num_ok is None else [f"{one.num_ok}/{one.num_rows}"]
+    return ", ".join([*counted, *([one.status] if one.status != "complete" else [])])
+
+
+def _column(head: str, cells: list[str]) -> Column:
+    return Column(head=(head, ""), cells=tuple(cells))

@@ -1,14 +1,20 @@
-"""The table of a run for a notebook's page, with its style in it: knows nothing of files or of notebooks' programs."""
+"""A run in a notebook: its table as HTML, and its rows as a DataFrame."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
+import msgspec
+import pandas as pd
+
+from profiler.analysis.flat_row import COLUMNS, line
 from profiler.analysis.rows import Row
 from profiler.core.units import count_text
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import Column, columns, groups, heading, reasons, remarks
+
+KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # whole numbers stay so
 
 MOST = 100  # rows of a table: more make a page slow, and are better asked for by code
 TABLE = "border-collapse:collapse;font-size:13px"
@@ -50,3 +56,11 @@ def _line(text: str) -> str:
 
 def _text(text: str) -> str:
     return escape(plain(text))
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """One line a case; bytes and seconds, samples as tuples, NA where it was not measured."""
+    lines = [msgspec.structs.asdict(line(row)) for row in rows]
+    return pd.DataFrame(
+        {name: pd.Series([one[name] for one in lines], dtype=KINDS[kind]) for name, kind in COLUMNS.items()}
+    )

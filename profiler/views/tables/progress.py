@@ -1,7 +1,8 @@
-"""What one sees while a run goes on: a bar on a terminal, plain lines elsewhere. Knows nothing of measuring."""
+"""A run as lines of text: what it will cost, each trial as it ends, and the log of one that failed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -11,12 +12,17 @@ from msgspec import UNSET
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from profiler.analysis.cost import Cost, Span
 from profiler.analysis.progress import FAILURES
 from profiler.core.case import Case, Choice
+from profiler.core.files import regular
 from profiler.core.record import Record, evidence
-from profiler.core.units import bytes_text, seconds_text
+from profiler.core.units import bytes_text, count_text, seconds_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.logs import last_lines
+
+NUM_LINES = 20
+NUM_BYTES = 64 << 10  # of a log's end; a longer line has no beginning here
+WIDEST = 500  # characters of a line
 
 
 class Follow:
@@ -93,3 +99,46 @@ def settings(case: Case, fields: Sequence[str]) -> list[str]:
     """What a case has of these fields, where it has them: `batch size 8`."""
     values = {field.replace("_", " "): getattr(case, field) for field in fields}
     return [f"{name} {value}" for name, value in values.items() if value is not UNSET]
+
+
+def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
+    """At most NUM_LINES lines, harmless on any screen, each with its indent; none where there is no log to read."""
+    try:
+        with regular.opened(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_BYTES))
+            lines = file.read(NUM_BYTES).decode(errors="replace").rstrip().splitlines()
+    except OSError:
+        return []
+    return [_harmless(line[:WIDEST], encoding) for line in lines[-NUM_LINES:]]
+
+
+def _harmless(line: str, encoding: str) -> str:
+    indent = len(line) - len(line.lstrip(" "))
+    return " " * indent + plain(line, encoding=encoding)
+
+
+def cost_lines(cost: Cost, *, basis: str | None = None, start: str = "", unknown: str = "") -> list[str]:
+    """`basis` says what the seconds rest on, `start` what a trial's start does; `unknown` why some have none."""
+    num_measured = cost.num_trials - cost.num_predicted
+    predicted = f", {cost.num_predicted:,} of them predictions, which need no device" if cost.num_predicted else ""
+    found = [f"{count_text(cost.num_trials, 'trial')}{predicted}"]
+    if not num_measured:
+        return found
+    until = f"; a round is timed for up to {cost.sampling_seconds:g} s, or 5 steps" if cost.sampling_seconds else ""
+    found.append(f"steps: {_range_text(cost.steps)}{until}; of steps of less than 1 ms several make a sample")
+    if cost.gpu_seconds is not None:
+        found.append(f"GPU seconds: {_range_text(cost.gpu_seconds)}, predicted, not measured")
+        found.append(f"  {start} a trial; {basis}")
+    if unknown:
+        found.append(f"GPU seconds of {count_text(cost.num_unknown, 'trial')}: not known: {unknown}")
+    return found
+
+
+def _range_text(span: Span) -> str:
+    least, most = _number(span.least), _number(span.most)
+    return least if least == most else f"{least} to {most}"
+
+
+def _number(value: float) -> str:
+    """Whole, or with two digits where it is small."""
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"

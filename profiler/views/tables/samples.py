@@ -1,19 +1,21 @@
-"""Every raw time sample of every row, for a screen: knows nothing of files or of commands."""
+"""What is behind a row, as text: every raw time sample, and what each of its ranks holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 from rich.text import Text
 
 from profiler.analysis.rows import Row
-from profiler.core.record import Record
+from profiler.core.record import RankBytes, Record
 from profiler.core.stats.interval import uncertainty
 from profiler.core.stats.spread import spread
-from profiler.core.units import count_text, scaled, second_unit, spread_text
+from profiler.core.units import MISSING, byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import groups, heading, reasons
-from profiler.views.tables.terminal import paragraph
+from profiler.views.tables.columns import Column, groups, heading, reasons
+from profiler.views.tables.terminal import fitted, paragraph
 
 TIMES = ("forward", "backward", "optimizer", "step")
 STOPPED = {
@@ -84,3 +86,45 @@ def _line(row: Row, name: str, *, size: float, width: int | None, encoding: str)
     room = max(digits, (width or 10**9) - len(start)) // (digits + 1) * (digits + 1) or digits
     lines = [numbers[at : at + room].rstrip() for at in range(0, len(numbers), room)]
     return Text(start + ("\n" + " " * len(start)).join(lines))
+
+
+class _Alike(NamedTuple):
+    """Ranks behind each other that hold the same: `0-3`."""
+
+    strategy: str
+    numbers: str
+    held: RankBytes
+
+
+def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text | None:
+    """A line for each rank of these rows, or for several that hold the same; None where each is one process."""
+    lines = [line for row in rows for line in _alike(row)]
+    if not lines:
+        return None
+    categories = list(dict.fromkeys(name for line in lines for name in line.held.static_bytes))
+    size, unit = byte_unit(line.held.peak_bytes for line in lines)
+
+    def numbers(name: str, found: Sequence[int | None]) -> Column:
+        return Column(head=(name, unit), cells=tuple(scaled(one, size) for one in found), is_number=True)
+
+    columns = [
+        Column(head=("strategy", ""), cells=tuple(line.strategy for line in lines)),
+        Column(head=("rank", ""), cells=tuple(line.numbers for line in lines), is_number=True),
+        numbers("peak", [line.held.peak_bytes for line in lines]),
+        numbers("saved", [line.held.saved_bytes for line in lines]),
+        numbers("static", [sum(line.held.static_bytes.values()) for line in lines]),
+        *(numbers(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
+        numbers("gathered at most", [line.held.gathered_bytes for line in lines]),
+    ]
+    shown = [column for column in columns if set(column.cells) != {MISSING}]
+    head = paragraph("each rank, and what is static of it:", width=width, encoding=encoding, style="bold")
+    return Text("\n").join([head, fitted(shown, width=width, encoding=encoding)])
+
+
+def _alike(row: Row) -> list[_Alike]:
+    found = []
+    for held, several in groupby(enumerate(row.readings.ranks or ()), key=lambda pair: pair[1]):
+        numbers = [number for number, _ in several]
+        name = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+        found.append(_Alike(strategy=str(row.case.strategy), numbers=name, held=held))
+    return found
