@@ -12,10 +12,11 @@ from profiler.analysis.growth import exponent, power
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.units import byte_unit
-from profiler.views.plots import line_end_labels, strategy_lines
-from profiler.views.plots.labels import Label
+from profiler.views.geometry import Pair
+from profiler.views.plots import strategy_lines
+from profiler.views.plots.labels import Label, line_end_share, place_at_line_ends
 from profiler.views.plots.panels import curves, space_of
-from profiler.views.plots.strategy_lines import Line, Pair
+from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
 
@@ -30,7 +31,7 @@ panels = curves
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """One line with its points, which rise from left to right, and the name at its end."""
 
-    line: Line
+    line: StrategyLine
     points: list[Pair]
     text: str
 
@@ -65,10 +66,10 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     axes.set_xlabel(f"{axis.label} (n)", fontsize=sized(FONT))
     axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))
     labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in found]
-    return lambda: line_end_labels.write(axes, labels)
+    return lambda: place_at_line_ends(axes, labels)
 
 
-def _curve(line: Line, size_of: dict[Case, float], size: int) -> Curve:
+def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> Curve:
     """The strategy with its exponents: of the peak, and of what the forward saves."""
     sizes = [size_of[row.case] for row in line.rows]
     peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
@@ -99,7 +100,7 @@ def _limits(axes: Axes, curves: Sequence[Curve], others: Sequence[float]) -> Non
     """Room on the right for the names."""
     xs, ys = zip(*(point for curve in curves for point in curve.points), strict=True)
     ys = (*ys, *others)
-    wide = (max(xs) / min(xs)) ** (1 / (0.94 - line_end_labels.share(axes, [curve.text for curve in curves])))
+    wide = (max(xs) / min(xs)) ** (1 / (0.94 - line_end_share(axes, [curve.text for curve in curves])))
     axes.set(xscale="log", yscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
     axes.set_ylim(min(ys) / 1.4, max(ys) * 1.6)
     log_axis(axes.yaxis)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.analysis.rows import Row
+from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import batch, device, is_predicted, model, one_strategy, outcome, setting
@@ -52,14 +53,14 @@ def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
 
 def number_axis(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_major_locator(MaxNLocator(6, steps=list(STEPS)))
+    axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
 
 
 def log_axis(axis: Axis) -> None:
     """Plain numbers at 1, 2 and 5 of every decade."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
     axis.set_minor_locator(NullLocator())
 
 

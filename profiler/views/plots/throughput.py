@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 
 from profiler.analysis.rows import Row
 from profiler.analysis.throughput import holds, samples_per_second, stairs
 from profiler.core.units import byte_unit
-from profiler.views.plots import line_end_labels, strategy_lines
-from profiler.views.plots.labels import Label, place
+from profiler.views import geometry
+from profiler.views.geometry import Pair
+from profiler.views.plots import strategy_lines
+from profiler.views.plots.labels import Label, line_end_share, place
 from profiler.views.plots.panels import batches
-from profiler.views.plots.strategy_lines import Line, Pair
+from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
 from profiler.views.tables.columns import COUNTED
@@ -61,7 +62,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
     """Room on the right for names; memories of many sizes on a logarithmic axis."""
     xs, ys = zip(*points, strict=True)
-    room = 1 / (0.94 - 0.6 * line_end_labels.share(axes, names))
+    room = 1 / (0.94 - 0.6 * line_end_share(axes, names))
     tall = (max(ys) - min(ys)) or max(ys)
     axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
     number_axis(axes, "y")
@@ -89,14 +90,14 @@ def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
         zorder=2,
         label="most samples a second up to this peak",
     )
-    return [corner for (x, y), (right, _) in pairwise(corners) for corner in ((x, y), (right, y))]
+    return [*geometry.stairs(points), corners[-1]]
 
 
 def _name(row: Row) -> str:
     return f"{shortened(row.case.strategy)}: {row.case.batch_size}"
 
 
-def _labels(found: Sequence[Line], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
+def _labels(found: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
     """The name at the end of each line, then the batches: those on the stairs have the first choice."""
     last = {line.rows[-1].case: line for line in found}
     rest = [row for line in found for row in line.rows if row.case not in last]

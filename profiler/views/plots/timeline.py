@@ -19,6 +19,7 @@ from profiler.analysis.live_bytes import Peak
 from profiler.core.errors import UserError
 from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, Trace
 from profiler.core.units import byte_unit, bytes_text
+from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.plot import DPI, refuse, save
 from profiler.views.plots.style import STYLES, at_work
 from profiler.views.plots.theme import (
@@ -196,6 +197,6 @@ def _around(figure: Figure, axes: Sequence[Axes], title: str, unit: str) -> None
     figure.supylabel(f"live memory ({unit})", fontsize=FONT)
     axes[-1].set_xlabel("operators of the step, in their order", fontsize=FONT)
     number_axis(axes[0], "x")
-    axes[0].yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-    axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes[0].yaxis.set_major_locator(MaxNLocator(4, steps=list(STEPS)))
+    axes[0].yaxis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
     legend_below(figure, axes)

@@ -15,7 +15,7 @@ from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.report import grids, sentence
 from profiler.views.report.areas import Areas, areas
 from profiler.views.report.bars import Bars, Strips, by_category, by_phase, strips
-from profiler.views.report.frontier import Frontier, frontier
+from profiler.views.report.frontier import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import heading, reasons
@@ -61,7 +61,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     sentence: str
     brief: tuple[str, ...]  # peak of none, the advised strategy, its peak, its time against none
-    frontier: Frontier | None
+    frontier: FrontierChart | None
     budgets: Budgets | None
     table: Grid
     num_left_out: int  # rows that are not shown
