@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from profiler.analysis.rows import Row
 from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import batch, device, is_predicted, model, one_strategy, outcome, setting
 from profiler.views.tables.grid import broken
 
@@ -35,11 +35,7 @@ def name(row: Row) -> str:
 
 def shortened(value: object) -> str:
     """Anything as one short line."""
-    text = plain(str(value))
-    if len(text) <= LONGEST_NAME:
-        return text
-    end = LONGEST_NAME // 2  # where names of one strategy differ
-    return f"{text[: LONGEST_NAME - 1 - end]}…{text[-end:]}"
+    return short(value, LONGEST_NAME)
 
 
 def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:

@@ -37,9 +37,9 @@ from profiler.views.plots.theme import (
     number_axis,
     plain_axes,
 )
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import plain, short
 from profiler.views.tables.explanation import CATEGORIES as WORDS
-from profiler.views.tables.explanation import shortened, where
+from profiler.views.tables.explanation import where
 from profiler.views.tables.grid import broken
 
 PURPLE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
@@ -107,7 +107,7 @@ def _panel(axes: Axes, name: str, trace: Trace, peak: Peak, size: int) -> Callab
     labels = _phases(axes, trace)
     mark = axes.plot([peak.number], [peak.nbytes / size], "v", markersize=6, color=INK, clip_on=False, label="peak")[0]
     mark.set_transform(mark.get_transform() + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans))
-    title = _above(axes, shortened(plain(name), LONGEST_NAME), at=0, weight="bold", color=INK)
+    title = _above(axes, short(name, LONGEST_NAME), at=0, weight="bold", color=INK)
     words = f"peak {bytes_text(peak.nbytes)}"
     beside = _above(axes, f"{words}: {plain(where(peak))}", at=1, weight="normal", color=INK)
 

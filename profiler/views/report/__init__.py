@@ -21,11 +21,10 @@ from profiler.core.errors import UserError
 from profiler.core.units import MISSING, count_text
 from profiler.runs.store import Run
 from profiler.views.redaction import redacted
-from profiler.views.report.grids import Grid, Head, short
+from profiler.views.report.grids import Grid, Head, cell
 from profiler.views.report.section import Limits, Section, section
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import device, groups, setting
-from profiler.views.tables.explanation import shortened
 
 LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
 LONGEST_MODEL = 60
@@ -133,9 +132,9 @@ def compared(shown: Sequence[Part], runs: Sequence[Found]) -> Grid | None:
     lines = []
     for part, one in zip(shown, runs, strict=False):
         for group, its in zip(one.groups, part.sections, strict=False):
-            model = shortened(plain(group[0].case.model), LONGEST_MODEL)
+            model = short(group[0].case.model, LONGEST_MODEL)
             what = ", ".join([model, *setting(group)])
-            lines.append((f"#{its.anchor}", part.name, what, short(device(group)), *its.brief))
+            lines.append((f"#{its.anchor}", part.name, what, cell(device(group)), *its.brief))
     heads = ("run", "what", "device", "peak of none", "take", "its peak", "time against none")
     named = tuple(Head(text=text, is_number=text in heads[3:] and text != "take") for text in heads)
     return Grid(caption="All in brief", heads=named, lines=tuple(lines)) if len(lines) > 1 else None
@@ -165,9 +164,9 @@ def _part(one: Found, shown: Sequence[tuple[Row, ...]], anchor: str, limits: Lim
     more = [f"{count_text(left_out, 'group')} of rows left out, so that this page stays small"] if left_out else []
     return Part(
         anchor=anchor,
-        name=shortened(plain(one.run.folder.name), LONGEST_NAME),
+        name=short(one.run.folder.name, LONGEST_NAME),
         created=plain(manifest.created),
-        command=shortened(plain(manifest.command), LONGEST_COMMAND),
+        command=short(manifest.command, LONGEST_COMMAND),
         remarks=(*(plain(warning) for warning in one.run.warnings), *owed, *more),
         sections=tuple(sections),
     )

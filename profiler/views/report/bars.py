@@ -15,8 +15,7 @@ from profiler.analysis.rows import Row
 from profiler.core.record import PHASES
 from profiler.core.units import bytes_text, change_text, count_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Scale, Tick, around
-from profiler.views.sanitize import plain
-from profiler.views.tables.explanation import shortened
+from profiler.views.sanitize import short
 from profiler.views.tables.samples import of
 
 MARGIN = 2.0  # percents
@@ -107,7 +106,7 @@ def by_phase(rows: Sequence[Row]) -> Bars | None:
 
 def line_name(row: Row) -> str:
     """A strategy, short enough for the narrowest screen."""
-    return shortened(plain(row.case.strategy), NAME)
+    return short(row.case.strategy, NAME)
 
 
 def _scale(sizes: Sequence[int]) -> Scale:

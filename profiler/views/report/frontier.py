@@ -14,9 +14,8 @@ import msgspec
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Box, Scale, Tick, around, free, memory_floor, stairs
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import short
 from profiler.views.tables.columns import is_predicted
-from profiler.views.tables.explanation import shortened
 
 HEIGHT = 300
 TOP, BOTTOM = 34, 262  # pixels
@@ -25,7 +24,7 @@ LINE, LETTER = 16, 7.4  # pixels: the height of a name, and the width of a lette
 SIDES = {"right": (10, 4), "left": (-10, 4)}  # pixels from the point to the foot of its name
 NARROW, WIDE = 320, 440  # pixels across, at which names must not meet
 MARK = 7  # half the side of the square that a point takes, in pixels
-NAME = 24  # letters of a name
+NAME, LONGEST = 24, 80  # letters of a name in the picture, and in words
 SAME = 0.5  # percents across, within which two points are at one place
 KINDS = ("beaten", "frontier", "baseline")  # the later on top
 
@@ -111,11 +110,7 @@ def said(row: Row) -> str:
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
     what = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
     peak = f"{what} {bytes_text(row.readings.peak_bytes)}{change}"
-    return f"{_name(row, 80)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
-
-
-def _name(row: Row, length: int) -> str:
-    return shortened(plain(row.case.strategy), length)
+    return f"{short(row.case.strategy, LONGEST)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
 
 
 def _range(row: Row) -> tuple[float, float]:
@@ -133,7 +128,7 @@ def _point(row: Row, time: Scale, memory: Scale, second: float, size: int) -> Fr
         least_x=time.at(least / second),
         most_x=time.at(most / second),
         kind=kind,
-        name=_name(row, NAME),
+        name=short(row.case.strategy, NAME),
         said=said(row),
         peak_bytes=row.readings.peak_bytes or 0,
     )

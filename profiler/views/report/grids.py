@@ -11,9 +11,8 @@ from profiler.analysis.rows import Row
 from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats.spread import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import columns
-from profiler.views.tables.explanation import shortened
 from profiler.views.tables.samples import TIMES, of
 
 NAMES = {
@@ -59,7 +58,7 @@ def main(rows: Sequence[Row]) -> Grid:
     return Grid(
         caption="Every strategy",
         heads=tuple(Head(text=column.label, is_number=column.is_number) for column in shown),
-        lines=tuple(tuple(short(column.cells[at]) for column in shown) for at in range(len(rows))),
+        lines=tuple(tuple(cell(column.cells[at]) for column in shown) for at in range(len(rows))),
         marks=tuple(marks),
     )
 
@@ -74,7 +73,7 @@ def phases(rows: Sequence[Row]) -> Grid | None:
         "backward peak",
         "optimizer peak",
     )
-    lines = [(_name(row), *_points(row.readings)) for row in rows if row.readings.phases]
+    lines = [(cell(row.case.strategy), *_points(row.readings)) for row in rows if row.readings.phases]
     return _grid("Live memory over the step", heads, lines, texts=1)
 
 
@@ -93,7 +92,7 @@ def equality(rows: Sequence[Row]) -> Grid | None:
     """What the equality pass found."""
     heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
     numbers = ("largest difference", "noise floor")
-    lines = [(_name(row), *_equal(row, row.equality)) for row in rows if row.equality]
+    lines = [(cell(row.case.strategy), *_equal(row, row.equality)) for row in rows if row.equality]
     return _grid("Equality with the step without checkpointing", (*heads, *numbers), lines, texts=len(heads))
 
 
@@ -101,7 +100,13 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
     """The raw samples of every part of the step in seconds, up to so many, and how they spread."""
     heads = ("strategy", "part", "samples in seconds, the rounds in order", "median", "spread")
     lines = [
-        (_name(row), name, _values(of(row, name), most), seconds_text(median(of(row, name))), _spread(of(row, name)))
+        (
+            cell(row.case.strategy),
+            name,
+            _values(of(row, name), most),
+            seconds_text(median(of(row, name))),
+            _spread(of(row, name)),
+        )
         for row in rows
         for name in TIMES
         if of(row, name)
@@ -109,19 +114,15 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
     return _grid("Raw samples", heads, lines, texts=3)
 
 
-def short(text: str) -> str:
+def cell(text: object) -> str:
     """A cell on one line, harmless, and not too long."""
-    return shortened(plain(text), LONGEST_CELL)
+    return short(text, LONGEST_CELL)
 
 
 def _grid(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *, texts: int) -> Grid | None:
     """The columns but the first `texts` are numbers; None where there is no line."""
     named = tuple(Head(text=text, is_number=at >= texts) for at, text in enumerate(heads))
     return Grid(caption=caption, heads=named, lines=tuple(lines)) if lines else None
-
-
-def _name(row: Row) -> str:
-    return short(row.case.strategy)
 
 
 def _points(readings: Readings) -> tuple[str, ...]:
@@ -133,7 +134,7 @@ def _points(readings: Readings) -> tuple[str, ...]:
 def _beside(predicted: Row, measured: Row) -> tuple[str, ...]:
     peaks = [bytes_text(row.readings.peak_bytes) for row in (predicted, measured)]
     times = [seconds_text(row.step_seconds) for row in (predicted, measured)]
-    return _name(measured), *peaks, error_text(measured.prediction_error), *times
+    return cell(measured.case.strategy), *peaks, error_text(measured.prediction_error), *times
 
 
 def _equal(row: Row, found: Equality) -> tuple[str, ...]:
@@ -144,7 +145,7 @@ def _equal(row: Row, found: Equality) -> tuple[str, ...]:
     more = len(found.missing) - NUM_MISSING
     missing = [*found.missing[:NUM_MISSING], *([f"and {more} more"] if more > 0 else [])]
     named = f"no gradient: {', '.join(missing)}" if missing else found.worst_parameter or MISSING
-    return short(found.against), *told, short(named), _number(found.largest_difference), _number(found.noise_floor)
+    return cell(found.against), *told, cell(named), _number(found.largest_difference), _number(found.noise_floor)
 
 
 def _number(value: float | None) -> str:
@@ -177,7 +178,7 @@ def environments(rows: Sequence[Row]) -> Grid | None:
     lines = [(head, *(_value(one, name) for one in distinct)) for name, head in NAMES.items()]
     known = [line for line in lines if set(line[1:]) != {MISSING}]
     began = [min((one.started or "" for one in found if _timeless(one) == other), default="") for other in distinct]
-    known.append(("first trial began (UTC)", *(short(one) or MISSING for one in began)))
+    known.append(("first trial began (UTC)", *(cell(one) or MISSING for one in began)))
     heads = ["what", *(["value"] if len(distinct) == 1 else [f"environment {at + 1}" for at in range(len(distinct))])]
     return Grid(caption="Environment", heads=tuple(Head(text=text) for text in heads), lines=tuple(known))
 
@@ -187,7 +188,7 @@ def remarks(rows: Sequence[Row]) -> tuple[Remark, ...]:
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for note in row.notes:
-            found.setdefault((note.code, note.text), []).append(short(row.case.strategy))
+            found.setdefault((note.code, note.text), []).append(cell(row.case.strategy))
     return tuple(
         Remark(code=plain(code), text=plain(text)[:LONGEST_NOTE], strategies=_named(found[code, text]))
         for code, text in sorted(found)
@@ -200,7 +201,7 @@ def _timeless(environment: Environment) -> Environment:
 
 def _value(environment: Environment, name: str) -> str:
     value = getattr(environment, name)
-    return bytes_text(value) if name == "device_bytes" else MISSING if value is None else short(str(value))
+    return bytes_text(value) if name == "device_bytes" else MISSING if value is None else cell(value)
 
 
 def _named(strategies: Sequence[str]) -> str:

@@ -17,9 +17,9 @@ from profiler.views.report.areas import Areas, areas
 from profiler.views.report.bars import Bars, Strips, by_category, by_phase, strips
 from profiler.views.report.frontier import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import plain, short, shortened
 from profiler.views.tables.columns import heading, reasons
-from profiler.views.tables.explanation import module_name, shortened
+from profiler.views.tables.explanation import module_name
 
 LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
 NUM_STOPS = 40  # of the slider, besides those at the choices
@@ -86,7 +86,7 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
     cases = {row.case.twin for row in drawn}
     return Section(
         anchor=anchor,
-        title=shortened(plain(heading(rows)), LONGEST_TITLE),
+        title=short(heading(rows), LONGEST_TITLE),
         sentence=sentence.sentence(advice, rows),
         brief=_brief(advice),
         frontier=frontier(shown),

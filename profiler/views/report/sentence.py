@@ -9,9 +9,8 @@ from profiler.analysis.budgets import Stair
 from profiler.analysis.certainty import NOISY
 from profiler.analysis.rows import Row
 from profiler.core.units import bytes_text, change_range_text, change_text, seconds_text
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import short
 from profiler.views.tables.columns import outcome
-from profiler.views.tables.explanation import shortened
 
 LONGEST = 60  # characters of a name within a sentence
 MAX_NAMED = 2  # rivals by name; more are counted
@@ -32,7 +31,7 @@ def sentence(advice: Advice, rows: Sequence[Row]) -> str:
 
 def name(row: Row) -> str:
     """The strategy, short enough for a sentence."""
-    return shortened(plain(row.case.strategy), LONGEST)
+    return short(row.case.strategy, LONGEST)
 
 
 def budget(stair: Stair) -> str:

@@ -11,6 +11,7 @@ from profiler.analysis.explanation import Explanation
 from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
+from profiler.views.sanitize import shortened
 from profiler.views.tables.columns import Column
 from profiler.views.tables.grid import grid
 from profiler.views.tables.terminal import fitted, paragraph
@@ -52,12 +53,6 @@ def where(peak: Peak) -> str:
 def module_name(name: str) -> str:
     """A module's name, shortened in its middle; what is outside of all has one too."""
     return shortened(name, LONGEST_NAME) if name else OUTSIDE
-
-
-def shortened(text: str, length: int) -> str:
-    """The text without its middle where it is longer: both ends of a module's name tell."""
-    before = (length - 1) // 2
-    return text if len(text) <= length else f"{text[:before]}…{text[before + 1 - length :]}"
 
 
 def _peak(found: Explanation) -> str:
