@@ -80,11 +80,11 @@ def _reproduction(**how: object) -> Text:
 
 
 def _list(**how: object) -> Text:
-    whole = listing.Overview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
+    whole = listing.RunOverview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
                                created="2026-11-20T17:49:00Z", models=("mnist-cnn:channels=32", "mlp"),
                                devices=("cpu",))  # fmt: skip
     part = replace(whole, status="partial", num_ok=12, num_rows=34, devices=("cuda:0", "fake:h100"))
-    return listing.run_list([whole, part, listing.Overview(name="torn", status="unreadable")], **how)
+    return listing.run_list([whole, part, listing.RunOverview(name="torn", status="unreadable")], **how)
 
 
 def _names(**how: object) -> Text:

@@ -29,22 +29,25 @@ def table(rows: Iterable[Row]) -> str:
 
 def _group(rows: Sequence[Row]) -> str:
     shown = columns(rows).all
-    lines = [f"### {_escaped(heading(rows))}", "", _line([column.label for column in shown])]
-    lines.append("|" + "|".join(" ---: " if column.is_number else " --- " for column in shown) + "|")
-    lines += [_line(_cells(shown, row)) for row in range(len(rows))]
     below = [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
-    return "\n".join([*lines, *([""] if below else []), *(f"- {_escaped(line)}" for line in below), ""])
+    lines = [f"### {escaped(heading(rows))}", "", *table_lines(shown), *([""] if below else [])]
+    return "\n".join([*lines, *(f"- {escaped(line)}" for line in below), ""])
 
 
-def _cells(shown: Sequence[Column], row: int) -> list[str]:
-    return [column.cells[row] for column in shown]
+def table_lines(columns: Sequence[Column]) -> list[str]:
+    """Columns as the lines of a Markdown table: the heads, the rule, the rows."""
+    rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in columns) + "|"
+    rows = [table_line([column.cells[row] for column in columns]) for row in range(len(columns[0].cells))]
+    return [table_line([column.label for column in columns]), rule, *rows]
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+def table_line(cells: Sequence[str]) -> str:
+    """Texts as one line of a Markdown table."""
+    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """The text on one line, shown by Markdown as it is."""
     return plain(text).translate(SPECIAL)
 
 

@@ -28,7 +28,7 @@ NAME = 0.42  # inches of height for a name with its exponents
 panels = curves
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class GrowthCurve(msgspec.Struct, frozen=True, kw_only=True):
     """One line with its points, which rise from left to right, and the name at its end."""
 
     line: StrategyLine
@@ -69,16 +69,16 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     return lambda: place_at_line_ends(axes, labels)
 
 
-def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> Curve:
+def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthCurve:
     """The strategy with its exponents: of the peak, and of what the forward saves."""
     sizes = [size_of[row.case] for row in line.rows]
     peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
     peak, saved = exponent(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
     words = "" if peak is None else f"\nn^{peak:.2f}" if saved is None else f"\nn^{peak:.2f} (saved n^{saved:.2f})"
-    return Curve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(line.strategy) + words)
+    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(line.strategy) + words)
 
 
-def _fit(axes: Axes, curve: Curve) -> None:
+def _fit(axes: Axes, curve: GrowthCurve) -> None:
     """A straight line as wide as the curve; none through fewer than three points."""
     xs, ys = zip(*curve.points, strict=True)
     found = power(xs, ys)
@@ -96,7 +96,7 @@ def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[
     return sorted((x, y) for x, y in found.items() if y)
 
 
-def _limits(axes: Axes, curves: Sequence[Curve], others: Sequence[float]) -> None:
+def _limits(axes: Axes, curves: Sequence[GrowthCurve], others: Sequence[float]) -> None:
     """Room on the right for the names."""
     xs, ys = zip(*(point for curve in curves for point in curve.points), strict=True)
     ys = (*ys, *others)

@@ -22,7 +22,7 @@ from profiler.core.units import MISSING, count_text
 from profiler.runs.store import Run
 from profiler.views.redaction import redacted
 from profiler.views.report.grids import Grid, Head, cell
-from profiler.views.report.section import Limits, Section, section
+from profiler.views.report.section import PageLimits, Section, section
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import device, groups, setting
 
@@ -32,11 +32,11 @@ NUM_NAMED = 3  # strategies that all runs together are said to take
 
 MOST_BYTES = 600_000
 LIMITS = (  # the first with which the page is small enough
-    Limits(sections=40, rows=400, lines=40, samples=200, timelines=3),
-    Limits(sections=40, rows=400, lines=40, samples=200, timelines=1),
-    Limits(sections=24, rows=150, lines=24, samples=60, timelines=1),
-    Limits(sections=12, rows=60, lines=12, samples=30, timelines=1),
-    Limits(sections=6, rows=30, lines=8, samples=20, timelines=1),
+    PageLimits(sections=40, rows=400, lines=40, samples=200, timelines=3),
+    PageLimits(sections=40, rows=400, lines=40, samples=200, timelines=1),
+    PageLimits(sections=24, rows=150, lines=24, samples=60, timelines=1),
+    PageLimits(sections=12, rows=60, lines=12, samples=30, timelines=1),
+    PageLimits(sections=6, rows=30, lines=8, samples=20, timelines=1),
 )
 
 
@@ -48,7 +48,7 @@ def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
     if not any(run.records for run in runs):
         raise UserError("nothing to report: there is no record yet", hint="`gcprof run --resume` goes on with a run")
     found = [
-        Found(
+        ShownRun(
             run=shown,
             groups=tuple(tuple(group) for group in groups(rows(shown.records))),
             num_owed=len(progress.owed(run.manifest.plan, run.records)),
@@ -62,7 +62,7 @@ def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
     return page
 
 
-def _page(found: Sequence[Found], limits: Limits, redact: str) -> bytes:
+def _page(found: Sequence[ShownRun], limits: PageLimits, redact: str) -> bytes:
     shown = parts(found, limits)
     loader = PackageLoader("profiler.views", "report")
     environment = Environment(
@@ -98,7 +98,7 @@ def _source(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     """One run: its sections, and what they share."""
 
     anchor: str
@@ -109,7 +109,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     sections: tuple[Section, ...]
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it may be shown, its rows in groups, and how many of its trials are not there yet."""
 
     run: Run
@@ -117,7 +117,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     num_owed: int
 
 
-def parts(runs: Sequence[Found], limits: Limits) -> tuple[Part, ...]:
+def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
     """Every run with as many of its sections as there is room for: the first ones."""
     found, room = [], limits.sections
     for number, one in enumerate(runs, start=1):
@@ -127,7 +127,7 @@ def parts(runs: Sequence[Found], limits: Limits) -> tuple[Part, ...]:
     return tuple(found[: max(limits.sections, 1)])
 
 
-def compared(shown: Sequence[Part], runs: Sequence[Found]) -> Grid | None:
+def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
     """A line for each section, where there are several."""
     lines = []
     for part, one in zip(shown, runs, strict=False):
@@ -140,7 +140,7 @@ def compared(shown: Sequence[Part], runs: Sequence[Found]) -> Grid | None:
     return Grid(caption="All in brief", heads=named, lines=tuple(lines)) if len(lines) > 1 else None
 
 
-def agreement(shown: Sequence[Part]) -> str:
+def agreement(shown: Sequence[RunPart]) -> str:
     """Whether the sections advise the same strategy."""
     taken = Counter(its.brief[1] for part in shown for its in part.sections if its.brief[1] != MISSING)
     if not taken:
@@ -152,7 +152,7 @@ def agreement(shown: Sequence[Part]) -> str:
     return f"They do not all say the same: {', '.join(named)}{more}."
 
 
-def _part(one: Found, shown: Sequence[tuple[Row, ...]], anchor: str, limits: Limits) -> Part:
+def _part(one: ShownRun, shown: Sequence[tuple[Row, ...]], anchor: str, limits: PageLimits) -> RunPart:
     manifest = one.run.manifest
     all_rows = [row for group in one.groups for row in group]
     sections = [
@@ -162,7 +162,7 @@ def _part(one: Found, shown: Sequence[tuple[Row, ...]], anchor: str, limits: Lim
     left_out = len(one.groups) - len(shown)
     owed = [f"{count_text(one.num_owed, 'trial')} of this run not there yet"] if one.num_owed else []
     more = [f"{count_text(left_out, 'group')} of rows left out, so that this page stays small"] if left_out else []
-    return Part(
+    return RunPart(
         anchor=anchor,
         name=short(one.run.folder.name, LONGEST_NAME),
         created=plain(manifest.created),

@@ -31,14 +31,14 @@ class Area(msgspec.Struct, frozen=True, kw_only=True):
     path: str
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
+class PhaseMark(msgspec.Struct, frozen=True, kw_only=True):
     """Where a phase begins, in percents of the width; no name where there is no room for it."""
 
     at: float
     name: str
 
 
-class Panel(msgspec.Struct, frozen=True, kw_only=True):
+class AreaPanel(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy."""
 
     name: str
@@ -46,18 +46,18 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     said: str
     num_points: int
     areas: tuple[Area, ...]  # the highest first
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseMark, ...]
 
 
-class Areas(msgspec.Struct, frozen=True, kw_only=True):
+class AreaChart(msgspec.Struct, frozen=True, kw_only=True):
     """Pictures of one scale, with what each colour means."""
 
     high: int
-    panels: tuple[Panel, ...]
+    panels: tuple[AreaPanel, ...]
     legend: tuple[tuple[str, str], ...]  # kind, words
 
 
-def areas(rows: Sequence[Row]) -> Areas | None:
+def areas(rows: Sequence[Row]) -> AreaChart | None:
     """The timelines of these rows; None where none was stored."""
     found = [(row, row.readings.timeline) for row in rows if row.outcome == "ok" and row.readings.timeline]
     if not found:
@@ -70,7 +70,7 @@ def areas(rows: Sequence[Row]) -> Areas | None:
     present = {area.kind for panel in panels for area in panel.areas}
     words = {**NAMES, "whole": "all that is live, kinds not told apart"}
     legend = tuple((kind, words.get(kind, kind)) for kind in STACK if kind in present)
-    return Areas(high=HIGH, panels=tuple(panels), legend=legend)
+    return AreaChart(high=HIGH, panels=tuple(panels), legend=legend)
 
 
 def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
@@ -86,7 +86,7 @@ def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
     return found or [("whole", below)]
 
 
-def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int]]], highest: int) -> Panel:
+def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int]]], highest: int) -> AreaPanel:
     num_points = len(stack[0][1])
     bottoms: Mapping[str, Sequence[int]] = {
         kind: below for (_, below), (kind, _) in pairwise([("", [0] * num_points), *stack])
@@ -98,7 +98,7 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
     ]
     kind = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
     name, text = line_name(row), f"{kind} {bytes_text(row.readings.peak_bytes)}"
-    return Panel(
+    return AreaPanel(
         name=name,
         text=text,
         said=f"What is live over the step of {name}, {text} in the {plain(row.readings.peak_phase or 'step')}",
@@ -115,9 +115,9 @@ def _path(tops: Sequence[int], highest: int) -> str:
     return f"M0 {HIGH}{''.join(steps)}V{HIGH}z"
 
 
-def _phases(timeline: Timeline, num_points: int) -> tuple[Phase, ...]:
+def _phases(timeline: Timeline, num_points: int) -> tuple[PhaseMark, ...]:
     ends = [*(first for _, first in timeline.phases[1:]), num_points]
     return tuple(
-        Phase(at=round(100 * first / num_points, 2), name=plain(name) if end - first >= NARROW * num_points else "")
+        PhaseMark(at=round(100 * first / num_points, 2), name=plain(name) if end - first >= NARROW * num_points else "")
         for (name, first), end in zip(timeline.phases, ends, strict=True)
     )

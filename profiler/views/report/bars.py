@@ -1,4 +1,4 @@
-"""Bars of memory and dots of samples, one line for each strategy, as places and words for a template.
+"""BarChart of memory and dots of samples, one line for each strategy, as places and words for a template.
 
 Across, places are percents of a width that is not known here; down, they are pixels.
 """
@@ -32,7 +32,7 @@ NAMES = {
 }
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class BarPart(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of a bar, with the name of its colour."""
 
     x: float
@@ -47,10 +47,10 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     y: int
     end: float
     text: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class BarLine(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy: its name above its bars."""
 
     y: int
@@ -58,16 +58,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     bars: tuple[Bar, ...]
 
 
-class Bars(msgspec.Struct, frozen=True, kw_only=True):
+class BarChart(msgspec.Struct, frozen=True, kw_only=True):
     """A picture of bars, with what each colour means."""
 
     height: int
     said: str
     legend: tuple[tuple[str, str], ...]  # kind, words
-    lines: tuple[Line, ...]
+    lines: tuple[BarLine, ...]
 
 
-def by_category(rows: Sequence[Row]) -> Bars | None:
+def by_category(rows: Sequence[Row]) -> BarChart | None:
     """What the peak of each strategy is made of; None where no peak was measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes]
     found = {row.case: categories(row.readings) for row in shown}
@@ -80,10 +80,10 @@ def by_category(rows: Sequence[Row]) -> Bars | None:
     legend = [(kind, NAMES.get(kind, kind)) for kind in CATEGORIES if kind in present]
     if any(not parts for parts in found.values()):
         legend.append(("whole", "peak, parts not measured"))
-    return _bars(lines, tuple(legend), "Peak memory of each strategy, by category", num_bars=1)
+    return _chart(lines, tuple(legend), "Peak memory of each strategy, by category", num_bars=1)
 
 
-def by_phase(rows: Sequence[Row]) -> Bars | None:
+def by_phase(rows: Sequence[Row]) -> BarChart | None:
     """The largest number of bytes live in each phase of the step; None where that was not measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.phases]
     peaks = {row.case: {name: one.allocated for name, one in (row.readings.phases or {}).items()} for row in shown}
@@ -101,7 +101,7 @@ def by_phase(rows: Sequence[Row]) -> Bars | None:
         )
         for number, row in enumerate(shown)
     ]
-    return _bars(lines, tuple((phase, phase) for phase in PHASES), "Peak memory of each phase", num_bars=len(PHASES))
+    return _chart(lines, tuple((phase, phase) for phase in PHASES), "Peak memory of each phase", num_bars=len(PHASES))
 
 
 def line_name(row: Row) -> str:
@@ -113,10 +113,10 @@ def _scale(sizes: Sequence[int]) -> Scale:
     return around([float(size) for size in sizes] or [1.0], start=0.0, end=FULL, from_zero=True)
 
 
-def _line(row: Row, number: int, bars: Sequence[Bar], *, num_bars: int = 1) -> Line:
+def _line(row: Row, number: int, bars: Sequence[Bar], *, num_bars: int = 1) -> BarLine:
     y = number * (NAME_LINE + num_bars * BAR + GAP)
     moved = [msgspec.structs.replace(bar, y=y + NAME_LINE + index * BAR) for index, bar in enumerate(bars)]
-    return Line(y=y + NAME_LINE - 5, name=line_name(row), bars=tuple(moved))
+    return BarLine(y=y + NAME_LINE - 5, name=line_name(row), bars=tuple(moved))
 
 
 def _stacked(sizes: Sequence[tuple[str, int]], scale: Scale, text: str) -> Bar:
@@ -124,16 +124,18 @@ def _stacked(sizes: Sequence[tuple[str, int]], scale: Scale, text: str) -> Bar:
     for kind, nbytes in sizes:
         x = scale.at(left)
         said = f"{NAMES.get(kind, kind)}: {bytes_text(nbytes)}"
-        parts.append(Part(x=x, width=round(scale.at(left + nbytes) - x, 2), kind=kind, said=said))
+        parts.append(BarPart(x=x, width=round(scale.at(left + nbytes) - x, 2), kind=kind, said=said))
         left += nbytes
     return Bar(y=0, end=scale.at(left), text=text, parts=tuple(parts))
 
 
-def _bars(lines: Sequence[Line], legend: tuple[tuple[str, str], ...], said: str, *, num_bars: int) -> Bars | None:
+def _chart(
+    lines: Sequence[BarLine], legend: tuple[tuple[str, str], ...], said: str, *, num_bars: int
+) -> BarChart | None:
     if not lines:
         return None
     height = len(lines) * (NAME_LINE + num_bars * BAR + GAP)
-    return Bars(height=height, said=said, legend=legend, lines=tuple(lines))
+    return BarChart(height=height, said=said, legend=legend, lines=tuple(lines))
 
 
 def _peak_text(row: Row) -> str:
@@ -141,7 +143,7 @@ def _peak_text(row: Row) -> str:
     return f"{bytes_text(row.readings.peak_bytes)}{change}"
 
 
-class Strip(msgspec.Struct, frozen=True, kw_only=True):
+class DotRow(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy's samples: a dot each, the median, and the middle half."""
 
     y: int
@@ -153,42 +155,42 @@ class Strip(msgspec.Struct, frozen=True, kw_only=True):
     high: float  # and ends
 
 
-class Strips(msgspec.Struct, frozen=True, kw_only=True):
+class DotRows(msgspec.Struct, frozen=True, kw_only=True):
     """A picture of samples on one scale."""
 
     height: int
     said: str
     unit: str
     ticks: tuple[Tick, ...]
-    strips: tuple[Strip, ...]
+    rows: tuple[DotRow, ...]
     num_left_out: int  # dots that are not drawn; the numbers beside are of all
 
 
-def strips(rows: Sequence[Row], *, most: int) -> Strips | None:
+def dot_rows(rows: Sequence[Row], *, most: int) -> DotRows | None:
     """Every sample of the step, up to so many dots a strategy; None where no time was sampled."""
     shown = [row for row in rows if row.outcome == "ok" and not row.case.is_predicted and of(row, "step")]
     if not shown:
         return None
     second, unit = second_unit(one for row in shown for one in of(row, "step"))
     scale = around((one / second for row in shown for one in of(row, "step")), start=MARGIN, end=100 - MARGIN)
-    return Strips(
+    return DotRows(
         height=len(shown) * (NAME_LINE + BAR + GAP) + AXIS,
         said="Every sample of the step time of each strategy",
         unit=unit,
         ticks=scale.ticks(),
-        strips=tuple(_strip(row, number, scale, second, most) for number, row in enumerate(shown)),
+        rows=tuple(_dot_row(row, number, scale, second, most) for number, row in enumerate(shown)),
         num_left_out=sum(max(0, len(of(row, "step")) - most) for row in shown),
     )
 
 
-def _strip(row: Row, number: int, scale: Scale, second: float, most: int) -> Strip:
+def _dot_row(row: Row, number: int, scale: Scale, second: float, most: int) -> DotRow:
     samples = of(row, "step")
     low, middle, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
     y = number * (NAME_LINE + BAR + GAP)
     drawn = _thinned(samples, most)
     gap = BAR / max(1, len(drawn) - 1)
     dots = [(scale.at(one / second), round(y + NAME_LINE + gap * index, 1)) for index, one in enumerate(drawn)]
-    return Strip(
+    return DotRow(
         y=y,
         name=line_name(row),
         text=f"{seconds_text(middle)} {spread_text(row.step_spread)}, {count_text(len(samples), 'sample')}",

@@ -13,8 +13,8 @@ from profiler.analysis.rows import Row
 from profiler.core.record import Readings
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.report import grids, sentence
-from profiler.views.report.areas import Areas, areas
-from profiler.views.report.bars import Bars, Strips, by_category, by_phase, strips
+from profiler.views.report.areas import AreaChart, areas
+from profiler.views.report.bars import BarChart, DotRows, by_category, by_phase, dot_rows
 from profiler.views.report.frontier import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark
 from profiler.views.sanitize import plain, short, shortened
@@ -25,7 +25,7 @@ LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
 NUM_STOPS = 40  # of the slider, besides those at the choices
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a run is shown, so that the page stays small."""
 
     sections: int
@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     timelines: int  # of a section
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What is best from a budget on, in words, and the id of its case."""
 
     case: str
@@ -51,7 +51,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     start: int  # the place of the stop at what is advised
     below: str  # the first choice
     nothing: str
-    choices: tuple[Choice, ...]
+    choices: tuple[BudgetChoice, ...]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,20 +66,20 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     table: Grid
     num_left_out: int  # rows that are not shown
     reasons: tuple[str, ...]
-    categories: Bars | None
-    timelines: Areas | None
-    phases: Bars | None
+    categories: BarChart | None
+    timelines: AreaChart | None
+    phases: BarChart | None
     phase_table: Grid | None
     explanation: tuple[str, ...]
     predictions: Grid | None
     equality: Grid | None
-    strips: Strips | None
+    dot_rows: DotRows | None
     samples: Grid | None
     environments: Grid | None
     remarks: tuple[Remark, ...]
 
 
-def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits: Limits) -> Section:
+def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits: PageLimits) -> Section:
     """`rows` are one group of `all_rows`, in which predictions and measurements find each other."""
     advice = advise(rows)
     shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
@@ -101,7 +101,7 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         explanation=_explanation(drawn),
         predictions=grids.predictions([row for row in all_rows if row.case.twin in cases]),
         equality=grids.equality(drawn),
-        strips=strips(drawn, most=limits.samples),
+        dot_rows=dot_rows(drawn, most=limits.samples),
         samples=grids.samples(drawn, most=limits.samples),
         environments=grids.environments(rows),
         remarks=grids.remarks(shown),
@@ -140,7 +140,7 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
     even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
     stops = sorted(even | {advised} | {stair.budget_bytes for stair in found})
     choices = [
-        Choice(
+        BudgetChoice(
             case=stair.best.case.id,
             budget_bytes=stair.budget_bytes,
             budget=bytes_text(stair.budget_bytes),

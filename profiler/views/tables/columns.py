@@ -39,6 +39,16 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(part for part in self.head if part)
 
 
+def words(first: str, second: str, cells: Iterable[object]) -> Column:
+    """A column of text under a head of two lines."""
+    return Column(head=(first, second), cells=tuple(map(str, cells)))
+
+
+def numbers(first: str, second: str, cells: Iterable[str]) -> Column:
+    """A column of numbers under a head of two lines."""
+    return Column(head=(first, second), cells=tuple(cells), is_number=True)
+
+
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
     """The one table of a group of rows, in the parts into which a narrow screen may cut it."""
 
@@ -55,10 +65,10 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 def columns(rows: Sequence[Row]) -> Columns:
     """The columns of rows that are of one group; bytes share one unit, seconds another."""
     return Columns(
-        name=_text("strategy", "", [row.case.strategy for row in rows]),
+        name=words("strategy", "", [row.case.strategy for row in rows]),
         memory=_memory(rows),
         time=_time(rows),
-        verdict=(*_gradients(rows), _text("outcome", "", [outcome(row) for row in rows])),
+        verdict=(*_gradients(rows), words("outcome", "", [outcome(row) for row in rows])),
     )
 
 
@@ -158,12 +168,12 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
     static = [row.static_bytes for row in rows]
     size, unit = byte_unit([*saved, *peak, *static])
     return (
-        _number("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
-        _number("saved", unit, [scaled(count, size) for count in saved]),
-        _number("peak", unit, [scaled(count, size) for count in peak]),
-        _number("of which", f"static {unit}", [scaled(count, size) for count in static]),
-        _text("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
-        _number(
+        numbers("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
+        numbers("saved", unit, [scaled(count, size) for count in saved]),
+        numbers("peak", unit, [scaled(count, size) for count in peak]),
+        numbers("of which", f"static {unit}", [scaled(count, size) for count in static]),
+        words("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
+        numbers(
             "peak",
             "against none",
             [_against_none(row, row.readings.peak_bytes, change_text(row.peak_ratio)) for row in rows],
@@ -176,7 +186,7 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
     """How far the predicted peak is from the measured one, where a run has both."""
     if all(row.prediction_error is None for row in rows):
         return ()
-    return (_number("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
+    return (numbers("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
 
 
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
@@ -184,16 +194,16 @@ def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
         return ()  # a rehearsal has none; a prediction has an estimate where its device's rates are known
     size, unit = second_unit([row.step_seconds for row in rows])
     return (
-        _number("step", unit, [scaled(row.step_seconds, size) for row in rows]),
-        _number("spread", "", [spread_text(row.step_spread) for row in rows]),
-        _number("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
+        numbers("step", unit, [scaled(row.step_seconds, size) for row in rows]),
+        numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
+        numbers("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
     )
 
 
 def _gradients(rows: Sequence[Row]) -> tuple[Column, ...]:
     if all(row.evidence == "rehearsed" for row in rows):
         return ()  # a device that computes nothing has none
-    return (_text("gradients", "", [row.gradients for row in rows]),)
+    return (words("gradients", "", [row.gradients for row in rows]),)
 
 
 def _against_none(row: Row, found: float | None, change: str) -> str:
@@ -235,11 +245,3 @@ def _named(strategies: list[str]) -> str:
 def _one(texts: list[str]) -> str:
     """A text that differs from row to row is quoted once, and said to be an example."""
     return texts[0] if len(texts) == 1 else f"for example: {texts[0]}"
-
-
-def _text(first: str, second: str, cells: list[str]) -> Column:
-    return Column(head=(first, second), cells=tuple(str(cell) for cell in cells))
-
-
-def _number(first: str, second: str, cells: list[str]) -> Column:
-    return Column(head=(first, second), cells=tuple(cells), is_number=True)

@@ -14,10 +14,8 @@ from profiler.analysis.gates import Judgement
 from profiler.analysis.ratio_test import Contrast
 from profiler.core.case import encode
 from profiler.views.export.csv import safe
-from profiler.views.export.markdown import SPECIAL
-from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column
-from profiler.views.tables.comparison_parts import Part, parts
+from profiler.views.export.markdown import escaped, table_lines
+from profiler.views.tables.comparison_parts import ComparisonPart, parts
 from profiler.views.tables.grid import grid
 from profiler.views.tables.terminal import clean, fitted, paragraph, styled
 
@@ -34,7 +32,7 @@ def markdown(found: Comparison) -> str:
     return "\n\n".join(_written(part) for part in parts(found)) + "\n"
 
 
-def _drawn(part: Part, *, width: int | None, encoding: str) -> Text:
+def _drawn(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
     lines = [paragraph(part.heading, width=width, encoding=encoding, style="bold")] if part.heading else []
     lines += [paragraph(line, width=width, encoding=encoding) for line in part.above]
     if part.columns:
@@ -45,7 +43,7 @@ def _drawn(part: Part, *, width: int | None, encoding: str) -> Text:
     return Text("\n").join(lines)
 
 
-def _laid_out(part: Part, *, width: int | None, encoding: str) -> Text:
+def _laid_out(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
     """One table; or the values and the changes; or the changes of each side alone; or a block for each row."""
     name, values, *changes = ([clean(one, encoding=encoding) for one in piece] for piece in part.pieces)
     together = [one for piece in changes for one in piece]
@@ -56,25 +54,11 @@ def _laid_out(part: Part, *, width: int | None, encoding: str) -> Text:
     return fitted(name + values + together, width=width, encoding=encoding)
 
 
-def _written(part: Part) -> str:
-    heading = [f"### {_escaped(part.heading)}"] if part.heading else []
-    above, below = ("\n".join(f"- {_escaped(line)}" for line in lines) for lines in (part.above, part.lines))
-    shown = _grid(part.columns) if part.columns else ""
+def _written(part: ComparisonPart) -> str:
+    heading = [f"### {escaped(part.heading)}"] if part.heading else []
+    above, below = ("\n".join(f"- {escaped(line)}" for line in lines) for lines in (part.above, part.lines))
+    shown = "\n".join(table_lines(part.columns)) if part.columns else ""
     return "\n\n".join([*heading, *(text for text in (above, shown, below) if text)])
-
-
-def _grid(columns: tuple[Column, ...]) -> str:
-    rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in columns) + "|"
-    rows = [_line([column.cells[row] for column in columns]) for row in range(len(columns[0].cells))]
-    return "\n".join([_line([column.label for column in columns]), rule, *rows])
-
-
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
-
-
-def _escaped(text: str) -> str:
-    return plain(text).translate(SPECIAL)
 
 
 def csv(found: Comparison) -> str:

@@ -12,7 +12,7 @@ from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
-from profiler.views.tables.columns import Column
+from profiler.views.tables.columns import Column, numbers, words
 from profiler.views.tables.grid import grid
 from profiler.views.tables.terminal import fitted, paragraph
 
@@ -91,7 +91,7 @@ def _live(found: Explanation, *, width: int | None, encoding: str) -> Text:
 
 def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[Column, Column]:
     names, sizes = zip(*shares, strict=True)
-    return Column(head=(head, ""), cells=names), Column(head=(unit, ""), cells=sizes, is_number=True)
+    return words(head, "", names), numbers(unit, "", sizes)
 
 
 def _remedies(found: Explanation) -> str:

@@ -16,14 +16,14 @@ NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)"  # the comma of 1,021 and the colon 
 PIECE = re.compile(rf"(?:[^,: ]|{NUMBER})*[,: ]?")  # text may break behind a comma, a colon or a space
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class GridLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a laid-out table, and the row that it shows: -1 in the head, -2 in the rule."""
 
     row: int
     text: str
 
 
-def grid(columns: Sequence[Column], *, width: int | None) -> list[Line] | None:
+def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | None:
     """The table in lines no wider than `width`; None where that would take cutting a number.
 
     Text columns break over several lines, number columns never do. A width of None is as wide as it takes.
@@ -31,14 +31,16 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[Line] | None:
     widths = _widths(columns, width)
     if widths is None:
         return None
-    lines = [Line(row=-1, text=text) for text in _head(columns, widths)]
-    lines.append(Line(row=-2, text=GAP.join("-" * one for one in widths)))
+    lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
+    lines.append(GridLine(row=-2, text=GAP.join("-" * one for one in widths)))
     for row in range(len(columns[0].cells)):
-        lines += [Line(row=row, text=text) for text in _row([column.cells[row] for column in columns], columns, widths)]
+        lines += [
+            GridLine(row=row, text=text) for text in _row([column.cells[row] for column in columns], columns, widths)
+        ]
     return lines
 
 
-def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[Line]:
+def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[GridLine]:
     """One row as lines of `label  value`: what is left where no table fits. Text breaks behind its own start."""
     labels = max(_length(column.label) for column in columns)
     values = max((_length(column.cells[row]) for column in columns if column.is_number), default=0)
@@ -49,7 +51,7 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
         lines = [_pad(cell, values, right=True)] if column.is_number else broken(cell, room)
         words = [column.label, *[""] * (len(lines) - 1)]
         pairs = zip(words, lines, strict=True)
-        found += [Line(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
+        found += [GridLine(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
     return found
 
 

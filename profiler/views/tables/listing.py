@@ -18,8 +18,8 @@ from profiler.core.units import MISSING, count_text
 from profiler.runs.find import runs
 from profiler.runs.references import PREFIX, find, names
 from profiler.runs.store import Run, load
-from profiler.views.tables.columns import Column
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.views.tables.columns import numbers, words
+from profiler.views.tables.terminal import fitted, paragraph, titled
 
 FEEDS = {True: "yes", False: "no", None: MISSING}
 
@@ -27,12 +27,9 @@ FEEDS = {True: "yes", False: "no", None: MISSING}
 def listing(entries: Sequence[Entry], *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """A line for each name: its options with their defaults, and what it is about."""
     columns = (
-        Column(head=("name", ""), cells=tuple(entry.name for entry in entries)),
-        Column(
-            head=("options", ""),
-            cells=tuple(" ".join(_short(option) for option in entry.options) or "-" for entry in entries),
-        ),
-        Column(head=("about", ""), cells=tuple(entry.about for entry in entries)),
+        words("name", "", [entry.name for entry in entries]),
+        words("options", "", [" ".join(_short(option) for option in entry.options) or "-" for entry in entries]),
+        words("about", "", [entry.about for entry in entries]),
     )
     return fitted(columns, width=width, encoding=encoding)
 
@@ -48,21 +45,15 @@ def listings(tables: Mapping[str, Sequence[Entry]], *, width: int | None = None,
 
 def details(entry: Entry, *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """One name with all that can be set, each option with its kind and default."""
-    head = Text("\n").join(
-        [
-            paragraph(entry.name, width=width, encoding=encoding, style="bold"),
-            paragraph(entry.about, width=width, encoding=encoding, indent=""),
-            Text(),
-            Text(),
-        ]
-    )
-    if not entry.options:
+    name = paragraph(entry.name, width=width, encoding=encoding, style="bold")
+    about = paragraph(entry.about, width=width, encoding=encoding, indent="")
+    head, options = Text("\n").join([name, about, Text(), Text()]), entry.options
+    if not options:
         return head + Text("no options")
-    options = entry.options
     columns = (
-        Column(head=("option", ""), cells=tuple(option.name for option in options)),
-        Column(head=("default", ""), cells=tuple(_default(option) for option in options), is_number=True),
-        Column(head=("what it takes", ""), cells=tuple(KINDS.get(option.kind, option.kind) for option in options)),
+        words("option", "", [option.name for option in options]),
+        numbers("default", "", [_default(option) for option in options]),
+        words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
     )
     return head + fitted(columns, width=width, encoding=encoding)
 
@@ -81,20 +72,16 @@ def blocks(outline: Outline, *, width: int | None = None, encoding: str = "utf-8
     head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(found), "block")]
     batch = [f"batch {outline.batch_size}"] if outline.batch_size else []
     columns = (
-        _text("block", [one.name for one in found]),
-        _text("class", [one.kind for one in found]),
-        Column(head=("parameters", ""), cells=tuple(str(one.num_parameters) for one in found), is_number=True),
-        _text("output", [one.output or "not run" for one in found]),
-        _text("feeds the next alone", [FEEDS[one.feeds_next] for one in found]),
+        words("block", "", [one.name for one in found]),
+        words("class", "", [one.kind for one in found]),
+        numbers("parameters", "", [str(one.num_parameters) for one in found]),
+        words("output", "", [one.output or "not run" for one in found]),
+        words("feeds the next alone", "", [FEEDS[one.feeds_next] for one in found]),
     )
-    parts = [
-        paragraph(", ".join([*head, *batch]), width=width, encoding=encoding, style="bold"),
-        Text(),
-        fitted(columns, width=width, encoding=encoding),
-    ]
-    if remark := _remark(outline):
-        parts += [Text(), paragraph(f"note: {remark}", width=width, encoding=encoding)]
-    return Text("\n").join(parts)
+    remark = _remark(outline)
+    below = [f"note: {remark}"] if remark else []
+    body = fitted(columns, width=width, encoding=encoding)
+    return titled(", ".join([*head, *batch]), body, below, width=width, encoding=encoding)
 
 
 def document(outline: Outline) -> bytes:
@@ -109,11 +96,7 @@ def _remark(outline: Outline) -> str | None:
     return f"segments cannot hold both a block with 'no' and the next ({', '.join(apart[:3])})" if apart else None
 
 
-def _text(head: str, cells: list[str]) -> Column:
-    return Column(head=(head, ""), cells=tuple(cells))
-
-
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
+class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     """What `gcprof list` says of a run; None where its files could not be read."""
 
     name: str
@@ -125,20 +108,20 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     num_rows: int | None = None  # of the whole plan
 
 
-def overviews(folder: Path) -> list[Overview]:
+def overviews(folder: Path) -> list[RunOverview]:
     """Every run below the folder, the newest last. A damaged one is listed as unreadable."""
     found = (_read(path, path.name) for path in runs(folder))
     return sorted(found, key=lambda one: (one.created or "", one.name))
 
 
-def references() -> list[Overview]:
+def references() -> list[RunOverview]:
     """Every run that comes with gcprof, by the name that commands take."""
     return [_read(find(name), f"{PREFIX}{name}") for name in names()]
 
 
-def overview(run: Run, name: str) -> Overview:
+def overview(run: Run, name: str) -> RunOverview:
     planned = dict.fromkeys(trial.case for trial in run.manifest.plan)
-    return Overview(
+    return RunOverview(
         name=name,
         status=progress.status(run.manifest.plan, run.records),
         created=run.manifest.created,
@@ -149,30 +132,26 @@ def overview(run: Run, name: str) -> Overview:
     )
 
 
-def run_list(found: Sequence[Overview], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def run_list(found: Sequence[RunOverview], *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """One line a run."""
     columns = (
-        _column("run", [one.name for one in found]),
-        _column("date (UTC)", [(one.created or MISSING)[:16].replace("T", " ") for one in found]),
-        _column("models", [", ".join(one.models) or MISSING for one in found]),
-        _column("device", [", ".join(one.devices) or MISSING for one in found]),
-        _column("rows ok", [_rows_ok(one) for one in found]),
+        words("run", "", [one.name for one in found]),
+        words("date (UTC)", "", [(one.created or MISSING)[:16].replace("T", " ") for one in found]),
+        words("models", "", [", ".join(one.models) or MISSING for one in found]),
+        words("device", "", [", ".join(one.devices) or MISSING for one in found]),
+        words("rows ok", "", [_rows_ok(one) for one in found]),
     )
     return fitted(columns, width=width, encoding=encoding)
 
 
-def _read(path: Path, name: str) -> Overview:
+def _read(path: Path, name: str) -> RunOverview:
     try:
         return overview(load(path), name)
     except UserError:
-        return Overview(name=name, status="unreadable")
+        return RunOverview(name=name, status="unreadable")
 
 
-def _rows_ok(one: Overview) -> str:
+def _rows_ok(one: RunOverview) -> str:
     """How many of how many, and what is wrong with the run where something is."""
     counted = [] if one.num_ok is None else [f"{one.num_ok}/{one.num_rows}"]
     return ", ".join([*counted, *([one.status] if one.status != "complete" else [])])
-
-
-def _column(head: str, cells: list[str]) -> Column:
-    return Column(head=(head, ""), cells=tuple(cells))

@@ -10,8 +10,8 @@ from rich.text import Text
 from profiler.analysis.fit import Fit
 from profiler.core.record import Record, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
-from profiler.views.tables.columns import Column, batch
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.views.tables.columns import Column, batch, numbers, words
+from profiler.views.tables.terminal import fitted, paragraph, titled
 
 NOTE = (
     "needed: what the allocator reserves, and 600 MiB for CUDA itself; "
@@ -19,7 +19,7 @@ NOTE = (
 )
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy. Bytes are of the device's memory."""
 
     strategy: str
@@ -39,9 +39,9 @@ def line(
     strategy: str, batch_size: int, predicted: int | None, measured: Record | None, beyond: Record | None,
     samples_per_second: float | None, *, needed: Callable[[Record], int | None], sample_bytes: int | None = None,
     static_bytes: int | None = None,
-) -> Line:  # fmt: skip
+) -> LargestBatch:  # fmt: skip
     """A strategy with its first record and that of one sample more."""
-    return Line(
+    return LargestBatch(
         strategy=strategy,
         batch_size=batch_size,
         predicted_bytes=predicted,
@@ -71,38 +71,34 @@ def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes:
 
 
 def table(
-    lines: Sequence[Line], *, title: str, limit: int, context_bytes: int = 0, width: int | None = None,
+    lines: Sequence[LargestBatch], *, title: str, limit: int, context_bytes: int = 0, width: int | None = None,
     encoding: str = "utf-8",
 ) -> Text:  # fmt: skip
     """A line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
-        Column(head=("strategy", ""), cells=tuple(one.strategy for one in lines)),
-        _number("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
-        _number("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
+        words("strategy", "", [one.strategy for one in lines]),
+        numbers("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
+        numbers("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
     ]
     if any(one.outcome for one in lines):
         none = next((one.samples_per_second for one in lines if one.strategy == "none"), None)
         kinds = sorted({one.evidence or "measured" for one in lines if one.outcome})
         columns += [
-            _number("memory", ", ".join(kinds), [_memory(one.measured_bytes, one.outcome) for one in lines]),
-            Column(head=("one sample", "more"), cells=tuple(_beyond(one, limit) for one in lines)),
-            _number("samples", "a second", [_rate(one.samples_per_second) for one in lines]),
-            _number("against", "none", [_against(one.samples_per_second, none) for one in lines]),
+            numbers("memory", ", ".join(kinds), [_memory(one.measured_bytes, one.outcome) for one in lines]),
+            words("one sample", "more", [_beyond(one, limit) for one in lines]),
+            numbers("samples", "a second", [_rate(one.samples_per_second) for one in lines]),
+            numbers("against", "none", [_against(one.samples_per_second, none) for one in lines]),
         ]
-    heading = paragraph(title, width=width, encoding=encoding, style="bold")
     reasons = [
-        paragraph(
-            why_none(one.strategy, one.sample_bytes, one.static_bytes or 0, context_bytes),
-            width=width, encoding=encoding,
-        )
+        why_none(one.strategy, one.sample_bytes, one.static_bytes or 0, context_bytes)
         for one in lines
         if one.sample_bytes is not None
-    ]  # fmt: skip
-    below = [Text(), *reasons] if reasons else []
-    return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding), *below])
+    ]
+    body = fitted(columns, width=width, encoding=encoding)
+    return titled(title, body, reasons, width=width, encoding=encoding)
 
 
-def document(lines: Sequence[Line], *, model: str, limit: int, context_bytes: int) -> bytes:
+def document(lines: Sequence[LargestBatch], *, model: str, limit: int, context_bytes: int) -> bytes:
     """One JSON document, one field a line."""
     found = {
         "schema": 1, "model": model, "memory_bytes": limit, "context_bytes": context_bytes, "strategies": lines,
@@ -110,15 +106,11 @@ def document(lines: Sequence[Line], *, model: str, limit: int, context_bytes: in
     return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 
-def _number(first: str, second: str, cells: Sequence[str]) -> Column:
-    return Column(head=(first, second), cells=tuple(cells), is_number=True)
-
-
 def _memory(nbytes: int | None, outcome: str | None) -> str:
     return bytes_text(nbytes) if outcome in (None, "ok") else outcome.replace("_", " ")
 
 
-def _beyond(one: Line, limit: int) -> str:
+def _beyond(one: LargestBatch, limit: int) -> str:
     if one.beyond_outcome is None:
         return MISSING
     if one.beyond_bytes is None:
@@ -149,13 +141,13 @@ def fits(found: Sequence[Fit], *, width: int | None = None, encoding: str = "utf
 
 def _fit_columns(found: Sequence[Fit]) -> tuple[Column, ...]:
     return (
-        Column(head=("device", ""), cells=tuple(one.device for one in found)),
-        Column(head=("memory", ""), cells=tuple(bytes_text(one.memory_bytes) for one in found), is_number=True),
-        Column(head=("holds it", ""), cells=tuple(one.strategy or "with no strategy here" for one in found)),
-        Column(head=("needed", ""), cells=tuple(bytes_text(one.needed_bytes) for one in found), is_number=True),
-        Column(head=("FLOPs", "against none"), cells=tuple(_extra(one) for one in found), is_number=True),
+        words("device", "", [one.device for one in found]),
+        numbers("memory", "", [bytes_text(one.memory_bytes) for one in found]),
+        words("holds it", "", [one.strategy or "with no strategy here" for one in found]),
+        numbers("needed", "", [bytes_text(one.needed_bytes) for one in found]),
+        numbers(
+            "FLOPs",
+            "against none",
+            [change_text(None if one.extra_flops is None else 1 + one.extra_flops) for one in found],
+        ),
     )
-
-
-def _extra(one: Fit) -> str:
-    return change_text(None if one.extra_flops is None else 1 + one.extra_flops)

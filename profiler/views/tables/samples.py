@@ -14,7 +14,7 @@ from profiler.core.stats.interval import uncertainty
 from profiler.core.stats.spread import spread
 from profiler.core.units import MISSING, byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, groups, heading, reasons
+from profiler.views.tables.columns import Column, groups, heading, numbers, reasons, words
 from profiler.views.tables.terminal import fitted, paragraph
 
 TIMES = ("forward", "backward", "optimizer", "step")
@@ -80,15 +80,15 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 def _line(row: Row, name: str, *, size: float, width: int | None, encoding: str) -> Text:
     values = of(row, name)
     digits = max(len(scaled(value, size)) for value in values)
-    numbers = " ".join(scaled(value, size).rjust(digits) for value in values)
+    line = " ".join(scaled(value, size).rjust(digits) for value in values)
     noise = "" if name == "warmup" else plain(spread_text(spread(values)), encoding=encoding)
     start = f"{'warm-up' if name == 'warmup' else name:<9}  {noise:>8}  "
     room = max(digits, (width or 10**9) - len(start)) // (digits + 1) * (digits + 1) or digits
-    lines = [numbers[at : at + room].rstrip() for at in range(0, len(numbers), room)]
+    lines = [line[at : at + room].rstrip() for at in range(0, len(line), room)]
     return Text(start + ("\n" + " " * len(start)).join(lines))
 
 
-class _Alike(NamedTuple):
+class _EqualRanks(NamedTuple):
     """Ranks behind each other that hold the same: `0-3`."""
 
     strategy: str
@@ -98,33 +98,33 @@ class _Alike(NamedTuple):
 
 def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text | None:
     """A line for each rank of these rows, or for several that hold the same; None where each is one process."""
-    lines = [line for row in rows for line in _alike(row)]
+    lines = [line for row in rows for line in _equal_ranks(row)]
     if not lines:
         return None
     categories = list(dict.fromkeys(name for line in lines for name in line.held.static_bytes))
     size, unit = byte_unit(line.held.peak_bytes for line in lines)
 
-    def numbers(name: str, found: Sequence[int | None]) -> Column:
-        return Column(head=(name, unit), cells=tuple(scaled(one, size) for one in found), is_number=True)
+    def in_unit(name: str, values: Sequence[int | None]) -> Column:
+        return numbers(name, unit, [scaled(value, size) for value in values])
 
     columns = [
-        Column(head=("strategy", ""), cells=tuple(line.strategy for line in lines)),
-        Column(head=("rank", ""), cells=tuple(line.numbers for line in lines), is_number=True),
-        numbers("peak", [line.held.peak_bytes for line in lines]),
-        numbers("saved", [line.held.saved_bytes for line in lines]),
-        numbers("static", [sum(line.held.static_bytes.values()) for line in lines]),
-        *(numbers(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
-        numbers("gathered at most", [line.held.gathered_bytes for line in lines]),
+        words("strategy", "", [line.strategy for line in lines]),
+        numbers("rank", "", [line.numbers for line in lines]),
+        in_unit("peak", [line.held.peak_bytes for line in lines]),
+        in_unit("saved", [line.held.saved_bytes for line in lines]),
+        in_unit("static", [sum(line.held.static_bytes.values()) for line in lines]),
+        *(in_unit(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
+        in_unit("gathered at most", [line.held.gathered_bytes for line in lines]),
     ]
     shown = [column for column in columns if set(column.cells) != {MISSING}]
     head = paragraph("each rank, and what is static of it:", width=width, encoding=encoding, style="bold")
     return Text("\n").join([head, fitted(shown, width=width, encoding=encoding)])
 
 
-def _alike(row: Row) -> list[_Alike]:
+def _equal_ranks(row: Row) -> list[_EqualRanks]:
     found = []
     for held, several in groupby(enumerate(row.readings.ranks or ()), key=lambda pair: pair[1]):
-        numbers = [number for number, _ in several]
-        name = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-        found.append(_Alike(strategy=str(row.case.strategy), numbers=name, held=held))
+        first, *others = [number for number, _ in several]
+        name = f"{first}-{others[-1]}" if others else str(first)
+        found.append(_EqualRanks(strategy=str(row.case.strategy), numbers=name, held=held))
     return found

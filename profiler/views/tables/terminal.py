@@ -13,7 +13,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import Column, Columns, columns, groups, heading, reasons, remarks
-from profiler.views.tables.grid import GAP, Line, block, broken, grid
+from profiler.views.tables.grid import GAP, GridLine, block, broken, grid
 
 INDENT = "  "
 Printed = Text  # what views for the screen give, and `write` prints
@@ -32,6 +32,13 @@ def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: s
     """One line of prose from any source, broken to the width behind a hanging indent."""
     lines = broken(plain(text, encoding=encoding), max(20, (width or 10**9) - len(indent)))
     return Text(("\n" + indent).join(lines), style=style)
+
+
+def titled(title: str, body: Text, below: Sequence[str] = (), *, width: int | None, encoding: str = "utf-8") -> Text:
+    """A body under a title in bold, and paragraphs below it."""
+    head = paragraph(title, width=width, encoding=encoding, style="bold")
+    lines = [paragraph(line, width=width, encoding=encoding) for line in below]
+    return Text("\n").join([head, Text(), body, *([Text()] if lines else []), *lines])
 
 
 def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: int | None = None) -> Text:
@@ -62,7 +69,7 @@ def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Te
     return Text("\n\n").join(parts)
 
 
-def styled(lines: Sequence[Line], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
+def styled(lines: Sequence[GridLine], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
     """Laid-out lines with the head in bold."""
     text = Text("\n".join(line.text for line in lines))  # one text: rich takes a second to join 30,000
     end = -1
@@ -95,15 +102,12 @@ def write(text: Text, *, file: TextIO) -> None:
 
 
 def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
-    parts = [paragraph(heading(rows), width=width, encoding=encoding, style="bold"), Text()]
-    parts += _laid_out(_cleaned(columns(rows), encoding), rows, width=width)
+    body = _laid_out(_cleaned(columns(rows), encoding), rows, width=width)
     below = [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
-    parts += [Text()] if below else []
-    parts += [paragraph(line, width=width, encoding=encoding) for line in below]
-    return Text("\n").join(parts)
+    return titled(heading(rows), body, below, width=width, encoding=encoding)
 
 
-def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> list[Text]:
+def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> Text:
     """One table, or two below each other, or a block for each row: the first that fits."""
 
     def style(row: int) -> str:
@@ -113,13 +117,12 @@ def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> list
     for cut in ((table.all,), halves):
         grids = [grid(part, width=width) for part in cut]
         if all(grids):
-            texts = [styled(lines or [], style_of=style) for lines in grids]
-            return [Text("\n\n").join(texts)]
+            return Text("\n\n").join([styled(lines or [], style_of=style) for lines in grids])
     blocks = [_block(table, row) for row in range(len(rows))]
-    return [Text("\n\n").join([Text("\n").join([name, styled(lines, style_of=style)]) for name, lines in blocks])]
+    return Text("\n\n").join([Text("\n").join([name, styled(lines, style_of=style)]) for name, lines in blocks])
 
 
-def _block(table: Columns, row: int) -> tuple[Text, list[Line]]:
+def _block(table: Columns, row: int) -> tuple[Text, list[GridLine]]:
     lines = block(table.all[1:], row=row)
     measured = [line for line in lines if not line.text.endswith(f"{GAP}{MISSING}")]
     return Text(table.name.cells[row], style="bold"), measured if len(measured) < len(lines) / 2 else lines
