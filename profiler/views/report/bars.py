@@ -80,28 +80,20 @@ def by_category(rows: Sequence[Row]) -> BarChart | None:
     legend = [(kind, NAMES.get(kind, kind)) for kind in CATEGORIES if kind in present]
     if any(not parts for parts in found.values()):
         legend.append(("whole", "peak, parts not measured"))
-    return _chart(lines, tuple(legend), "Peak memory of each strategy, by category", num_bars=1)
+    return _chart(lines, legend, "Peak memory of each strategy, by category", num_bars=1)
 
 
 def by_phase(rows: Sequence[Row]) -> BarChart | None:
     """The largest number of bytes live in each phase of the step; None where that was not measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.phases]
-    peaks = {row.case: {name: one.allocated for name, one in (row.readings.phases or {}).items()} for row in shown}
-    scale = _scale([nbytes for one in peaks.values() for nbytes in one.values()])
-    lines = [
-        _line(
-            row,
-            number,
-            [
-                _stacked([(phase, peaks[row.case][phase])], scale, bytes_text(peaks[row.case][phase]))
-                for phase in PHASES
-                if phase in peaks[row.case]
-            ],
-            num_bars=len(PHASES),
-        )
-        for number, row in enumerate(shown)
-    ]
-    return _chart(lines, tuple((phase, phase) for phase in PHASES), "Peak memory of each phase", num_bars=len(PHASES))
+    peaks = [{name: held.allocated for name, held in (row.readings.phases or {}).items()} for row in shown]
+    scale = _scale([nbytes for of_row in peaks for nbytes in of_row.values()])
+    lines = []
+    for number, (row, of_row) in enumerate(zip(shown, peaks, strict=True)):
+        sizes = [(phase, of_row[phase]) for phase in PHASES if phase in of_row]
+        bars = [_stacked([(phase, nbytes)], scale, bytes_text(nbytes)) for phase, nbytes in sizes]
+        lines.append(_line(row, number, bars, num_bars=len(PHASES)))
+    return _chart(lines, [(phase, phase) for phase in PHASES], "Peak memory of each phase", num_bars=len(PHASES))
 
 
 def line_name(row: Row) -> str:
@@ -135,7 +127,7 @@ def _chart(
     if not lines:
         return None
     height = len(lines) * (NAME_LINE + num_bars * BAR + GAP)
-    return BarChart(height=height, said=said, legend=legend, lines=tuple(lines))
+    return BarChart(height=height, said=said, legend=tuple(legend), lines=tuple(lines))
 
 
 def _peak_text(row: Row) -> str:
