@@ -12,7 +12,7 @@ from profiler.runs.store import Run
 from profiler.views.export import markdown
 from profiler.views.redaction import redacted
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, columns, groups, heading, reasons, remarks
+from profiler.views.tables.columns import Column, below, columns, groups, heading
 
 SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#$~&"})
 
@@ -29,9 +29,9 @@ def table(rows: Iterable[Row]) -> str:
 
 def _group(rows: Sequence[Row]) -> str:
     shown = columns(rows).all
-    below = [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
-    lines = [f"### {escaped(heading(rows))}", "", *table_lines(shown), *([""] if below else [])]
-    return "\n".join([*lines, *(f"- {escaped(line)}" for line in below), ""])
+    remarks = [f"- {escaped(line)}" for line in below(rows)]
+    lines = [f"### {escaped(heading(rows))}", "", *table_lines(shown), *([""] if remarks else [])]
+    return "\n".join([*lines, *remarks, ""])
 
 
 def table_lines(columns: Sequence[Column]) -> list[str]:
@@ -55,7 +55,8 @@ def run_block(run: Run) -> str:
     """The tables of a run, and below them the command and what it ran on."""
     (run,) = redacted([run], level="default")
     found = rows(run.records)
-    lines = [plain(run.manifest.command), *dict.fromkeys(_where(one) for one in _environments(run, found))]
+    environments = [row.environment for row in found if row.environment] or [run.manifest.environment]
+    lines = [plain(run.manifest.command), *dict.fromkeys(map(_where, environments))]
     return f"{markdown.table(found)}\n{fenced(lines)}\n"
 
 
@@ -64,10 +65,6 @@ def fenced(lines: Iterable[str]) -> str:
     text = "\n".join(lines)
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}"
-
-
-def _environments(run: Run, found: Sequence[Row]) -> list[Environment]:
-    return [row.environment for row in found if row.environment] or [run.manifest.environment]
 
 
 def _where(environment: Environment) -> str:

@@ -23,6 +23,7 @@ NEEDS = "a peak"
 CELL = 0.5  # inches of height
 DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)
 LIMIT = "#111111"
+SHADES = (0.06, 0.3, 0.55, 0.8, 0.95)  # blues of falling lightness, told apart in grey; neither white nor black
 Plane = Mapping[tuple[Value, Value], Row]
 
 panels = planes
@@ -46,7 +47,8 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     plane = grid(rows, space, across, up)
     peaks = [row.readings.peak_bytes or 0 for row in among if has(row)]
     size, unit = byte_unit(peaks)
-    norm, colours = LogNorm(min(peaks), max(peaks) + 1), _colours()
+    norm = LogNorm(min(peaks), max(peaks) + 1)
+    colours = LinearSegmentedColormap.from_list("peak", colormaps["Blues"](SHADES))
     for (x, one), (y, other) in product(enumerate(across.values), enumerate(up.values)):
         row = plane.get((one, other))
         shade = float(norm(row.readings.peak_bytes or 0)) if row and has(row) else None
@@ -55,11 +57,6 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     _name(axes, across, up)
     axes.set_xlabel(f"{across.label}\nin the cells: peak memory ({unit})", fontsize=sized(FONT))
     return lambda: None
-
-
-def _colours() -> Colormap:
-    """Blues of falling lightness, so that they are told apart in grey; neither white nor black."""
-    return LinearSegmentedColormap.from_list("peak", colormaps["Blues"]([0.06, 0.3, 0.55, 0.8, 0.95]))
 
 
 def _cell(

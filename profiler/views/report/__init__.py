@@ -24,7 +24,7 @@ from profiler.views.redaction import redacted
 from profiler.views.report.grids import Grid, Head, cell
 from profiler.views.report.section import PageLimits, Section, section
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import device, groups, setting
+from profiler.views.tables.columns import device, few, groups, setting
 
 LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
 LONGEST_MODEL = 60
@@ -147,9 +147,8 @@ def agreement(shown: Sequence[RunPart]) -> str:
         return "Nothing here has a peak, so there is nothing to take."
     if len(taken) == 1:
         return f"All that can be compared say the same: {next(iter(taken))}."
-    named = [f"{name} ({number} of {taken.total()})" for name, number in taken.most_common(NUM_NAMED)]
-    more = f" and {len(taken) - NUM_NAMED} more" if len(taken) > NUM_NAMED else ""
-    return f"They do not all say the same: {', '.join(named)}{more}."
+    named = [f"{name} ({number} of {taken.total()})" for name, number in taken.most_common()]
+    return f"They do not all say the same: {few(named, NUM_NAMED)}."
 
 
 def _part(one: ShownRun, shown: Sequence[tuple[Row, ...]], anchor: str, limits: PageLimits) -> RunPart:

@@ -121,9 +121,7 @@ def _stacked(sizes: Sequence[tuple[str, int]], scale: Scale, text: str) -> Bar:
     return Bar(y=0, end=scale.at(left), text=text, parts=tuple(parts))
 
 
-def _chart(
-    lines: Sequence[BarLine], legend: tuple[tuple[str, str], ...], said: str, *, num_bars: int
-) -> BarChart | None:
+def _chart(lines: Sequence[BarLine], legend: Sequence[tuple[str, str]], said: str, *, num_bars: int) -> BarChart | None:
     if not lines:
         return None
     height = len(lines) * (NAME_LINE + num_bars * BAR + GAP)

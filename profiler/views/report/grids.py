@@ -12,7 +12,7 @@ from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats.spread import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import columns
+from profiler.views.tables.columns import columns, few
 from profiler.views.tables.samples import TIMES, of
 
 NAMES = {
@@ -100,16 +100,10 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
     """The raw samples of every part of the step in seconds, up to so many, and how they spread."""
     heads = ("strategy", "part", "samples in seconds, the rounds in order", "median", "spread")
     lines = [
-        (
-            cell(row.case.strategy),
-            name,
-            _values(of(row, name), most),
-            seconds_text(median(of(row, name))),
-            _spread(of(row, name)),
-        )
+        (cell(row.case.strategy), name, _values(times, most), seconds_text(median(times)), spread_text(spread(times)))
         for row in rows
         for name in TIMES
-        if of(row, name)
+        if (times := of(row, name))
     ]
     return _grid("Raw samples", heads, lines, texts=3)
 
@@ -152,10 +146,6 @@ def _number(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2g}"
 
 
-def _spread(values: tuple[float, ...]) -> str:
-    return spread_text(spread(values))
-
-
 def _values(values: tuple[float, ...], most: int) -> str:
     more = len(values) - most
     return " ".join(f"{value:.6g}" for value in values[:most]) + (f" and {more:,} more" if more > 0 else "")
@@ -190,7 +180,7 @@ def remarks(rows: Sequence[Row]) -> tuple[Remark, ...]:
         for note in row.notes:
             found.setdefault((note.code, note.text), []).append(cell(row.case.strategy))
     return tuple(
-        Remark(code=plain(code), text=plain(text)[:LONGEST_NOTE], strategies=_named(found[code, text]))
+        Remark(code=plain(code), text=plain(text)[:LONGEST_NOTE], strategies=few(found[code, text], NUM_NAMED))
         for code, text in sorted(found)
     )
 
@@ -202,8 +192,3 @@ def _timeless(environment: Environment) -> Environment:
 def _value(environment: Environment, name: str) -> str:
     value = getattr(environment, name)
     return bytes_text(value) if name == "device_bytes" else MISSING if value is None else cell(value)
-
-
-def _named(strategies: Sequence[str]) -> str:
-    more = len(strategies) - NUM_NAMED
-    return ", ".join(strategies[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -159,7 +159,22 @@ def remarks(rows: Iterable[Row]) -> list[str]:
         for note in row.notes:
             strategies.setdefault(note.code, []).append(row.case.strategy)
             texts.setdefault(note.code, {})[note.text] = None
-    return [f"{code} {_named(strategies[code])}: {_one(list(texts[code]))}" for code in texts]
+    found = []
+    for code, (text, *others) in ((code, list(of_code)) for code, of_code in texts.items()):
+        example = "for example: " if others else ""  # a text that differs from row to row is quoted once
+        found.append(f"{code} {few(strategies[code], MAX_NAMED)}: {example}{text}")
+    return found
+
+
+def below(rows: Sequence[Row]) -> list[str]:
+    """The lines that stand below a table: why rows are not ok, and the notes."""
+    return [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
@@ -235,13 +250,3 @@ def setting(rows: Sequence[Row]) -> list[str]:
         "parallel": str(case.parallel or ""),
     }
     return [word for field, word in words.items() if word and len({getattr(row.case, field) for row in rows}) == 1]
-
-
-def _named(strategies: list[str]) -> str:
-    more = len(strategies) - MAX_NAMED
-    return ", ".join(strategies[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _one(texts: list[str]) -> str:
-    """A text that differs from row to row is quoted once, and said to be an example."""
-    return texts[0] if len(texts) == 1 else f"for example: {texts[0]}"

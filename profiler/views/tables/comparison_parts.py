@@ -38,11 +38,8 @@ def parts(found: Comparison) -> list[ComparisonPart]:
     shown = [_differences(found)]
     for name, matches in groups.items():
         shown += [_peaks(found, name, matches), *_times(found, name, matches), *_missing(found, matches)]
-    shown += [*_orders(found), *_advice(found)]
-    return [
-        *shown,
-        *([ComparisonPart(lines=tuple(f"note: {remark}" for remark in found.remarks))] if found.remarks else []),
-    ]
+    notes = [ComparisonPart(lines=tuple(f"note: {remark}" for remark in found.remarks))] if found.remarks else []
+    return [*shown, *_orders(found), *_advice(found), *notes]
 
 
 def _differences(found: Comparison) -> ComparisonPart:
@@ -131,12 +128,8 @@ def _value(cell: Cell | None, text: Callable[[Cell], str]) -> str:
 def _change(contrast: Contrast | None) -> str:
     if contrast is None:
         return MISSING
-    text = change_text(contrast.ratio)
-    return text if contrast.low is None or contrast.high is None else f"{text} ({_range(contrast.low, contrast.high)})"
-
-
-def _range(low: float, high: float) -> str:
-    return change_range_text((low, high))
+    text, low, high = change_text(contrast.ratio), contrast.low, contrast.high
+    return text if low is None or high is None else f"{text} ({change_range_text((low, high))})"
 
 
 def _missing(found: Comparison, matches: Sequence[Match]) -> list[ComparisonPart]:
@@ -191,20 +184,13 @@ def _advice(found: Comparison) -> list[ComparisonPart]:
     groups: dict[tuple[str, ...], list[Advice]] = {}
     for one in found.advice:
         groups.setdefault(one.group, []).append(one)
-    return [
-        ComparisonPart(
-            heading=_fastest(group if len(groups) > 1 else ()),
-            pieces=(
-                (words("on", "", [names[one.label] for one in advice]),),
-                _advised(advice),
-            ),
-        )
-        for group, advice in groups.items()
-    ]
-
-
-def _fastest(group: tuple[str, ...]) -> str:
-    return f"the fastest that fits each memory{': ' + ', '.join(group) if group else ''}"
+    parts = []
+    for group, advice in groups.items():
+        of_group = f": {', '.join(group)}" if len(groups) > 1 and group else ""
+        devices = words("on", "", [names[one.label] for one in advice])
+        heading = f"the fastest that fits each memory{of_group}"
+        parts.append(ComparisonPart(heading=heading, pieces=((devices,), _advised(advice))))
+    return parts
 
 
 def _advised(rows: Sequence[Advice]) -> tuple[Column, ...]:

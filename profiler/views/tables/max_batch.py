@@ -81,13 +81,14 @@ def table(
         numbers("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
     ]
     if any(one.outcome for one in lines):
+        rates = [one.samples_per_second for one in lines]
         none = next((one.samples_per_second for one in lines if one.strategy == "none"), None)
         kinds = sorted({one.evidence or "measured" for one in lines if one.outcome})
         columns += [
             numbers("memory", ", ".join(kinds), [_memory(one.measured_bytes, one.outcome) for one in lines]),
             words("one sample", "more", [_beyond(one, limit) for one in lines]),
-            numbers("samples", "a second", [_rate(one.samples_per_second) for one in lines]),
-            numbers("against", "none", [_against(one.samples_per_second, none) for one in lines]),
+            numbers("samples", "a second", [MISSING if rate is None else f"{rate:,.1f}" for rate in rates]),
+            numbers("against", "none", [change_text(rate / none if rate and none else None) for rate in rates]),
         ]
     reasons = [
         why_none(one.strategy, one.sample_bytes, one.static_bytes or 0, context_bytes)
@@ -116,14 +117,6 @@ def _beyond(one: LargestBatch, limit: int) -> str:
     if one.beyond_bytes is None:
         return one.beyond_outcome.replace("_", " ")
     return f"{bytes_text(one.beyond_bytes)}: {'fits too' if one.beyond_bytes <= limit else 'does not fit'}"
-
-
-def _rate(samples: float | None) -> str:
-    return MISSING if samples is None else f"{samples:,.1f}"
-
-
-def _against(samples: float | None, none: float | None) -> str:
-    return change_text(samples / none if samples and none else None)
 
 
 def fits(found: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:

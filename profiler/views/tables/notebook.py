@@ -12,7 +12,7 @@ from profiler.analysis.flat_row import COLUMNS, line
 from profiler.analysis.rows import Row
 from profiler.core.units import count_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, columns, groups, heading, reasons, remarks
+from profiler.views.tables.columns import Column, below, columns, groups, heading
 
 KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # whole numbers stay so
 
@@ -35,10 +35,10 @@ def _group(rows: Sequence[Row]) -> str:
     head = "".join(f'<th style="{_style(column)}">{_text(column.label)}</th>' for column in shown)
     body = "".join(_row(shown, number, row) for number, row in enumerate(first))
     more = len(rows) - len(first)
-    below = [*reasons(first), *(f"note: {remark}" for remark in remarks(first))]
-    below += [f"and {count_text(more, 'row')} more: to_pandas() holds them all"] if more else []
+    lines = below(first)
+    lines += [f"and {count_text(more, 'row')} more: to_pandas() holds them all"] if more else []
     table = f'<table style="{TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f"<p><b>{_text(heading(rows))}</b></p>{table}{''.join(_line(line) for line in below)}"
+    return f"<p><b>{_text(heading(rows))}</b></p>{table}{''.join(_line(line) for line in lines)}"
 
 
 def _row(shown: Sequence[Column], number: int, row: Row) -> str:

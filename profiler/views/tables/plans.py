@@ -110,14 +110,14 @@ def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
     ]
     if any(one.predicted for one in lines):
         found.append(numbers("peak", "predicted", [_peak(one.predicted) for one in lines]))
-    kinds = {one.measured.evidence for one in lines if one.measured}
-    if kinds:
-        kind = ", ".join(sorted(kinds))
+    measured = [one.measured for one in lines]
+    kind = ", ".join(sorted({row.evidence for row in measured if row}))
+    if kind:
         found += [
-            numbers("peak", kind, [_peak(one.measured) for one in lines]),
-            numbers("predicted", "off by", [_error(one.measured) for one in lines]),
-            numbers("time", kind, [_time(one.measured) for one in lines]),
-            words("gradients", "", [one.measured.gradients if one.measured else MISSING for one in lines]),
+            numbers("peak", kind, [_peak(row) for row in measured]),
+            numbers("predicted", "off by", [error_text(row.prediction_error if row else None) for row in measured]),
+            numbers("time", kind, [change_text(row.time_ratio if row else None) for row in measured]),
+            words("gradients", "", [row.gradients if row else MISSING for row in measured]),
         ]
     return (*found, words("plan", "", [render(one.way.plan) for one in lines]))
 
@@ -136,14 +136,6 @@ def _peak(row: Row | None) -> str:
     if row is None or row.outcome != "ok":
         return MISSING if row is None else row.outcome.replace("_", " ")
     return bytes_text(row.readings.peak_bytes)
-
-
-def _error(row: Row | None) -> str:
-    return error_text(row.prediction_error if row else None)
-
-
-def _time(row: Row | None) -> str:
-    return change_text(row.time_ratio if row else None)
 
 
 def _line(one: Shown) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, Columns, columns, groups, heading, reasons, remarks
+from profiler.views.tables.columns import Column, Columns, below, columns, groups, heading
 from profiler.views.tables.grid import GAP, GridLine, block, broken, grid
 
 INDENT = "  "
@@ -103,8 +103,7 @@ def write(text: Text, *, file: TextIO) -> None:
 
 def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
     body = _laid_out(_cleaned(columns(rows), encoding), rows, width=width)
-    below = [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
-    return titled(heading(rows), body, below, width=width, encoding=encoding)
+    return titled(heading(rows), body, below(rows), width=width, encoding=encoding)
 
 
 def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> Text:
