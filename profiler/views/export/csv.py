@@ -24,7 +24,7 @@ def render(run: Run) -> bytes:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Bytes as whole numbers, seconds as medians with the raw samples beside them; empty where not measured."""
+    """Returns a line for each row: bytes, medians in seconds, raw samples; a cell is empty if nothing was measured."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -58,10 +58,10 @@ WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(COLUMNS.values()) i
 
 
 def safe(value: Any) -> Any:
-    """A value as it is written: booleans in small letters, text on one line and never a formula.
+    """Returns a value as it is written: booleans in small letters, text on one line and never a formula.
 
-    What would be one stands behind an apostrophe, and so does what begins with one: so a leading apostrophe is never
-    part of the text, and a reader who takes it off has the text as it was.
+    Text that a spreadsheet would run, or that begins with an apostrophe, gets an apostrophe in front. So a reader who
+    removes a leading apostrophe always has the original text.
     """
     if isinstance(value, bool):
         return str(value).lower()

@@ -18,9 +18,9 @@ MANY = 6  # groups
 
 
 def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
-    """Write a new file; an existing one only by `force`. A reader never sees half of it.
+    """Writes a file at once or not at all; an existing one only with `force`.
 
-    Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
+    Raises UserError (exit code 2) if the file exists, and (74) if it cannot be written.
     """
     refuse_existing_file(path, force=force)
     atomic_write.write(path, text)
@@ -28,13 +28,13 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
 
 
 def refuse_existing_file(path: Path, *, force: bool = False) -> None:
-    """Raises UserError where the file is there and must not be written over."""
+    """Raises UserError if the file exists and must not be overwritten."""
     if os.path.lexists(path) and not force:
         raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
 
 
 def write_tables(run: Run) -> list[Path]:
-    """Write table.csv and table.md; what was written. Raises UserError (exit code 74) where that fails."""
+    """Writes table.csv and table.md and returns their paths. Raises UserError (exit code 74) if that fails."""
     folder, found = _folder(run), rows(run.records)
     return [
         write_whole(folder / "table.csv", csv.table(found).encode(), force=True),
@@ -43,10 +43,10 @@ def write_tables(run: Run) -> list[Path]:
 
 
 def write_pictures(run: Run) -> list[Path]:
-    """Write frontier.png where a row has both peak and time, and heat.png where two axes vary; what was written.
+    """Writes frontier.png if a row has both peak and time, and heat.png if two axes vary; returns their paths.
 
-    Of many groups there is no frontier, which would be a panel for each. Raises UserError where a file cannot be
-    written (exit code 74), or where matplotlib is missing or broken (1).
+    More than MANY groups get no frontier, which would have a panel for each. Raises UserError if a file cannot be
+    written (exit code 74), or if matplotlib is missing or broken (1).
     """
     folder, found = _folder(run), rows(run.records)
     is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in found)

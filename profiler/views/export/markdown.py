@@ -61,14 +61,14 @@ def run_block(run: Run) -> str:
 
 
 def fenced(lines: Iterable[str]) -> str:
-    """Lines that Markdown shows as they are, whatever they hold."""
+    """Returns lines as a block that Markdown shows as it is, whatever they hold."""
     text = "\n".join(lines)
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}"
 
 
 def _where(environment: Environment) -> str:
-    """What must be known of where it ran: versions and the device, neither host nor user."""
+    """Names the device and the versions a run had, neither host nor user."""
     named = {
         "gcprof": environment.gcprof,
         "python": environment.python,

@@ -72,7 +72,7 @@ def _limits(axes: Axes, points: Sequence[Pair]) -> None:
 
 
 def _frontier(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
-    """The stairs below which no strategy came; they go on to the edges: slower or larger is always to be had."""
+    """Draws the frontier as stairs out to the edges, since slower or larger is always possible; returns its corners."""
     corners = stairs([(points[0][0], axes.get_ylim()[1]), *points, (axes.get_xlim()[1], points[-1][1])])
     axes.plot(*zip(*corners, strict=True), color=BLUE, linewidth=sized(1.4), alpha=0.55, zorder=2, label="frontier")
     return corners
@@ -113,7 +113,7 @@ def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair]) -> list[list[
 
 
 def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[list[Pair]]:
-    """The static memory, where it is in the picture: no checkpointing passes it."""
+    """Draws the static memory if it is within the axes; no checkpointing gets below it."""
     floors = [row.static_bytes / size for row in rows if row.static_bytes is not None]
     if not floors or min(floors) < axes.get_ylim()[0]:
         return []
@@ -121,7 +121,7 @@ def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[list[Pair]]:
 
 
 def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], list[list[Pair]]]:
-    """What ran out of memory has no time: crosses in a line at the limit, or at the top where the limit is far off."""
+    """Draws a cross for each row out of memory, which has no time: at the device's limit, or on top if that is far."""
     out = [row for row in rows if row.outcome == "out_of_memory"]
     if not out:
         return [], []
@@ -153,7 +153,7 @@ def _level(axes: Axes, y: float, colour: str, label: str) -> list[Pair]:
 
 
 def _labels(rows: Sequence[Row], at: dict[Case, Pair]) -> list[Label]:
-    """Names, the most wanted first; in a crowd only those that have room, and always the ends of the frontier."""
+    """Returns the names, the most wanted first; of many points only those that have room and the extremes."""
     few = len(rows) <= ALL_NAMED
     ends = [choose(rows, key=lambda row: at[row.case][axis]).case for axis in (0, 1) for choose in (min, max)]
 

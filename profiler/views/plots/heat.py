@@ -62,7 +62,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 def _cell(
     axes: Axes, row: Row | None, at: tuple[int, int], *, size: int, shade: float | None, colours: Colormap
 ) -> None:
-    """One square; crossed where it ran out of memory, a word where there is no number, empty where nothing ran."""
+    """Draws one square: a number, a word without one, a cross for out of memory, white if nothing ran."""
     x, y = at
     colour = "white" if row is None else FAINT if shade is None else colours(shade)
     axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colour, edgecolor="white", linewidth=sized(1.2))

@@ -1,4 +1,4 @@
-"""Time against memory of every plan that no other beats, beside what a user would pick: knows nothing of commands."""
+"""Time against memory of every plan that no other beats, beside what a user would pick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every plot looks: colours, names, titles, axes. Knows nothing of any one plot."""
+"""How every plot looks: colours, names, titles, axes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def bars_height(rows: Sequence[Row]) -> float:
 
 
 def absent(axes: Axes, row: Row, at: int) -> None:
-    """Say in words why there is no bar."""
+    """Writes why there is no bar."""
     text = outcome(row) if row.outcome != "ok" else "not measured"
     axes.annotate(
         text,
@@ -129,12 +129,12 @@ def absent(axes: Axes, row: Row, at: int) -> None:
 
 
 def is_shown(row: Row) -> bool:
-    """Only what went well is drawn: wrong gradients are never a saving."""
+    """Whether a row is drawn: only if it went well, since wrong gradients are no saving."""
     return row.outcome == "ok"
 
 
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
-    """Model and batch; below it, what they ran on. What is not the same in all rows is an axis, and is left out."""
+    """Writes model and batch, and the device below; a setting that varies is an axis and is left out."""
     environment = next((row.environment for row in rows if row.environment), None)
     batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
@@ -166,7 +166,7 @@ def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
 
 
 def _where(rows: Sequence[Row]) -> str:
-    """What they ran on, or were predicted for."""
+    """Names the device that the rows ran on or were predicted for."""
     environment = next((row.environment for row in rows if row.environment), None)
     if len({row.case.device for row in rows}) > 1:
         return device(rows)
@@ -183,7 +183,7 @@ def _wrapped(text: str, inches: float, size: float) -> str:
 
 
 def _cut(lines: Sequence[str], width: int) -> list[str]:
-    """No line is wider, also where a word is: a picture has an edge."""
+    """Cuts lines to the width, even inside a word, since a picture has an edge."""
     return [line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)]
 
 

@@ -1,4 +1,4 @@
-"""What is live while a step runs, by category: one panel for each strategy. Knows nothing of where traces come from."""
+"""What is live while a step runs, by category: one panel for each strategy."""
 
 from __future__ import annotations
 

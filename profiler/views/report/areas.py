@@ -1,4 +1,4 @@
-"""What was live over a step, one picture a strategy: places and words. Knows nothing of how they are drawn.
+"""What was live over a step, one picture a strategy, as places and words for a template.
 
 A picture is HIGH units high and as wide as there are points, and is stretched to the page.
 """

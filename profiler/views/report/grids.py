@@ -160,7 +160,7 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environments(rows: Sequence[Row]) -> Grid | None:
-    """A column for each environment that differs in more than its start, and a line for all that is known of one."""
+    """Returns a column for each environment that differs in more than its start, and a line for each known fact."""
     found = [row.environment for row in rows if row.environment]
     distinct = list(dict.fromkeys(map(_timeless, found)))[:MOST]
     if not distinct:

@@ -1,4 +1,4 @@
-"""One group of rows -> all that its section shows. Knows nothing of how it is drawn."""
+"""All that the section of one group of rows shows, for a template."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits: PageLimits) -> Section:
-    """`rows` are one group of `all_rows`, in which predictions and measurements find each other."""
+    """Returns the section of `rows`, one group of `all_rows`, in which predictions are matched with measurements."""
     advice = advise(rows)
     shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
     cases = {row.case.twin for row in drawn}
@@ -109,7 +109,7 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
 
 
 def chosen(rows: Sequence[Row], advice: Advice, most: int) -> list[Row]:
-    """At most so many rows in their order: what is advised, the baseline, the lowest and the frontier before others."""
+    """Returns at most so many rows in their order; the advised, the baseline, the lowest and the frontier first."""
     first = (advice.baseline, advice.chosen, advice.lowest)
 
     def rank(at: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The one sentence that says what to do, and the words for each budget: knows nothing of how they are found."""
+"""The one sentence that says what to do, and the words for each budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REASONS = {
 
 
 def sentence(advice: Advice, rows: Sequence[Row]) -> str:
-    """What to do, in one sentence. It says less where less is known, and that it is predicted where it is."""
+    """Returns what to do, in one sentence, which says so if it rests on predictions."""
     said = f"{_first(advice, rows)}{_below(advice, rows)}."
     return said if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {said}"
 
@@ -35,7 +35,7 @@ def name(row: Row) -> str:
 
 
 def budget(stair: Stair) -> str:
-    """What is best from a budget on, and how sure that is."""
+    """Returns the best choice from a budget on, and how sure it is."""
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
@@ -82,7 +82,7 @@ def _is_alone(rows: Sequence[Row]) -> bool:
 
 
 def _time(row: Row, certainty: str) -> str:
-    """What the peak is bought with."""
+    """Says what the lower peak costs in time."""
     ratio = row.time_ratio or 0
     more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
     rounds = row.time_ratio_range
@@ -98,7 +98,7 @@ def _time(row: Row, certainty: str) -> str:
 
 
 def _below(advice: Advice, rows: Sequence[Row]) -> str:
-    """Where nothing helps any more, and why, as far as the parts of the peak are known."""
+    """Says below which peak nothing helps, and why, if the parts of the peak are known."""
     lowest, limit = advice.lowest, advice.limit
     if lowest is None or (_is_alone(rows) and advice.baseline):
         return ""

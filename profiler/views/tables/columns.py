@@ -1,4 +1,4 @@
-"""Rows -> the columns, the heading and the remarks that every table shows, as text. Knows nothing of screens."""
+"""The columns, headings, reasons and notes that every table of rows shows, as text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def columns(rows: Sequence[Row]) -> Columns:
 
 
 def groups(rows: Iterable[Row]) -> list[list[Row]]:
-    """The rows that may be compared with each other, together."""
+    """Groups the rows that may be compared with each other."""
     found: dict[Case, list[Row]] = {}
     for row in rows:
         found.setdefault(group(row), []).append(row)
@@ -81,7 +81,7 @@ def groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def heading(rows: Sequence[Row]) -> str:
-    """What the rows of one group share: the model, its size, and what it was trained with and on."""
+    """Returns what the rows of one group share: model, size, settings, data and device."""
     case = rows[0].case
     built = next((row.built for row in rows if row.built), None)
     environment = next((row.environment for row in rows if row.environment), None)
@@ -109,7 +109,7 @@ def one_strategy(rows: Sequence[Row]) -> list[str]:
 
 
 def device(rows: Sequence[Row]) -> str:
-    """The device of these rows by the name that its maker gave it; of several, whether they were there."""
+    """Names the device of these rows; several devices are only said to be measured, rehearsed or predicted."""
     if len({row.case.device for row in rows}) > 1:
         kinds = sorted({row.evidence for row in rows})
         words = ", ".join(f"some {kind}" for kind in kinds) if len(kinds) > 1 else SAID.get(kinds[0], kinds[0])
@@ -122,7 +122,7 @@ def device(rows: Sequence[Row]) -> str:
 
 
 def outcome(row: Row) -> str:
-    """The outcome in words; a prediction or a rehearsal always says that it is one."""
+    """Returns the outcome in words; a prediction or a rehearsal always says that it is one."""
     words, kind = row.outcome.replace("_", " "), row.evidence
     return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
 
@@ -132,7 +132,7 @@ def is_predicted(row: Row) -> bool:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """One line for each row that is not ok: which, what, and why; where nothing fits, what would."""
+    """Returns a line for each row that is not ok, with its detail, and advice if every row ran out of memory."""
     told = [
         f"{row.case.strategy}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for row in rows
@@ -152,7 +152,7 @@ def _nothing_fits(rows: Sequence[Row]) -> list[str]:
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
-    """One line for each code of note, by which docs/notes explains it, with the strategies that it concerns."""
+    """Returns a line for each code of note, which docs/notes explains, with the strategies it concerns."""
     strategies: dict[str, list[str]] = {}
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -198,7 +198,7 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """How far the predicted peak is from the measured one, where a run has both."""
+    """Shows how far the predicted peak is from the measured one, if a run has both."""
     if all(row.prediction_error is None for row in rows):
         return ()
     return (numbers("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
@@ -238,7 +238,7 @@ def batch(case: Case) -> str:
 
 
 def setting(rows: Sequence[Row]) -> list[str]:
-    """What all these steps are made with; what varies is left out, and what everyone expects."""
+    """Returns the settings that all rows share, without defaults."""
     case = rows[0].case
     words = {
         "batch_size": batch(case),

@@ -1,4 +1,4 @@
-"""A comparison -> tables and lines of text, in the order in which they are read. Knows nothing of screens or files."""
+"""A comparison -> tables and lines of text, in the order in which they are read."""
 
 from __future__ import annotations
 

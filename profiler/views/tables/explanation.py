@@ -1,4 +1,4 @@
-"""Why a step's peak is what it is, for a screen or as JSON: knows nothing of how it is found."""
+"""Why a step's peak is what it is, for a screen or as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMEDIES = {
 
 
 def explanation(found: Explanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """At most 25 lines of 80 columns: the peak, its floor, the reason, what is live, and what would lower it."""
+    """Returns the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns."""
     lines = [_peak(found), _floor(found), *([f"reason: {found.reason.text}"] if found.reason else [])]
     said = [paragraph(line, width=width, encoding=encoding) for line in lines]
     head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
@@ -51,7 +51,7 @@ def where(peak: Peak) -> str:
 
 
 def module_name(name: str) -> str:
-    """A module's name, shortened in its middle; what is outside of all has one too."""
+    """Returns a module's name, shortened in its middle; work outside all modules has a name too."""
     return shortened(name, LONGEST_NAME) if name else OUTSIDE
 
 

@@ -1,4 +1,4 @@
-"""Columns -> lines of text that fit a width, or none. Knows nothing of rows, of colour or of files."""
+"""Lays out columns as lines of text that fit a width."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GridLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | None:
-    """The table in lines no wider than `width`; None where that would take cutting a number.
+    """Returns the table in lines no wider than `width`; None if a number would have to be cut.
 
     Text columns break over several lines, number columns never do. A width of None is as wide as it takes.
     """
@@ -41,7 +41,7 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
 
 
 def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[GridLine]:
-    """One row as lines of `label  value`: what is left where no table fits. Text breaks behind its own start."""
+    """Returns one row as lines of `label  value`, for widths at which no table fits."""
     labels = max(_length(column.label) for column in columns)
     values = max((_length(column.cells[row]) for column in columns if column.is_number), default=0)
     room = 10**9 if width is None else max(1, width - labels - len(GAP))
@@ -56,7 +56,7 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
 
 
 def broken(text: str, width: int) -> list[str]:
-    """The text in lines of at most `width` where its pieces allow it; no piece is ever cut."""
+    """Breaks the text into lines of at most `width`; a piece that is wider has a line of its own and is not cut."""
     if _length(text) <= width:
         return [text.rstrip()]
     lines = [""]
@@ -107,7 +107,7 @@ def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
 
 
 def _length(text: str) -> int:
-    """Columns of a screen that the text takes; those that most texts are of take one each."""
+    """Returns the columns of a screen that the text takes."""
     return len(text) if text.isascii() else cell_len(text)
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a run over two of its axes, for a screen of any width: knows nothing of commands."""
+"""The numbers of a run over two of its axes, for a screen of any width."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCHES = {"batch_size", "strategy"}  # over these, samples a second at equal me
 
 
 class ShownQuantity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a table tells of every row that is ok: a number, and its text."""
+    """A number that a table shows for every row that is ok, and its text."""
 
     title: str
     read: Callable[[Row], float | None]
@@ -31,9 +31,9 @@ class ShownQuantity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table(rows: Sequence[Row], *, over: Sequence[str] = (), width: int | None = None, encoding: str = "utf-8") -> Text:
-    """For every plane of the two axes: peak, step time and samples a second, and the most of them in each memory.
+    """Returns tables of peak, step time and samples a second over two axes, for each value of the other axes.
 
-    Raises UserError where no two settings vary, or where what is named does not.
+    Raises UserError if no two settings vary, or if a named one does not.
     """
     return Text("\n\n").join([_plane(plane, width=width, encoding=encoding) for plane in planes(rows, over)])
 
@@ -58,7 +58,7 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 def grid_columns(
     cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: ShownQuantity
 ) -> tuple[Column, ...]:
-    """A line for each value up, a number for each across, and the exponent of the nearest power."""
+    """Returns a line for each value of `up`, a number for each of `across`, and the exponent of the nearest power."""
     names = words(up.label, "", [str(value) for value in up.values])
     columns = [
         numbers(str(one), "", [_cell(cells.get((one, other)), quantity) for other in up.values])
@@ -71,7 +71,7 @@ def grid_columns(
 
 
 def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
-    """Those of which there is a number."""
+    """Returns the quantities that at least one row has."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows)
     second, name = second_unit(row.step_seconds for row in rows)
 
@@ -126,7 +126,7 @@ def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _legend(rows: Sequence[Row], across: Axis) -> list[str]:
-    """What the signs in the cells mean, as far as there are any."""
+    """Explains the signs that the cells hold."""
     known = device_memory(rows)
     memory = "the device's memory" if known is None else f"the device's {bytes_text(known)}"
     beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)

@@ -1,4 +1,4 @@
-"""A plan beside what a user would pick, and whole frontiers, as tables and documents: knows nothing of commands."""
+"""A plan beside what a user would pick, and whole frontiers, as tables and documents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def table(
     width: int | None = None,
     encoding: str = "utf-8",
 ) -> Text:
-    """A line for each way; overheads are against the step without checkpointing, `none`."""
+    """Returns a line for each way; overheads are relative to the step without checkpointing, `none`."""
     body = _fitted(_columns(lines, none), width=width, encoding=encoding)
     return titled(title, body, below, width=width, encoding=encoding)
 
@@ -46,7 +46,7 @@ def table(
 def frontier(
     points: Sequence[Point], none: Way, *, title: str, width: int | None = None, encoding: str = "utf-8"
 ) -> Text:
-    """Every plan that no other beats, the smallest first."""
+    """Returns a line for each plan of the frontier, the smallest peak first."""
     columns = (
         numbers("peak", "by costs", [bytes_text(one.peak_bytes) for one in points]),
         numbers("peak", "of none", [_change(one.peak_bytes, none.cost.peak_bytes) for one in points]),
@@ -123,7 +123,7 @@ def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
 
 
 def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
-    """The numbers, and where they are too many to have the words beside them, those below."""
+    """Lays out a table; if it is too wide, its first words after the numbers begin a second table."""
     cut = next((at for at, column in enumerate(columns) if at and not column.is_number), None)
     return fitted(columns, width=width, encoding=encoding, cut=cut)
 

@@ -26,7 +26,7 @@ WIDEST = 500  # characters of a line
 
 
 class Follow:
-    """Enter it, and `show` every record that is safely stored; each is told by what is not the same in all `cases`."""
+    """Shows every stored record on a terminal's bar, elsewhere as plain lines; names what differs between `cases`."""
 
     def __init__(self, file: TextIO, cases: Sequence[Case] = ()) -> None:
         self._varying = varying(cases)
@@ -47,7 +47,7 @@ class Follow:
         self._bar.stop()
 
     def show(self, record: Record, *, left: int) -> None:
-        """`left` trials are still to come: fewer than planned where a case cannot run at all."""
+        """Shows a record; `left` trials are still to come, fewer than planned if a case cannot run at all."""
         self._shown += 1
         total = self._shown + left
         line = plain(describe(record, varying=self._varying), encoding=self._console.encoding)
@@ -58,7 +58,7 @@ class Follow:
             self._console.file.flush()
 
     def tell_log(self, record: Record, log: Path) -> None:
-        """The last lines of a trial that went wrong; the same ones are told once."""
+        """Prints the last lines of a failed trial; the same lines only once."""
         encoding = self._console.encoding
         lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
@@ -96,13 +96,13 @@ def describe(record: Record, *, varying: Sequence[str] = ()) -> str:
 
 
 def settings(case: Case, fields: Sequence[str]) -> list[str]:
-    """What a case has of these fields, where it has them: `batch size 8`."""
+    """Returns the values of these fields that a case has, like `batch size 8`."""
     values = {field.replace("_", " "): getattr(case, field) for field in fields}
     return [f"{name} {value}" for name, value in values.items() if value is not UNSET]
 
 
 def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
-    """At most NUM_LINES lines, harmless on any screen, each with its indent; none where there is no log to read."""
+    """Returns at most NUM_LINES lines of a log, harmless on any screen, with their indents; none without a log."""
     try:
         with regular.opened(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_BYTES))
@@ -118,7 +118,10 @@ def _harmless(line: str, encoding: str) -> str:
 
 
 def cost_lines(cost: Cost, *, basis: str | None = None, start: str = "", unknown: str = "") -> list[str]:
-    """`basis` says what the seconds rest on, `start` what a trial's start does; `unknown` why some have none."""
+    """Returns what a sweep costs, in lines.
+
+    `basis` says where the seconds come from, `start` how long a trial takes to start, `unknown` why some have none.
+    """
     num_measured = cost.num_trials - cost.num_predicted
     predicted = f", {cost.num_predicted:,} of them predictions, which need no device" if cost.num_predicted else ""
     found = [f"{count_text(cost.num_trials, 'trial')}{predicted}"]
@@ -140,5 +143,5 @@ def _range_text(span: Span) -> str:
 
 
 def _number(value: float) -> str:
-    """Whole, or with two digits where it is small."""
+    """Returns a whole number, or two digits of a small one."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"

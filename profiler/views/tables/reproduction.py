@@ -1,4 +1,4 @@
-"""A published system beside ours, for a screen, as Markdown or as JSON: knows nothing of how figures are compared."""
+"""A published system beside ours, for a screen, as Markdown or as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS = ("what", "published", "ours", "difference")
 
 
 def table(found: Reproduction, *, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """Every published figure beside ours, then what the source leaves unsaid and what was reduced."""
+    """Returns every published figure beside ours, then what the source does not say and what was reduced."""
     cells = [_cells(line) for line in found.lines]
     columns = [
         Column(head=(head, ""), cells=tuple(row[index] for row in cells), is_number=index > 0 and head != "published")
@@ -98,7 +98,7 @@ def _difference(line: Line) -> str:
 
 
 def _below(found: Reproduction) -> list[str]:
-    """What must be known besides: reasons, notes, sizes, the source and its silence."""
+    """Returns the lines below the table: reasons, notes, units, the source, what it does not say, what was reduced."""
     reasons: dict[str, dict[str, None]] = {}
     for line in found.lines:
         if line.reason:

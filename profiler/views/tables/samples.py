@@ -27,7 +27,7 @@ STOPPED = {
 
 
 def samples(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """The samples of each row in the order of the rounds, all in one unit, with their spread, and why they ended."""
+    """Returns the samples of each row in the order of the rounds, with their spread and why sampling ended."""
     return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
 
 
@@ -38,7 +38,7 @@ def of(row: Row, name: str) -> tuple[float, ...]:
 
 
 def sampled(row: Row) -> str:
-    """How sure the median is, and of each round how many steps were warm-up and samples, and why there are no more."""
+    """Says how sure the median is, and how many warm-up steps and samples each round had and why it ended."""
     reached = uncertainty(of(row, "step"))
     sure = (
         f"the median is sure to {spread_text(reached)}"
@@ -89,7 +89,7 @@ def _line(row: Row, name: str, *, size: float, width: int | None, encoding: str)
 
 
 class _EqualRanks(NamedTuple):
-    """Ranks behind each other that hold the same: `0-3`."""
+    """Neighbouring ranks that hold the same, numbered like `0-3`."""
 
     strategy: str
     numbers: str
@@ -97,7 +97,7 @@ class _EqualRanks(NamedTuple):
 
 
 def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text | None:
-    """A line for each rank of these rows, or for several that hold the same; None where each is one process."""
+    """Returns a line for each rank, or for neighbours that hold the same; None if every row is of one process."""
     lines = [line for row in rows for line in _equal_ranks(row)]
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""The table that answers the question, for a screen of any width. Knows nothing of files or of commands."""
+"""Tables and paragraphs for a screen of any width, and the main table of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Printed = Text  # what views for the screen give, and `write` prints
 
 
 def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """All rows, one table for each group that may be compared, with the reasons and the notes below it.
+    """Returns one table for each group of rows that may be compared, with reasons and notes below it.
 
     Numbers are whole at any width: a table that does not fit is cut into memory and time, then into one block a row.
     A width of None (a pipe) is as wide as it takes.
@@ -29,7 +29,7 @@ def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
 
 
 def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: str = "", indent: str = INDENT) -> Text:
-    """One line of prose from any source, broken to the width behind a hanging indent."""
+    """Breaks prose from any source to the width, with a hanging indent."""
     lines = broken(plain(text, encoding=encoding), max(20, (width or 10**9) - len(indent)))
     return Text(("\n" + indent).join(lines), style=style)
 
@@ -42,9 +42,9 @@ def titled(title: str, body: Text, below: Sequence[str] = (), *, width: int | No
 
 
 def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: int | None = None) -> Text:
-    """Any table: in lines where it fits, else in a block for each row.
+    """Lays out any table: in lines if it fits, else as a block for each row.
 
-    One that may be cut before a column is two tables before that, each with the first column.
+    With `cut`, a table that is too wide is first cut in two before that column; each half has the first column.
     """
     cleaned = [clean(column, encoding=encoding) for column in columns]
     halves = [[cleaned[:cut], [cleaned[0], *cleaned[cut:]]]] if cut else []
@@ -57,7 +57,7 @@ def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: 
 
 
 def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
-    """A table of many columns alike: below each other as many of them as fit, each time behind the first column."""
+    """Lays out a table of many equal columns in strips below each other, each with the first column."""
     first, *rest = [clean(column, encoding=encoding) for column in columns]
     parts = []
     while rest:
@@ -82,7 +82,7 @@ def styled(lines: Sequence[GridLine], *, style_of: Callable[[int], str] = lambda
 
 
 def clean(column: Column, *, encoding: str) -> Column:
-    """A column whose every text is harmless and can be printed."""
+    """Returns a column whose texts are harmless and can be printed in this encoding."""
     return msgspec.structs.replace(
         column,
         head=tuple(plain(text, encoding=encoding) for text in column.head),
@@ -91,7 +91,7 @@ def clean(column: Column, *, encoding: str) -> Column:
 
 
 def write(text: Text, *, file: TextIO) -> None:
-    """Print it whole: colours only on a terminal and without NO_COLOR, nothing cropped, wrapped or read as markup."""
+    """Prints the text as it is; in colours only on a terminal and without NO_COLOR."""
     console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False)
     if console.color_system is None:
         file.write(f"{text.plain}\n")
@@ -107,7 +107,7 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 
 
 def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> Text:
-    """One table, or two below each other, or a block for each row: the first that fits."""
+    """Returns the first that fits: one table, two below each other, or a block for each row."""
 
     def style(row: int) -> str:
         return "dim" if rows[row].outcome == "invalid" else ""
