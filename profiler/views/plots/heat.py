@@ -16,7 +16,7 @@ from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.views.plots.panels import planes, space_of
 from profiler.views.plots.style import luminance, sized
 from profiler.views.plots.theme import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
-from profiler.views.tables.columns import COUNTED, is_predicted
+from profiler.views.tables.columns import COUNTED
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
@@ -106,7 +106,7 @@ def _limit_text(rows: Sequence[Row]) -> str:
     """A prediction fits by what the allocator reserves, which is more than the peak."""
     known = device_memory(rows)
     size = "" if known is None else f": {bytes_text(known)}"
-    more = f", {COUNTED}" if any(is_predicted(row) for row in rows) else ""
+    more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""
     return f"memory of the device{size}{more}"
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
-from profiler.core.units import byte_unit, change_text, scaled
+from profiler.core.units import byte_unit, scaled
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import (
@@ -25,7 +25,9 @@ from profiler.views.plots.theme import (
     name_axis,
     number_axis,
     plain_axes,
+    write_beside,
 )
+from profiler.views.tables.columns import change
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a peak"
@@ -70,16 +72,8 @@ def _bar(axes: Axes, row: Row, at: int, size: int) -> None:
         left += getattr(parts, field)
     if parts is None:
         axes.barh(at, peak / size, height=0.72, color=SKY, label="peak, parts not measured")
-    change = "" if row.peak_ratio is None or row.case.strategy == "none" else f"  {change_text(row.peak_ratio)}"
-    axes.annotate(
-        f"{scaled(peak, size)}{change}",
-        (peak / size, at),
-        xytext=(sized(5), 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=sized(FONT - 1),
-        color=INK,
-    )
+    text = f"{scaled(peak, size)}  {change(row, row.peak_ratio)}".rstrip()
+    write_beside(axes, text, end=peak / size, at=at, gap=5)
 
 
 def _floor(axes: Axes, rows: Sequence[Row], size: int) -> None:

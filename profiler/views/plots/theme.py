@@ -15,7 +15,15 @@ from profiler.analysis.rows import Row
 from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import batch, device, is_predicted, model, one_strategy, outcome, setting
+from profiler.views.tables.columns import (
+    batch,
+    device,
+    environment_of,
+    model,
+    one_strategy,
+    outcome,
+    setting,
+)
 from profiler.views.tables.grid import broken
 
 BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work has them
@@ -112,6 +120,19 @@ def bars_height(rows: Sequence[Row]) -> float:
     return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
 
 
+def write_beside(axes: Axes, text: str, *, end: float, at: int, gap: float) -> None:
+    """Writes a text behind the end of a bar."""
+    axes.annotate(
+        text,
+        (end, at),
+        xytext=(sized(gap), 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=sized(FONT - 1),
+        color=INK,
+    )
+
+
 def absent(axes: Axes, row: Row, at: int) -> None:
     """Writes why there is no bar."""
     text = outcome(row) if row.outcome != "ok" else "not measured"
@@ -135,7 +156,7 @@ def is_shown(row: Row) -> bool:
 
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
     """Writes model and batch, and the device below; a setting that varies is an axis and is left out."""
-    environment = next((row.environment for row in rows if row.environment), None)
+    environment = environment_of(rows)
     batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     with_what = [word for word in setting(rows) if word not in batches]
@@ -167,12 +188,12 @@ def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
 
 def _where(rows: Sequence[Row]) -> str:
     """Names the device that the rows ran on or were predicted for."""
-    environment = next((row.environment for row in rows if row.environment), None)
+    environment = environment_of(rows)
     if len({row.case.device for row in rows}) > 1:
         return device(rows)
     name = environment.device_name if environment else None
     asked = rows[0].case.device
-    if is_predicted(rows[0]):
+    if rows[0].case.is_predicted:
         return f"predicted for {asked}, not measured"
     return f"{name}: rehearsed, not measured" if rows[0].evidence == "rehearsed" else name or asked
 

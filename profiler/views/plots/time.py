@@ -8,7 +8,7 @@ from statistics import median
 from matplotlib.axes import Axes
 
 from profiler.analysis.rows import Row
-from profiler.core.units import change_text, scaled, second_unit
+from profiler.core.units import scaled, second_unit
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import (
@@ -24,7 +24,9 @@ from profiler.views.plots.theme import (
     name_axis,
     number_axis,
     plain_axes,
+    write_beside,
 )
+from profiler.views.tables.columns import change
 from profiler.views.tables.samples import of
 
 WIDTH, BESIDE = 9.0, False
@@ -80,14 +82,6 @@ def _bar(axes: Axes, row: Row, at: int, size: float) -> float:
     half = step * (row.step_spread or 0)
     axes.errorbar(step, at, xerr=half, fmt="o", color=INK, markersize=sized(4), capsize=sized(3), linewidth=sized(1.3))
     end = max(left, step + half)
-    change = "" if row.time_ratio is None or row.case.strategy == "none" else f"  {change_text(row.time_ratio)}"
-    axes.annotate(
-        f"{scaled(row.step_seconds, size)}{change}",
-        (end, at),
-        xytext=(sized(7), 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=sized(FONT - 1),
-        color=INK,
-    )
+    text = f"{scaled(row.step_seconds, size)}  {change(row, row.time_ratio)}".rstrip()
+    write_beside(axes, text, end=end, at=at, gap=7)
     return end

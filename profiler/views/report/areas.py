@@ -16,6 +16,7 @@ from profiler.core.record import Timeline
 from profiler.core.units import bytes_text
 from profiler.views.report.bars import NAMES, line_name
 from profiler.views.sanitize import plain
+from profiler.views.tables.columns import peak_name
 
 HIGH = 1000  # units of the highest peak
 KINDS = {"workspaces": "static", "recomputed": "rest", "temporaries": "rest", "live": "whole"}  # others by their name
@@ -96,8 +97,7 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
         for kind, tops in reversed(stack)
         if max(top - bottom for top, bottom in zip(tops, bottoms[kind], strict=True)) >= LEAST * highest
     ]
-    kind = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
-    name, text = line_name(row), f"{kind} {bytes_text(row.readings.peak_bytes)}"
+    name, text = line_name(row), f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}"
     return AreaPanel(
         name=name,
         text=text,

@@ -13,9 +13,10 @@ import msgspec
 from profiler.analysis.categories import CATEGORIES, categories
 from profiler.analysis.rows import Row
 from profiler.core.record import PHASES
-from profiler.core.units import bytes_text, change_text, count_text, second_unit, seconds_text, spread_text
+from profiler.core.units import bytes_text, count_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Scale, Tick, around
 from profiler.views.sanitize import short
+from profiler.views.tables.columns import change
 from profiler.views.tables.samples import of
 
 MARGIN = 2.0  # percents
@@ -129,8 +130,7 @@ def _chart(lines: Sequence[BarLine], legend: Sequence[tuple[str, str]], said: st
 
 
 def _peak_text(row: Row) -> str:
-    change = "" if row.peak_ratio is None or row.case.strategy == "none" else f" {change_text(row.peak_ratio)}"
-    return f"{bytes_text(row.readings.peak_bytes)}{change}"
+    return f"{bytes_text(row.readings.peak_bytes)} {change(row, row.peak_ratio)}".rstrip()
 
 
 class DotRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Box, Scale, Tick, around, free, memory_floor, stairs
 from profiler.views.sanitize import short
-from profiler.views.tables.columns import is_predicted
+from profiler.views.tables.columns import peak_name
 
 HEIGHT = 300
 TOP, BOTTOM = 34, 262  # pixels
@@ -73,7 +73,7 @@ class FrontierChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(rows: Sequence[Row]) -> FrontierChart | None:
-    """The picture of the rows that have both a peak and a time; None where none has."""
+    """Returns the picture of the rows that have both a peak and a time; None if none has."""
     shown = [row for row in rows if has(row)]
     if not shown:
         return None
@@ -106,10 +106,9 @@ def said(row: Row) -> str:
     is_baseline = row.case.strategy == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
     slower = f" ({change_text(row.time_ratio)})" if row.time_ratio and not is_baseline else ""
-    kind = "estimated step" if is_predicted(row) else "step"
+    kind = "estimated step" if row.case.is_predicted else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
-    what = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
-    peak = f"{what} {bytes_text(row.readings.peak_bytes)}{change}"
+    peak = f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}{change}"
     return f"{short(row.case.strategy, LONGEST)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
 
 
@@ -135,7 +134,7 @@ def _point(row: Row, time: Scale, memory: Scale, second: float, size: int) -> Fr
 
 
 def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
-    """The line below which no strategy came, out to both edges: slower or larger is always to be had."""
+    """Returns the frontier as straight lines, out to both edges: slower or larger is always possible."""
     corners = sorted({(point.x, point.y) for point in points})
     if not corners:
         return ()
@@ -144,7 +143,7 @@ def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
 
 
 def _named(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """The points, the most wanted last and so on top, each with its name where that meets nothing."""
+    """Returns the points, the most wanted last and so on top, each with its name if that meets nothing."""
     found = sorted(points, key=lambda point: KINDS.index(point.kind))
     for width, is_for_wide in ((NARROW, False), (WIDE, True)):
         taken = [_box(one, one.side, width) for one in found if one.side]
@@ -157,7 +156,7 @@ def _named(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
 
 
 def _side(point: FrontierPoint, taken: Sequence[Box], points: Sequence[FrontierPoint], width: int) -> str | None:
-    """Where the name meets no other name and no other point."""
+    """Returns the side on which the name meets no other name and no other point."""
     others = [one for one in points if abs(one.x - point.x) > SAME or one.y != point.y]
     marks = [Box.centered(one.x * width / 100, one.y, 2 * MARK, 2 * MARK) for one in others]
     boxes = {_box(point, side, width): side for side in SIDES}

@@ -18,7 +18,7 @@ from profiler.views.report.bars import BarChart, DotRows, by_category, by_phase,
 from profiler.views.report.frontier import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark
 from profiler.views.sanitize import plain, short, shortened
-from profiler.views.tables.columns import heading, reasons
+from profiler.views.tables.columns import heading, peak_name, reasons
 from profiler.views.tables.explanation import module_name
 
 LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
@@ -158,7 +158,7 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
 
 
 def _explanation(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What the rows themselves tell of each peak, and the floor that is common to all."""
+    """Returns what the records say of each peak, and the floor that all share."""
     told = [text for row in rows if (text := _explained(row))]
     floors = [row.static_bytes for row in rows if row.outcome == "ok" and row.static_bytes is not None]
     floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []
@@ -169,14 +169,13 @@ def _explained(row: Row) -> str | None:
     parts, readings = compose(row.readings), row.readings
     if row.outcome != "ok" or parts is None:
         return None
-    kind = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
     held = [
         f"{bytes_text(parts.static)} static",
         f"{bytes_text(parts.saved)} kept by the forward",
         f"{bytes_text(parts.transient)} in transit",
     ]
     where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
-    told = f"{sentence.name(row)}: {kind} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
+    told = f"{sentence.name(row)}: {peak_name(row)} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
     return "; ".join([told, *_traced(readings)])
 
 

@@ -9,6 +9,7 @@ import msgspec
 from profiler.analysis.oom_summary import is_all_out_of_memory, smallest_request
 from profiler.analysis.rows import Row, group
 from profiler.core.case import Case, Choice
+from profiler.core.record import Environment
 from profiler.core.units import (
     MISSING,
     byte_unit,
@@ -84,7 +85,7 @@ def heading(rows: Sequence[Row]) -> str:
     """Returns what the rows of one group share: model, size, settings, data and device."""
     case = rows[0].case
     built = next((row.built for row in rows if row.built), None)
-    environment = next((row.environment for row in rows if row.environment), None)
+    environment = environment_of(rows)
     one = built if len({row.case.model for row in rows}) == 1 else None
     size = [count_text(one.num_parameters, "parameter"), count_text(one.num_blocks, "module")] if one else []
     software = [f"torch {environment.torch}"] if environment and environment.torch else []
@@ -127,8 +128,19 @@ def outcome(row: Row) -> str:
     return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
 
 
-def is_predicted(row: Row) -> bool:
-    return row.case.is_predicted
+def peak_name(row: Row) -> str:
+    """Returns "peak", with what it is where it was not measured."""
+    return "peak" if row.evidence == "measured" else f"{row.evidence} peak"
+
+
+def change(row: Row, ratio: float | None) -> str:
+    """Returns the change against `none`; nothing for `none` itself, and where it is not known."""
+    return "" if ratio is None or row.case.strategy == "none" else change_text(ratio)
+
+
+def environment_of(rows: Sequence[Row]) -> Environment | None:
+    """Returns the first environment that a row has."""
+    return next((row.environment for row in rows if row.environment), None)
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
