@@ -29,7 +29,7 @@ NAMES = {
     "optimizer": "optimizer state",
     "static": "other static memory",
     "saved": "saved by the forward",
-    "rest": "in transit",
+    "rest": "transient",
 }
 
 

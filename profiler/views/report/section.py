@@ -172,7 +172,7 @@ def _explained(row: Row) -> str | None:
     held = [
         f"{bytes_text(parts.static)} static",
         f"{bytes_text(parts.saved)} kept by the forward",
-        f"{bytes_text(parts.transient)} in transit",
+        f"{bytes_text(parts.transient)} transient",
     ]
     where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
     told = f"{sentence.name(row)}: {peak_name(row)} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"

@@ -18,7 +18,7 @@ HALF = (0.475, 0.525)
 REASONS = {
     "optimizer": "the peak is then in the optimizer's step, which holds no activations",
     "static": "{size} of that peak is static, which no checkpointing lowers",
-    "transient": "{size} of that peak is in transit in the {phase}",
+    "transient": "{size} of that peak is transient, in the {phase}",
     "saved": "{size} of that peak is what the forward still keeps for the backward",
 }
 
