@@ -45,7 +45,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """A line a strategy on logarithmic axes, where powers are straight; dotted, the power that is nearest."""
+    """Draws a line a strategy on logarithmic axes, where powers are straight; dotted, the nearest power."""
     axis = rising(space_of(rows))
     settings = space_of(rows).settings
     size_of = {row.case: float(settings[row.case][axis.name] or 0) for row in rows}
@@ -70,7 +70,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthCurve:
-    """The strategy with its exponents: of the peak, and of what the forward saves."""
+    """Returns the line of a strategy with the exponents of its peak and of what the forward saves."""
     sizes = [size_of[row.case] for row in line.rows]
     peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
     peak, saved = exponent(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
@@ -79,7 +79,7 @@ def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthC
 
 
 def _fit(axes: Axes, curve: GrowthCurve) -> None:
-    """A straight line as wide as the curve; none through fewer than three points."""
+    """Draws the nearest power, straight and as wide as the curve; nothing through fewer than three points."""
     xs, ys = zip(*curve.points, strict=True)
     found = power(xs, ys)
     if found is None:
@@ -91,13 +91,13 @@ def _fit(axes: Axes, curve: GrowthCurve) -> None:
 
 
 def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:
-    """What is there between the steps, whatever one checkpoints: what ranks share."""
+    """Returns the static bytes at every size, which checkpointing does not change and ranks share."""
     found = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has(row)}
     return sorted((x, y) for x, y in found.items() if y)
 
 
 def _limits(axes: Axes, curves: Sequence[GrowthCurve], others: Sequence[float]) -> None:
-    """Room on the right for the names."""
+    """Sets the limits, with room on the right for the names."""
     xs, ys = zip(*(point for curve in curves for point in curve.points), strict=True)
     ys = (*ys, *others)
     wide = (max(xs) / min(xs)) ** (1 / (0.94 - line_end_share(axes, [curve.text for curve in curves])))
@@ -108,7 +108,7 @@ def _limits(axes: Axes, curves: Sequence[GrowthCurve], others: Sequence[float]) 
 
 
 def _crosses(axes: Axes, xs: Sequence[float]) -> None:
-    """What ran out of memory has no peak: crosses along the top."""
+    """Draws crosses along the top for what ran out of memory, and so has no peak."""
     top = axes.get_ylim()[1] / 1.12
     for x in sorted(set(xs)):
         axes.scatter(x, top, s=area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))

@@ -1,4 +1,4 @@
-"""What the peak of each strategy is made of, over the floor that no checkpointing passes."""
+"""What the peak of each strategy is made of, and the static memory, the lowest peak checkpointing can reach."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """One bar a row, annotated with its peak and what that is against `none`."""
+    """Draws one bar a row, with its peak and the change against `none` beside it."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has(row))
     plain_axes(axes, grid="x")
     for at, row in enumerate(rows):
@@ -77,7 +77,7 @@ def _bar(axes: Axes, row: Row, at: int, size: int) -> None:
 
 
 def _floor(axes: Axes, rows: Sequence[Row], size: int) -> None:
-    """A short line over each bar at its static memory: one long line where all are alike."""
+    """Draws a short line over each bar at its static memory; equal ones make one long line."""
     floors = [(at, row.static_bytes / size) for at, row in enumerate(rows) if has(row) and row.static_bytes is not None]
     if floors:
         ats, xs = zip(*floors, strict=True)

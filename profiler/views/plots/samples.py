@@ -39,7 +39,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """A dot a sample, the first on top; the line is the median."""
+    """Draws a dot a sample, the first on top; the line is the median."""
     found = [second for row in rows if has(row) for second in of(row, "step")]
     size, unit = second_unit(found)
     low, high = min(found) / size, max(found) / size

@@ -35,7 +35,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """A line a strategy through its batches, and the stairs of the most that each memory allows."""
+    """Draws a line a strategy through its batches, and stairs of the most that each memory allows."""
     shown = [row for row in rows if has(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
 
@@ -60,7 +60,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
-    """Room on the right for names; memories of many sizes on a logarithmic axis."""
+    """Sets the limits, with room on the right for names; peaks far apart get a logarithmic axis."""
     xs, ys = zip(*points, strict=True)
     room = 1 / (0.94 - 0.6 * line_end_share(axes, names))
     tall = (max(ys) - min(ys)) or max(ys)
@@ -77,7 +77,7 @@ def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
 
 
 def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
-    """The most samples a second in every memory; beyond the last it stays, as more memory is no harm."""
+    """Draws the most samples a second in every memory, out to the right edge; returns its corners."""
     if not points:
         return []
     corners = [*points, (axes.get_xlim()[1], points[-1][1])]
@@ -98,7 +98,7 @@ def _name(row: Row) -> str:
 
 
 def _labels(found: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
-    """The name at the end of each line, then the batches: those on the stairs have the first choice."""
+    """Returns the name at the end of each line, then the batch sizes, those on the stairs first."""
     last = {line.rows[-1].case: line for line in found}
     rest = [row for line in found for row in line.rows if row.case not in last]
     names = [(line.rows[-1], _name(line.rows[-1]), True) for line in found]

@@ -44,7 +44,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """One bar of medians a row; the dot is the median of the whole step, its line the spread of the samples."""
+    """Draws one bar of medians a row; the dot is the median of the whole step, its line the spread."""
     size, unit = second_unit(row.step_seconds for row in rows if has(row))
     plain_axes(axes, grid="x")
     ends = [_bar(axes, row, at, size) if has(row) else 0.0 for at, row in enumerate(rows)]
@@ -71,7 +71,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _bar(axes: Axes, row: Row, at: int, size: float) -> float:
-    """Draw it and return where it ends."""
+    """Draws the bar of a row and returns where it ends."""
     left = 0.0
     for part, colour in PARTS:
         samples = of(row, part)

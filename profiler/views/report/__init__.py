@@ -41,9 +41,9 @@ LIMITS = (  # the first with which the page is small enough
 
 
 def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
-    """The whole page in UTF-8, less than 600 kB: of very large runs it leaves out rows, and says so.
+    """Returns the whole page in UTF-8, smaller than 600 kB: of very large runs rows are left out, and the page says so.
 
-    `redact` is default, all or none. Raises UserError where there is no record at all.
+    `redact` is default, all or none. Raises UserError if no run has a record.
     """
     if not any(run.records for run in runs):
         raise UserError("nothing to report: there is no record yet", hint="`gcprof run --resume` goes on with a run")
@@ -83,7 +83,7 @@ def _page(found: Sequence[ShownRun], limits: PageLimits, redact: str) -> bytes:
 
 
 def policy(style: str, script: str) -> str:
-    """What the page may do: apply this style and run this script, and nothing else."""
+    """Returns the policy of the page: it may apply this style and run this script, and nothing else."""
     return (
         f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -118,7 +118,7 @@ class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
-    """Every run with as many of its sections as there is room for: the first ones."""
+    """Returns every run with its first sections, as many as there is room for."""
     found, room = [], limits.sections
     for number, one in enumerate(runs, start=1):
         shown = one.groups[:room]
@@ -128,7 +128,7 @@ def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
 
 
 def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
-    """A line for each section, where there are several."""
+    """Returns a line for each section; None if there is only one."""
     lines = []
     for part, one in zip(shown, runs, strict=False):
         for group, its in zip(one.groups, part.sections, strict=False):
@@ -141,7 +141,7 @@ def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
 
 
 def agreement(shown: Sequence[RunPart]) -> str:
-    """Whether the sections advise the same strategy."""
+    """Says whether the sections advise the same strategy."""
     taken = Counter(its.brief[1] for part in shown for its in part.sections if its.brief[1] != MISSING)
     if not taken:
         return "Nothing here has a peak, so there is nothing to take."

@@ -59,7 +59,7 @@ class AreaChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def areas(rows: Sequence[Row]) -> AreaChart | None:
-    """The timelines of these rows; None where none was stored."""
+    """Returns the timelines of these rows; None if none was stored."""
     found = [(row, row.readings.timeline) for row in rows if row.outcome == "ok" and row.readings.timeline]
     if not found:
         return None
@@ -75,7 +75,7 @@ def areas(rows: Sequence[Row]) -> AreaChart | None:
 
 
 def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
-    """Every kind from below, with the bytes of it and of all below it at every point."""
+    """Returns every kind, the lowest first, with the bytes of it and of all below it at every point."""
     sizes: dict[str, list[int]] = {}
     for name, values in (timeline.nbytes if timeline else {}).items():
         kind = KINDS.get(name, name)
@@ -109,7 +109,7 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
 
 
 def _path(tops: Sequence[int], highest: int) -> str:
-    """A stair from the left to the right, one unit a point, closed at the bottom."""
+    """Returns a path of steps from left to right, one unit a point, closed at the bottom."""
     heights = [round(HIGH * top / highest) for top in tops]
     steps = [f"v{before - height}h1" for before, height in pairwise([0, *heights])]
     return f"M0 {HIGH}{''.join(steps)}V{HIGH}z"

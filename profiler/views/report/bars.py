@@ -69,7 +69,7 @@ class BarChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_category(rows: Sequence[Row]) -> BarChart | None:
-    """What the peak of each strategy is made of; None where no peak was measured."""
+    """Returns what the peak of each strategy is made of; None if no peak was measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes]
     found = {row.case: categories(row.readings) for row in shown}
     present = {part.name for parts in found.values() for part in parts}
@@ -85,7 +85,7 @@ def by_category(rows: Sequence[Row]) -> BarChart | None:
 
 
 def by_phase(rows: Sequence[Row]) -> BarChart | None:
-    """The largest number of bytes live in each phase of the step; None where that was not measured."""
+    """Returns the most bytes live in each phase of the step; None if that was not measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.phases]
     peaks = [{name: held.allocated for name, held in (row.readings.phases or {}).items()} for row in shown]
     scale = _scale([nbytes for of_row in peaks for nbytes in of_row.values()])
@@ -98,7 +98,7 @@ def by_phase(rows: Sequence[Row]) -> BarChart | None:
 
 
 def line_name(row: Row) -> str:
-    """A strategy, short enough for the narrowest screen."""
+    """Returns a strategy, short enough for the narrowest screen."""
     return short(row.case.strategy, NAME)
 
 
@@ -157,7 +157,7 @@ class DotRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dot_rows(rows: Sequence[Row], *, most: int) -> DotRows | None:
-    """Every sample of the step, up to so many dots a strategy; None where no time was sampled."""
+    """Returns every sample of the step, up to `most` dots a strategy; None if no time was sampled."""
     shown = [row for row in rows if row.outcome == "ok" and not row.case.is_predicted and of(row, "step")]
     if not shown:
         return None
@@ -192,7 +192,7 @@ def _dot_row(row: Row, number: int, scale: Scale, second: float, most: int) -> D
 
 
 def _thinned(samples: Sequence[float], most: int) -> list[float]:
-    """Evenly, with the smallest and the largest: what is drawn shows the whole range."""
+    """Returns evenly chosen samples, with the smallest and the largest, so that the range stays."""
     if len(samples) <= most:
         return list(samples)
     kept = {round(at * (len(samples) - 1) / (most - 3)) for at in range(most - 2)}

@@ -52,7 +52,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(rows: Sequence[Row]) -> Grid:
-    """The one table that every view shows."""
+    """Returns the table that every view shows."""
     shown = columns(rows).all
     marks = ["bad" if row.outcome != "ok" else "frontier" if row.on_frontier else "ok" for row in rows]
     return Grid(
@@ -64,7 +64,7 @@ def main(rows: Sequence[Row]) -> Grid:
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
-    """What was live at the points of the step that a run stores."""
+    """Returns the bytes live at the points of the step that a record stores."""
     heads = (
         "strategy",
         "before the forward",
@@ -78,7 +78,7 @@ def phases(rows: Sequence[Row]) -> Grid | None:
 
 
 def predictions(rows: Sequence[Row]) -> Grid | None:
-    """Predicted beside measured, a line for each case of which there are both."""
+    """Returns predicted beside measured, a line for each case that has both."""
     twins: dict[object, dict[bool, Row]] = {}
     for row in rows:
         if row.prediction_error is not None:
@@ -89,7 +89,7 @@ def predictions(rows: Sequence[Row]) -> Grid | None:
 
 
 def equality(rows: Sequence[Row]) -> Grid | None:
-    """What the equality pass found."""
+    """Returns what the equality pass found."""
     heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
     numbers = ("largest difference", "noise floor")
     lines = [(cell(row.case.strategy), *_equal(row, row.equality)) for row in rows if row.equality]
@@ -97,7 +97,7 @@ def equality(rows: Sequence[Row]) -> Grid | None:
 
 
 def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
-    """The raw samples of every part of the step in seconds, up to so many, and how they spread."""
+    """Returns the raw samples of every part of the step in seconds, up to `most`, and their spread."""
     heads = ("strategy", "part", "samples in seconds, the rounds in order", "median", "spread")
     lines = [
         (cell(row.case.strategy), name, _values(times, most), seconds_text(median(times)), spread_text(spread(times)))
@@ -109,12 +109,12 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
 
 
 def cell(text: object) -> str:
-    """A cell on one line, harmless, and not too long."""
+    """Returns a value as a harmless cell of one line, not too long."""
     return short(text, LONGEST_CELL)
 
 
 def _grid(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *, texts: int) -> Grid | None:
-    """The columns but the first `texts` are numbers; None where there is no line."""
+    """Returns a table whose columns are numbers after the first `texts`; None without a line."""
     named = tuple(Head(text=text, is_number=at >= texts) for at, text in enumerate(heads))
     return Grid(caption=caption, heads=named, lines=tuple(lines)) if lines else None
 

@@ -131,7 +131,7 @@ def _brief(advice: Advice) -> tuple[str, ...]:
 
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
-    """The slider stops at every choice, at what is advised, and evenly from below the lowest peak to the highest."""
+    """Returns the slider, which stops at every choice, at the advised peak, and evenly over the range of peaks."""
     found = stairs(rows)
     if not found or advice.chosen is None:
         return None
@@ -180,7 +180,7 @@ def _explained(row: Row) -> str | None:
 
 
 def _traced(readings: Readings) -> list[str]:
-    """What ran at the peak of a traced step, and who held the most."""
+    """Returns what ran at the peak of a traced step, and which modules held the most."""
     timeline = readings.timeline
     if timeline is None or not timeline.modules:
         return []

@@ -30,7 +30,7 @@ def sentence(advice: Advice, rows: Sequence[Row]) -> str:
 
 
 def name(row: Row) -> str:
-    """The strategy, short enough for a sentence."""
+    """Returns the strategy, short enough for a sentence."""
     return short(row.case.strategy, LONGEST)
 
 
@@ -45,7 +45,7 @@ def budget(stair: Stair) -> str:
 
 
 def no_budget(stair: Stair) -> str:
-    """What is said of every budget below the first stair."""
+    """Returns what holds for every budget below the lowest peak."""
     lowest = f"the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
     return f"nothing {stair.best.evidence} fits: {lowest}"
 

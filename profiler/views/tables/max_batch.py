@@ -40,7 +40,7 @@ def line(
     samples_per_second: float | None, *, needed: Callable[[Record], int | None], sample_bytes: int | None = None,
     static_bytes: int | None = None,
 ) -> LargestBatch:  # fmt: skip
-    """A strategy with its first record and that of one sample more."""
+    """Returns a strategy's largest batch, with its record and that of one sample more."""
     return LargestBatch(
         strategy=strategy,
         batch_size=batch_size,
@@ -57,13 +57,13 @@ def line(
 
 
 def context_text(context_bytes: int, source: str) -> str:
-    """A phrase on what CUDA takes of the memory besides tensors; `source` is assumed, measured or as asked."""
+    """Says what CUDA takes of the memory besides tensors; `source` is assumed, measured or as asked."""
     hint = "; --context SIZE says otherwise" if source == "assumed" else ""
     return f"of that CUDA itself takes {bytes_text(context_bytes)}, {source}{hint}"
 
 
 def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes: int) -> str:
-    """A sentence on why not even one sample fits: what it needs, and the parts of that."""
+    """Says why not even one sample fits: what it needs, and the parts of that."""
     work = max(0, sample_bytes - static_bytes - context_bytes)
     parts = [f"{bytes_text(static_bytes)} static", f"{bytes_text(work)} at work"]
     parts += [f"{bytes_text(context_bytes)} for CUDA itself"] if context_bytes else []
@@ -74,7 +74,7 @@ def table(
     lines: Sequence[LargestBatch], *, title: str, limit: int, context_bytes: int = 0, width: int | None = None,
     encoding: str = "utf-8",
 ) -> Text:  # fmt: skip
-    """A line for each strategy, and why none fits; samples a second are compared with those of `none`."""
+    """Returns a line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
         words("strategy", "", [one.strategy for one in lines]),
         numbers("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
@@ -120,7 +120,7 @@ def _beyond(one: LargestBatch, limit: int) -> str:
 
 
 def fits(found: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """One table for each case: a line a device, with the strategy that recomputes least of those that it holds."""
+    """Returns a table for each case: a line a device, with the strategy that recomputes least of those that fit."""
     cases = dict.fromkeys(one.case for one in found)
     parts = []
     for case in cases:
