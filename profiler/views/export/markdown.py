@@ -12,7 +12,8 @@ from profiler.runs.store import Run
 from profiler.views.export import markdown
 from profiler.views.redaction import redacted
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, below, columns, groups, heading
+from profiler.views.tables.columns import below, columns, groups, heading
+from profiler.views.tables.grid import Column
 
 SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#$~&"})
 

@@ -22,32 +22,11 @@ from profiler.core.units import (
     second_unit,
     spread_text,
 )
+from profiler.views.tables.grid import Column, numbers, words
 
 SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # of what no device ran
 COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 MAX_NAMED = 4  # strategies that one note names before it only counts them
-
-
-class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """One column: its head in up to two lines, and a cell for every row."""
-
-    head: tuple[str, str]
-    cells: tuple[str, ...]
-    is_number: bool = False  # right-aligned, and never shortened or broken
-
-    @property
-    def label(self) -> str:
-        return " ".join(part for part in self.head if part)
-
-
-def words(first: str, second: str, cells: Iterable[object]) -> Column:
-    """A column of text under a head of two lines."""
-    return Column(head=(first, second), cells=tuple(map(str, cells)))
-
-
-def numbers(first: str, second: str, cells: Iterable[str]) -> Column:
-    """A column of numbers under a head of two lines."""
-    return Column(head=(first, second), cells=tuple(cells), is_number=True)
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from profiler.analysis.ranking import Order
 from profiler.analysis.ratio_test import Contrast
 from profiler.analysis.recommendation import Advice
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
-from profiler.views.tables.columns import Column, numbers, words
+from profiler.views.tables.grid import Column, numbers, words
 
 MAX_SWAPPED = 3  # pairs that one line names before it only counts them
 

@@ -12,8 +12,7 @@ from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
-from profiler.views.tables.columns import Column, numbers, words
-from profiler.views.tables.grid import grid
+from profiler.views.tables.grid import Column, grid, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph
 
 OUTSIDE = "(outside of all modules)"

@@ -1,19 +1,39 @@
-"""Lays out columns as lines of text that fit a width."""
+"""Columns of text, and how they are laid out as lines that fit a width."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import msgspec
 from rich.cells import cell_len
 
-from profiler.views.tables.columns import Column
-
 GAP = "  "
 NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)"  # the comma of 1,021 and the colon of cuda:0 hold together
 PIECE = re.compile(rf"(?:[^,: ]|{NUMBER})*[,: ]?")  # text may break behind a comma, a colon or a space
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One column: its head in up to two lines, and a cell for every row."""
+
+    head: tuple[str, str]
+    cells: tuple[str, ...]
+    is_number: bool = False  # right-aligned, and never shortened or broken
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in self.head if part)
+
+
+def words(first: str, second: str, cells: Iterable[object]) -> Column:
+    """A column of text under a head of two lines."""
+    return Column(head=(first, second), cells=tuple(map(str, cells)))
+
+
+def numbers(first: str, second: str, cells: Iterable[str]) -> Column:
+    """A column of numbers under a head of two lines."""
+    return Column(head=(first, second), cells=tuple(cells), is_number=True)
 
 
 class GridLine(msgspec.Struct, frozen=True, kw_only=True):

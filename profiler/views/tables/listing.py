@@ -18,7 +18,7 @@ from profiler.core.units import MISSING, count_text
 from profiler.runs.find import runs
 from profiler.runs.references import PREFIX, find, names
 from profiler.runs.store import Run, load
-from profiler.views.tables.columns import numbers, words
+from profiler.views.tables.grid import numbers, words
 from profiler.views.tables.terminal import fitted, paragraph, titled
 
 FEEDS = {True: "yes", False: "no", None: MISSING}

@@ -10,7 +10,8 @@ from rich.text import Text
 from profiler.analysis.fit import Fit
 from profiler.core.record import Record, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
-from profiler.views.tables.columns import Column, batch, numbers, words
+from profiler.views.tables.columns import batch
+from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph, titled
 
 NOTE = (

@@ -12,7 +12,8 @@ from profiler.analysis.flat_row import COLUMNS, line
 from profiler.analysis.rows import Row
 from profiler.core.units import count_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, below, columns, groups, heading
+from profiler.views.tables.columns import below, columns, groups, heading
+from profiler.views.tables.grid import Column
 
 KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # whole numbers stay so
 

@@ -13,7 +13,8 @@ from profiler.analysis.rows import Row
 from profiler.analysis.throughput import device_memory, holds, samples_per_second, stairs
 from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
 from profiler.views.plots.panels import planes, space_of
-from profiler.views.tables.columns import COUNTED, Column, heading, numbers, words
+from profiler.views.tables.columns import COUNTED, heading
+from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph, strips
 
 OUT, BEYOND = "OOM", "*"

@@ -17,7 +17,7 @@ from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import render
 from profiler.planning.solver import Point
-from profiler.views.tables.columns import Column, numbers, words
+from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, titled
 
 

@@ -11,7 +11,7 @@ from profiler.core.case import FAKE, encode
 from profiler.core.gpu_kinds import is_hollow
 from profiler.core.units import MISSING, in_unit_text, spread_text
 from profiler.views.export.markdown import escaped, table_line
-from profiler.views.tables.columns import Column
+from profiler.views.tables.grid import Column
 from profiler.views.tables.terminal import fitted, titled
 
 OTHER_SIZE = "other size"

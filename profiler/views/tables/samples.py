@@ -14,7 +14,8 @@ from profiler.core.stats.interval import uncertainty
 from profiler.core.stats.spread import spread
 from profiler.core.units import MISSING, byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, groups, heading, numbers, reasons, words
+from profiler.views.tables.columns import groups, heading, reasons
+from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph
 
 TIMES = ("forward", "backward", "optimizer", "step")

@@ -12,8 +12,8 @@ from rich.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, Columns, below, columns, groups, heading
-from profiler.views.tables.grid import GAP, GridLine, block, broken, grid
+from profiler.views.tables.columns import Columns, below, columns, groups, heading
+from profiler.views.tables.grid import GAP, Column, GridLine, block, broken, grid
 
 INDENT = "  "
 Printed = Text  # what views for the screen give, and `write` prints
