@@ -16,8 +16,8 @@ from matplotlib.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.views.labels import Label
-from profiler.views.plots import line_end_labels
+from profiler.views.geometry import spread
+from profiler.views.plots.labels import Label, place_at_line_ends
 from profiler.views.plots.plot import draw
 from profiler.views.tables import pivot, terminal
 from tests import examples, golden_files, make
@@ -313,7 +313,7 @@ def test_names_written_straight_beside_their_points_would_meet():
     axes = figure.subplots()
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
-    written = line_end_labels.write(axes, [Label(x=0.5, y=0.5, text="one"), Label(x=0.5, y=0.5, text="other")])
+    written = place_at_line_ends(axes, [Label(x=0.5, y=0.5, text="one"), Label(x=0.5, y=0.5, text="other")])
     apart = [Text.get_window_extent(text) for text in written]
     for text in written:
         text.set_position((0, 0))
@@ -336,7 +336,7 @@ def test_names_written_straight_beside_their_points_would_meet():
     ],
 )
 def test_middles_are_moved_no_more_than_it_takes(wanted, found):
-    assert line_end_labels.spread(wanted, [10] * len(wanted), low=0, high=100) == found
+    assert spread(wanted, [10] * len(wanted), low=0, high=100) == found
 
 
 # --- throughput

@@ -8,7 +8,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core.record import BlockSummary, ModelSummary
-from profiler.views.tables.blocks import blocks as table
+from profiler.views.tables.listing import blocks as table
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -12,7 +12,6 @@ import pytest
 from profiler.analysis.comparison import Comparison, compare
 from profiler.core.record import Environment, Record
 from profiler.core.units import MISSING
-from profiler.views.export import comparison_files
 from profiler.views.tables import comparison, terminal
 from profiler.views.tables.comparison_parts import parts
 from tests import examples, golden_files, make
@@ -101,7 +100,7 @@ def test_the_comparison_looks_as_it_did(name: str, width: int):
 @pytest.mark.parametrize("name", ["pair", "devices"])
 def test_the_files_look_as_they_did(name: str):
     golden_files.compare(f"compare-{name}.md", comparison.markdown(CASES[name]()))
-    golden_files.compare(f"compare-{name}.csv", comparison_files.table(CASES[name]()))
+    golden_files.compare(f"compare-{name}.csv", comparison.csv(CASES[name]()))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -24,7 +24,7 @@ from profiler.engines import EngineChoice
 from profiler.engines.local import Local
 from profiler.request.spec import Plan
 from profiler.training.workload import Workload
-from profiler.views.tables.cost import lines
+from profiler.views.tables.progress import cost_lines
 from tests import make
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -119,7 +119,7 @@ def test_a_real_trial_takes_the_steps_that_were_told(engine, strategy, sampling)
 def test_what_a_cpu_costs_has_no_seconds():
     plan = schedule.measured([trial("none", device="cpu", samples=5, sampling=Sampling()).case], 2, predict=True)
 
-    first, steps = lines(cost(plan, {}, start_seconds=0.0))
+    first, steps = cost_lines(cost(plan, {}, start_seconds=0.0))
 
     assert first == "3 trials, 1 of them predictions, which need no device"
     assert steps.startswith("steps: 21 to 211; a round is timed for up to 2 s, or 5 steps")

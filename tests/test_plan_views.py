@@ -21,7 +21,7 @@ from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point, best, frontier
 from profiler.views.plots import plan_curves
 from profiler.views.tables import max_batch, plans, terminal
-from profiler.views.tables.max_batch import Line
+from profiler.views.tables.max_batch import LargestBatch
 from profiler.views.tables.plans import Shown
 from tests import golden_files, make
 from tests.planning_chains import FOLDER
@@ -52,13 +52,13 @@ def shown() -> list[Shown]:
 
 
 LINES = [
-    Line(strategy="none", batch_size=10, predicted_bytes=19 * MIB, measured_bytes=19 * MIB, outcome="ok",
+    LargestBatch(strategy="none", batch_size=10, predicted_bytes=19 * MIB, measured_bytes=19 * MIB, outcome="ok",
          beyond_bytes=21 * MIB, beyond_outcome="ok", samples_per_second=1234.5),
-    Line(strategy="segments:k=4,split=balanced", batch_size=22, predicted_bytes=20 * MIB, measured_bytes=None,
+    LargestBatch(strategy="segments:k=4,split=balanced", batch_size=22, predicted_bytes=20 * MIB, measured_bytes=None,
          outcome="out_of_memory", beyond_bytes=None, beyond_outcome="out_of_memory", samples_per_second=None),
-    Line(strategy="all", batch_size=0, predicted_bytes=None, measured_bytes=None, outcome=None, beyond_bytes=22 * MIB,
-         beyond_outcome="ok", samples_per_second=None),
-    Line(strategy="plan", batch_size=23, predicted_bytes=20 * MIB, measured_bytes=20 * MIB, outcome="ok",
+    LargestBatch(strategy="all", batch_size=0, predicted_bytes=None, measured_bytes=None, outcome=None,
+         beyond_bytes=22 * MIB, beyond_outcome="ok", samples_per_second=None),
+    LargestBatch(strategy="plan", batch_size=23, predicted_bytes=20 * MIB, measured_bytes=20 * MIB, outcome="ok",
          beyond_bytes=20 * MIB, beyond_outcome="ok", samples_per_second=617.25),
 ]  # fmt: skip
 BELOW = [plans.legend(CHAIN), "times are against the step without checkpointing"]
@@ -232,7 +232,7 @@ def test_one_document_holds_plan_rivals_and_frontier():
 
 
 def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
-    def last(lines: list[Line]) -> str:
+    def last(lines: list[LargestBatch]) -> str:
         return max_batch.table(lines, title="t", limit=20 * MIB).plain.splitlines()[-1]
 
     assert last(LINES).endswith("-50 %")  # 617.25 of 1234.5

@@ -16,9 +16,9 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.views import PLOTS
-from profiler.views.labels import Label, place
+from profiler.views.plots import theme
+from profiler.views.plots.labels import Label, place
 from profiler.views.plots.plot import draw, plot
-from profiler.views.tables import theme
 from tests import examples, make
 
 CASES = {

@@ -20,7 +20,7 @@ from profiler.measuring import measure
 from profiler.predicting.prediction import predict
 from profiler.request import device_choice
 from profiler.request.spec import Request, plan
-from profiler.views.tables import fits
+from profiler.views.tables import max_batch
 from profiler.views.tables.progress import describe
 from tests import make
 
@@ -178,7 +178,7 @@ def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
 def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
     found = fit.fits(rows([predicted(peak=30 * GIB), predicted("all", peak=20 * GIB)]), [gpu_specs.find("t4")])
 
-    table = fits.table(found).plain
+    table = max_batch.fits(found).plain
 
     assert found[0].strategy is None
     assert found[0].needed_bytes == 20 * GIB + fit.CONTEXT

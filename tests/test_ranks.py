@@ -30,7 +30,7 @@ from profiler.request import device_choice
 from profiler.training.assemble import assemble
 from profiler.training.distributed.fsdp2 import distribute
 from profiler.training.models.transformer import build as transformer
-from profiler.views.tables import columns, ranks
+from profiler.views.tables import columns, samples
 from tests import make
 from tests.plans import written
 from tests.program import PATIENCE_SECONDS, Started
@@ -177,13 +177,13 @@ def test_show_has_a_line_for_ranks_that_hold_the_same_and_one_for_each_that_does
     record = make.record(case=case(ranks=3), peak=90 * MIB)
     held = msgspec.structs.replace(record.readings, ranks=(alike, alike, more))
 
-    shown = ranks.table(rows([msgspec.structs.replace(record, readings=held)]))
+    shown = samples.ranks(rows([msgspec.structs.replace(record, readings=held)]))
 
     assert [line.split() for line in shown.plain.splitlines()[-2:]] == [
         ["none", "0-1", "80.0", "30.0", "20.0", "20.0", "-"],
         ["none", "2", "90.0", "30.0", "20.0", "20.0", "10.0"],
     ]
-    assert ranks.table(rows([make.record()])) is None
+    assert samples.ranks(rows([make.record()])) is None
 
 
 def test_a_record_whose_ranks_do_not_fit_together_is_no_result():

@@ -19,11 +19,11 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Note, Record, Timeline
 from profiler.core.secret_filter import HIDDEN
 from profiler.runs.store import Run, load
+from profiler.views.geometry import around
 from profiler.views.report import MOST_BYTES, render
-from profiler.views.report.areas import Area, Phase, areas
-from profiler.views.report.dot_rows import strips
+from profiler.views.report.areas import Area, PhaseMark, areas
+from profiler.views.report.bars import dot_rows
 from profiler.views.report.frontier import NARROW, frontier
-from profiler.views.report.scale import around
 from tests import examples, make
 from tests.make import MIB
 from tests.test_layers import modules_after
@@ -104,7 +104,7 @@ def test_the_timelines_of_a_step_are_drawn_to_one_scale():
         Area(kind="parameters", path="M0 1000v-200h1v0h1v0h1v0h1V1000z"),
     )
     assert found.panels[1].areas[0].path == "M0 1000v-100h1v0h1v-400h1v250h1V1000z"
-    assert found.panels[0].phases == (Phase(at=0.0, name="forward"), Phase(at=75.0, name="backward"))
+    assert found.panels[0].phases == (PhaseMark(at=0.0, name="forward"), PhaseMark(at=75.0, name="backward"))
 
 
 def test_a_page_tells_what_ran_at_the_peak_unless_all_is_hidden(tmp_path: Path):
@@ -304,7 +304,7 @@ def test_all_points_at_one_place_are_in_the_middle():
 
 def test_a_picture_of_nothing_is_none():
     assert frontier(rows([make.failed("none", "crashed", "signal 11")])) is None
-    assert strips(rows([make.failed("none", "crashed", "signal 11")]), most=10) is None
+    assert dot_rows(rows([make.failed("none", "crashed", "signal 11")]), most=10) is None
 
 
 def test_the_names_of_points_meet_neither_each_other_nor_another_point():
@@ -323,10 +323,10 @@ def test_the_names_of_points_meet_neither_each_other_nor_another_point():
 def test_dots_that_are_left_out_are_counted_and_the_extremes_are_drawn():
     seconds = tuple(0.1 + 0.0001 * at for at in range(300))
 
-    found = strips(rows([make.record("none", seconds=seconds)]), most=20)
+    found = dot_rows(rows([make.record("none", seconds=seconds)]), most=20)
 
     assert found is not None
-    (strip,) = found.strips
+    (strip,) = found.rows
     assert found.num_left_out == 280
     assert len(strip.dots) <= 20
     assert {dot[0] for dot in strip.dots} >= {2.0, 98.0}  # the margins: the smallest and the largest

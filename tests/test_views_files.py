@@ -12,7 +12,7 @@ from profiler.core.case import decode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.views.export import csv as csv_view
-from profiler.views.export import derived, latex, markdown
+from profiler.views.export import files, latex, markdown
 from profiler.views.export.files import write_whole
 from profiler.views.export.json import document
 from tests import examples, golden_files, make
@@ -117,9 +117,9 @@ def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path: Path):
 def test_derived_files_are_written_and_written_again(tmp_path: Path):
     run = examples.run(tmp_path / "run", examples.sweep((2, 4)))
 
-    first = [path.name for path in (*derived.tables(run), *derived.pictures(run))]
-    derived.tables(run)
-    derived.pictures(run)
+    first = [path.name for path in (*files.write_tables(run), *files.write_pictures(run))]
+    files.write_tables(run)
+    files.write_pictures(run)
 
     assert first == ["table.csv", "table.md", "frontier.png"]
     assert sorted(path.name for path in (run.folder / "derived").iterdir()) == sorted(first)
@@ -128,5 +128,5 @@ def test_derived_files_are_written_and_written_again(tmp_path: Path):
 def test_without_an_ok_point_there_is_no_frontier_to_draw(tmp_path: Path):
     run = examples.run(tmp_path / "run", [make.failed("none", "out_of_memory", "96 MiB")])
 
-    assert [path.name for path in derived.tables(run)] == ["table.csv", "table.md"]
-    assert derived.pictures(run) == []
+    assert [path.name for path in files.write_tables(run)] == ["table.csv", "table.md"]
+    assert files.write_pictures(run) == []

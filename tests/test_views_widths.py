@@ -18,7 +18,7 @@ from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary
 from profiler.core.stats import Sampling
 from profiler.training import models, strategies
-from profiler.views.tables import blocks, explanation, fits, listing, overviews, reproduction, samples, terminal
+from profiler.views.tables import explanation, listing, max_batch, reproduction, samples, terminal
 from tests import examples, golden_files, make
 from tests.make import MIB
 from tests.test_explanation_views import longest
@@ -54,7 +54,7 @@ def _blocks(**how: object) -> Text:
         replace(layer, name="model.layers.1", feeds_next=False),
         BlockSummary(name="head", kind="Linear", num_parameters=1, output=None),
     )
-    return blocks.blocks(
+    return listing.blocks(
         ModelSummary(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found), **how
     )
 
@@ -65,7 +65,7 @@ def _fits(**how: object) -> Text:
     tight = Fit(case=case, device="rtx-4090", memory_bytes=24 * GIB, strategy="segments:k=8,split=balanced",
                 needed_bytes=23 * GIB, extra_flops=0.3219)  # fmt: skip
     never = Fit(case=case, device="t4", memory_bytes=16 * GIB, strategy=None, needed_bytes=17 * GIB, extra_flops=None)
-    return fits.table([held, tight, never], **how)
+    return max_batch.fits([held, tight, never], **how)
 
 
 def _reproduction(**how: object) -> Text:
@@ -86,11 +86,11 @@ def _reproduction(**how: object) -> Text:
 
 
 def _list(**how: object) -> Text:
-    whole = overviews.Overview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
+    whole = listing.RunOverview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
                                created="2026-11-20T17:49:00Z", models=("mnist-cnn:channels=32", "mlp"),
                                devices=("cpu",))  # fmt: skip
     part = replace(whole, status="partial", num_ok=12, num_rows=34, devices=("cuda:0", "fake:h100"))
-    return overviews.table([whole, part, overviews.Overview(name="torn", status="unreadable")], **how)
+    return listing.run_list([whole, part, listing.RunOverview(name="torn", status="unreadable")], **how)
 
 
 def _names(**how: object) -> Text:

@@ -31,8 +31,8 @@ def blocks(
     """
     from profiler import engines
     from profiler.core.case import encode
-    from profiler.views.tables.blocks import blocks as table
-    from profiler.views.tables.blocks import document
+    from profiler.views.tables.listing import blocks as table
+    from profiler.views.tables.listing import document
 
     case = _case(model, pattern, batch_size)
     with engines.connect() as engine:

@@ -239,12 +239,12 @@ def _show(run: Run, *, json: bool, code: int) -> int:
 
 def _derive(run: Run, code: int) -> tuple[int, list[str]]:
     """Write what can be derived; the exit code, and what to say. Without pictures a run is as good."""
-    from profiler.views.export import derived
+    from profiler.views.export import files
 
     told = [f"wrote {run.folder / 'trials.jsonl'}"]
     try:
-        told += [f"wrote {path}" for path in derived.tables(run)]
-        told += [f"wrote {path}" for path in derived.pictures(run)]
+        told += [f"wrote {path}" for path in files.write_tables(run)]
+        told += [f"wrote {path}" for path in files.write_pictures(run)]
     except UserError as error:
         if error.exit_code != 1:
             return error.exit_code, [*told, f"gcprof: {error.message}", f"hint: {error.hint}"]
@@ -265,7 +265,7 @@ def _show_fit(run: Run) -> None:
     """Below the table: each known GPU with the cheapest strategy that it holds."""
     from profiler.analysis import fit, rows
     from profiler.core import gpu_specs
-    from profiler.views.tables import fits
+    from profiler.views.tables import max_batch
 
     found = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
-    say(fits.table(found, width=width(), encoding=encoding()))
+    say(max_batch.fits(found, width=width(), encoding=encoding()))

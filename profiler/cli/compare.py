@@ -99,7 +99,6 @@ def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> st
 
 
 def _print(found: Comparison, judgement: Judgement | None, *, code: int, format: str, columns: int | None) -> None:
-    from profiler.views.export import comparison_files
     from profiler.views.tables import comparison
 
     if format == "table":
@@ -107,9 +106,9 @@ def _print(found: Comparison, judgement: Judgement | None, *, code: int, format:
     elif format == "md":
         say_bytes(comparison.markdown(found).encode())
     elif format == "csv":
-        say_bytes(comparison_files.table(found).encode())
+        say_bytes(comparison.csv(found).encode())
     else:
-        say_bytes(comparison_files.document(found, judgement=judgement, exit_code=code))
+        say_bytes(comparison.document(found, judgement=judgement, exit_code=code))
 
 
 def _tell(judgement: Judgement) -> None:

@@ -21,19 +21,19 @@ def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: 
     """The lines of a dry run's end: trials, steps, and seconds of a GPU where one is measured on."""
     from profiler import engines
     from profiler.analysis import cost
-    from profiler.views.tables.cost import lines
+    from profiler.views.tables.progress import cost_lines
 
     measured = [trial for trial in plan.trials if not trial.case.is_predicted]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
-        return lines(cost.cost(plan.trials, {}, start_seconds=0.0))
+        return cost_lines(cost.cost(plan.trials, {}, start_seconds=0.0))
     kind = _kind(on_gpu[0].case.device, devices, engines.EngineChoice(where))
     speeds, basis = _speeds(on_gpu, kind, plan.data_directory) if kind else ({}, None)
     is_here = engines.EngineChoice(where).name in engines.HERE
     seconds = _start_seconds(engine, on_gpu[0].case.device) if is_here else START_SECONDS
     found = cost.cost(plan.trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
-    return lines(
+    return cost_lines(
         found,
         basis=basis,
         start=f"{seconds:.2g} s {'as measured now' if is_here else 'assumed'} for the start of",

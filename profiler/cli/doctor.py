@@ -97,8 +97,8 @@ def _print_json(found: dict[str, Any]) -> None:
 
 def _print_block(found: dict[str, Any]) -> None:
     """For an issue: no host, no user, no folder."""
-    from profiler.views.export.issue_block import fenced
-    from profiler.views.path_redaction import hidden
+    from profiler.views.export.markdown import fenced
+    from profiler.views.redaction import hidden
 
     print(fenced(hidden(line) for line in _lines(found)))
 

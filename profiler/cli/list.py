@@ -23,7 +23,7 @@ def list_runs(
     """
     from profiler.core.case import encode
     from profiler.core.errors import UserError
-    from profiler.views.tables.overviews import overviews, references, table
+    from profiler.views.tables.listing import overviews, references, run_list
 
     if not os.path.isdir(folder) and folder != RESULTS:
         raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
@@ -33,7 +33,7 @@ def list_runs(
     if json:
         say_bytes(encode(found) + b"\n")
     elif found:
-        say(table(found, width=width(), encoding=encoding()))
+        say(run_list(found, width=width(), encoding=encoding()))
         next_command("gcprof", "show", found[-1].name if ref else str(folder / found[-1].name))
     else:
         next_command("gcprof", "run")

@@ -15,7 +15,7 @@ from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
     from profiler.cli.planning import Model
-    from profiler.views.tables.max_batch import Line
+    from profiler.views.tables.max_batch import LargestBatch
     from profiler.workflows.max_batch import Largest
 
 ROUNDS = 3
@@ -133,7 +133,7 @@ def _say_predicted(word: str, predicted: Largest, limit: int) -> None:
 
 def _measured(
     asked: Model, found: list[Largest], folder: Path, rounds: int, context_bytes: int, *, measure: bool
-) -> tuple[list[Line], int]:
+) -> tuple[list[LargestBatch], int]:
     from profiler.analysis import progress
     from profiler.cli.carry import follow
     from profiler.request import device_choice
@@ -169,7 +169,7 @@ def _measured(
     return lines, code
 
 
-def _print(asked: Model, lines: list[Line], limit: int, context: _Context, *, json: bool) -> None:
+def _print(asked: Model, lines: list[LargestBatch], limit: int, context: _Context, *, json: bool) -> None:
     from profiler.core.units import bytes_text
     from profiler.views.tables import max_batch as capacity
 

@@ -70,7 +70,7 @@ def reproduce(
 
 
 def _list() -> None:
-    from profiler.views.tables.columns import Column
+    from profiler.views.tables.grid import Column
     from profiler.views.tables.terminal import fitted
     from profiler.workflows import published
 

@@ -50,7 +50,7 @@ def show(
         say_bytes(render(found))
         return
     if form == "md":
-        from profiler.views.export.issue_block import run_block
+        from profiler.views.export.markdown import run_block
 
         say_bytes(run_block(found).encode())
         return
@@ -71,10 +71,10 @@ def show(
 def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
     """What each rank holds, where several train together, with those that may be compared."""
     from profiler.views.tables import columns as cells
-    from profiler.views.tables import ranks
+    from profiler.views.tables.samples import ranks
 
     for group in cells.groups(table):
-        found = ranks.table(group, width=width(columns), encoding=encoding())
+        found = ranks(group, width=width(columns), encoding=encoding())
         if found:
             print()
             say(found)

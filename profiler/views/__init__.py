@@ -1,8 +1,10 @@
-"""The tables of views, readable without importing one: what a run can be exported to, and plotted as.
+"""Rows to text, pictures, pages and files.
 
-An export is one file with `render(run)`, which gives the whole file as bytes. A plot is one file: its `panels(rows,
-over)` says which rows share a panel (see panels.py), `has(row)` which of them have its numbers, `height(rows, width)`
-how tall a panel likes to be, and `draw(axes, rows, among)` draws it, one among the rows of all. Each is one line here.
+The two tables name what a run can be exported to and plotted as; reading them imports no view. An export is a file with
+`render(run)`, which returns the whole file as bytes. A plot is a file with `panels(rows, over)`, which groups the rows
+that share a panel (see panels.py), `has(row)`, whether a row has the numbers, `height(rows, width)`, the inches a panel
+asks for, and `draw(axes, rows, among)`, which draws one panel; `among` are the rows of all panels. A new export or plot
+is one file and one line here.
 """
 
 from typing import Any
@@ -28,6 +30,6 @@ PLOTS = {
 
 
 def load(target: str) -> Any:
-    """The function that a line of EXPORTS names, imported only now. Raises UserError where its library is missing."""
+    """Imports and returns the function that a line of EXPORTS names. Raises UserError if its library is missing."""
     module, _, attribute = target.partition(":")
     return getattr(optional_deps.load(module), attribute)

@@ -1,4 +1,4 @@
-"""A run without what could tell whose it is: knows nothing of pages. What was measured is never changed.
+"""Runs and texts without what could tell whose machine it was. What was measured is never changed.
 
 "default" hides folders, addresses and the numbers of devices, "all" also the names of devices, the options of models,
 the command and every text that a failure left; "none" hides nothing.
@@ -14,15 +14,26 @@ import msgspec
 
 from profiler.core.case import FAKE, Case, Choice
 from profiler.core.record import Built, Environment, Equality, Readings, Record
-from profiler.core.secret_filter import HIDDEN
+from profiler.core.secret_filter import HIDDEN, hide
 from profiler.runs.store import Manifest, Run
-from profiler.views.path_redaction import hidden
+
+START = r"(?:[a-z][a-z0-9+.-]{1,20}://|~[\w.-]*/|/(?=[\w.~/-])|[A-Za-z]:[\\/]|\\\\)"  # of an absolute path
+FILE = r"[\w.-]{0,255}\.[A-Za-z]\w*"  # no file has a longer name
+PLACE = re.compile(
+    rf"(?P<quoted>'{START}[^']*'|\"{START}[^\"]*\""
+    rf"|(?<!\w)'(?:[\w.~ -]{{1,255}}[\\/])+[\w. -]{{0,255}}\.[A-Za-z]\w*'"
+    rf"|\"(?:[\w.~ -]{{1,255}}[\\/])+[\w. -]{{0,255}}\.[A-Za-z]\w*\")"
+    rf"|(?P<absolute>(?<![\w.\])]){START}(?:{re.escape(HIDDEN)}|[^\s'\"<>|,;()\[\]])+)(?P<after> {FILE})?"
+    rf"|(?P<relative>(?:[\w.~-]{{1,255}}[\\/])+{FILE})"
+    r"|(?P<address>[\w.+-]{1,64}@[\w.-]+)"  # without limits each letter of a long word is looked at from each before it
+    r"|(?P<number>\b(?:(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))"
+)
 
 LEVELS = ("default", "all", "none")
 
 
 def redacted(runs: Iterable[Run], *, level: str) -> list[Run]:
-    """The runs as they may be shown. Cases stay apart: two that would look alike are numbered."""
+    """Returns the runs as they may be shown. Cases that would look alike after redaction are numbered."""
     return [run if level == "none" else _redacted(run, number, level) for number, run in enumerate(runs, start=1)]
 
 
@@ -42,12 +53,12 @@ def _redacted(run: Run, number: int, level: str) -> Run:
 
 
 def _command(text: str) -> str:
-    """Of a command every word with a folder in it is a path."""
+    """Hides the folders of a command: every word of it that holds a slash is a path."""
     return " ".join(re.sub(r"^((?:--?[\w-]+=)?).*[\\/]", r"\1[path]/", word) for word in hidden(text).split(" "))
 
 
 class _Redaction:
-    """How the records of one run are changed, each name into the same one everywhere."""
+    """Redacts the records of one run; a name becomes the same one everywhere."""
 
     def __init__(self, records: Iterable[Record], *, is_all: bool) -> None:
         cases = [record.case for record in records]
@@ -91,25 +102,25 @@ class _Redaction:
         return msgspec.structs.replace(built, data=HIDDEN if is_named else hidden(built.data))
 
     def _equality(self, equality: Equality | None) -> Equality | None:
-        """Names of parameters tell the model."""
+        """Hides names of parameters, by which a model could be known."""
         if equality is None or not self._is_all:
             return equality
         worst = HIDDEN if equality.worst_parameter else None
         return msgspec.structs.replace(equality, worst_parameter=worst, missing=(HIDDEN,) * len(equality.missing))
 
     def _readings(self, readings: Readings) -> Readings:
-        """Names of modules tell it too."""
+        """Hides names of modules, by which a model could be known."""
         if readings.timeline is None or not self._is_all:
             return readings
         unnamed = msgspec.structs.replace(readings.timeline, module=None, modules={})
         return msgspec.structs.replace(readings, timeline=unnamed)
 
     def _text(self, text: str | None) -> str | None:
-        """What a failure said may quote anything."""
+        """Redacts the text of a failure, which may quote anything."""
         return text and (HIDDEN if self._is_all else hidden(text))
 
     def _known(self, text: str) -> str:
-        """Notes are our own words; what they quote of the case is changed as there."""
+        """Redacts what a note quotes of the case; the other words of notes are ours."""
         if not self._is_all:
             return hidden(text)
         for word, instead in {**self._models, **self._devices}.items():
@@ -131,7 +142,7 @@ class _Redaction:
 
 
 def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]:
-    """Every text with what it becomes; texts that would become the same are numbered in their order."""
+    """Maps every text to its redacted form; equal forms are numbered in the order of the texts."""
     found: dict[str, str] = {}
     for text in dict.fromkeys(map(str, texts)):
         new, number = change(text), 1
@@ -139,3 +150,23 @@ def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]
             number += 1
         found[text] = f"{new} #{number}" if number > 1 else new
     return found
+
+
+def hidden(text: str, *, wholly: bool = False) -> str:
+    """Returns a text without secrets, folders, addresses and device numbers; with `wholly`, without file names too."""
+    return PLACE.sub(HIDDEN if wholly else _instead, hide(text))
+
+
+def _instead(match: re.Match[str]) -> str:
+    if match["address"] or match["number"]:
+        return HIDDEN
+    name, after = _name(match["absolute"] or match[0].strip("'\"")), match["after"] or ""
+    if after and not name:  # the rest of a name with a space in it
+        return f"[path]/{after.strip()}"
+    return f"[path]/{name}{after}" if name else "[path]"
+
+
+def _name(path: str) -> str:
+    """Returns the name of a file, and nothing for a folder, whose name tells too much."""
+    name = re.split(r"[\\/]", path)[-1]
+    return name if re.search(r"\.[A-Za-z]\w*", name) else ""

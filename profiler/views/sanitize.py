@@ -1,4 +1,4 @@
-"""Text from files and child processes, made harmless for one line of a screen. Knows nothing of tables."""
+"""Text from files and child processes, made harmless for one line of a screen, and short."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import unicodedata
 from functools import lru_cache
 
 ASCII = str.maketrans({"±": "+-", "…": "..."})  # ours; whatever else there is, is escaped
-
-
 ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")  # colours, titles, links of a terminal
 
 
@@ -17,14 +15,22 @@ def plain(text: str, *, encoding: str = "utf-8") -> str:
     """The text on one line, without control characters, in characters that the encoding has."""
     if text.isascii() and text.isprintable() and " ".join(text.split()) == text:
         return text  # as nearly all is
-    spaced = " ".join(ESCAPE.sub("", text).split())
-    harmless = spaced if spaced.isprintable() else _without_controls(spaced)
+    line = " ".join(ESCAPE.sub("", text).split())
+    if not line.isprintable():
+        line = "".join(character for character in line if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
     try:
-        harmless.encode(encoding)
-        return harmless
+        line.encode(encoding)
+        return line
     except UnicodeEncodeError:
-        return harmless.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
+        return line.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _without_controls(text: str) -> str:
-    return "".join(character for character in text if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
+def short(value: object, length: int) -> str:
+    """Any value as one harmless line, without its middle where it is longer than `length` characters."""
+    return shortened(plain(str(value)), length)
+
+
+def shortened(text: str, length: int) -> str:
+    """The text without its middle where it is longer: names of one kind differ at their ends."""
+    before = (length - 1) // 2
+    return text if len(text) <= length else f"{text[:before]}…{text[before + 1 - length :]}"

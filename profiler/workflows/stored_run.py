@@ -11,8 +11,7 @@ from profiler.analysis.rows import rows as read_rows
 from profiler.core.units import count_text
 from profiler.runs import store
 from profiler.runs.find import run_folder
-from profiler.views.export.frame import frame
-from profiler.views.tables.notebook import page
+from profiler.views.tables.notebook import frame, page
 
 if TYPE_CHECKING:
     import pandas as pd

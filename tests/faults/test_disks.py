@@ -21,7 +21,7 @@ from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.engines import capped_log
 from profiler.runs import store
-from profiler.views.export import derived
+from profiler.views.export import files
 from tests import examples, make
 from tests.program import row_names
 
@@ -75,7 +75,7 @@ def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_sa
 
 def test_fault_36_a_disk_that_is_full_after_the_run_costs_the_pictures_alone(here: Path, capsys: Any):
     folder = examples.run(here / "run", GOOD).folder
-    derived.tables(store.load(folder))
+    files.write_tables(store.load(folder))
     before = texts(folder)
 
     with no_file_beyond(100):
@@ -90,12 +90,12 @@ def test_fault_36_a_disk_that_is_full_after_the_run_costs_the_pictures_alone(her
 
 def test_twin_36_a_table_that_is_written_in_place_is_lost(here: Path, monkeypatch: pytest.MonkeyPatch):
     folder = examples.run(here / "run", GOOD).folder
-    derived.tables(store.load(folder))
+    files.write_tables(store.load(folder))
     before = texts(folder)["derived/table.csv"]
     monkeypatch.setattr(safe_files, "beside", lambda path: path)
 
     with no_file_beyond(100), pytest.raises(UserError):
-        derived.tables(store.load(folder))
+        files.write_tables(store.load(folder))
 
     assert texts(folder).get("derived/table.csv") != before
 

@@ -17,7 +17,7 @@ from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.engines import local
 from profiler.runs import store
-from profiler.views.export import derived
+from profiler.views.export import files
 from tests import examples, make
 from tests.program import PATIENCE_SECONDS, Endless, Started
 
@@ -187,7 +187,7 @@ def littered(tmp_path: Path) -> Path:
 
 def test_fault_34_what_a_killed_process_was_making_is_swept_away(littered: Path):
     store.Writer(littered).close()
-    [*derived.tables(store.load(littered)), *derived.pictures(store.load(littered))]
+    [*files.write_tables(store.load(littered)), *files.write_pictures(store.load(littered))]
 
     assert hidden(littered) == []
 
@@ -196,7 +196,7 @@ def test_twin_34_without_sweeping_it_would_stay(littered: Path, monkeypatch: pyt
     monkeypatch.setattr(safe_files, "sweep", lambda *where: None)
 
     store.Writer(littered).close()
-    [*derived.tables(store.load(littered)), *derived.pictures(store.load(littered))]
+    [*files.write_tables(store.load(littered)), *files.write_pictures(store.load(littered))]
 
     assert len(hidden(littered)) == 3
 

@@ -19,12 +19,12 @@ from profiler.core.case import Choice
 from profiler.core.record import Record
 from profiler.runs import store
 from profiler.views.export import csv as csv_view
-from profiler.views.export import latex, markdown, spreadsheet
-from profiler.views.export.frame import frame
+from profiler.views.export import latex, markdown
 from profiler.views.plots.plot import draw, plot
+from profiler.views.plots.theme import LONGEST_NAME, shortened
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
-from profiler.views.tables.theme import LONGEST_NAME, shortened
+from profiler.views.tables.notebook import frame
 from tests import examples, make
 from tests.conftest import run_folder
 from tests.make import MIB
@@ -120,16 +120,16 @@ def test_fault_56_no_csv_cell_is_a_formula_and_pandas_reads_them_back(text: str)
     written = csv_view.table(examples.table(records(text)))
 
     found = pd.read_csv(io.StringIO(written), dtype=str, keep_default_na=False)
-    assert not any(cell.startswith(spreadsheet.FORMULA) for column in ("model", "strategy") for cell in found[column])
+    assert not any(cell.startswith(csv_view.FORMULA) for column in ("model", "strategy") for cell in found[column])
     assert [cell.removeprefix("'") for cell in found["strategy"]] == ["none", plain(text), "all"]
     assert found["model"][0] == found["detail"][2]
     assert found["peak_bytes"][0] == str(200 * MIB)
 
 
 def test_twin_56_unescaped_a_cell_would_be_a_formula(monkeypatch):
-    monkeypatch.setattr(spreadsheet, "FORMULA", ())
+    monkeypatch.setattr(csv_view, "FORMULA", ())
 
-    assert spreadsheet.safe(NAMES["formula"]).startswith("=cmd")
+    assert csv_view.safe(NAMES["formula"]).startswith("=cmd")
 
 
 @pytest.mark.parametrize("start", "=+-@")

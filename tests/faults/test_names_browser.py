@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from profiler.views.path_redaction import hidden
+from profiler.views.redaction import hidden
 from profiler.views.report import render
 from profiler.views.sanitize import plain
 from tests import examples

@@ -10,7 +10,7 @@ import pytest
 
 from profiler.engines import capped_log
 from profiler.engines.capped_log import LOG_BYTES, TAIL_BYTES
-from profiler.views.tables import logs
+from profiler.views.tables import progress
 from tests.faults.trials import log_of, outcomes, run, trial
 
 ODD = "\x1b[31mred\x1b]0;title\x07 \x9b2J\x00 plain"
@@ -50,7 +50,7 @@ def test_fault_20_the_last_words_of_a_long_log_are_kept(engine, monkeypatch):
 def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
     (tmp_path / "log").write_text("".join(f"    line {number} {ODD}\n" for number in range(30)))
 
-    lines = logs.last_lines(tmp_path / "log")
+    lines = progress.last_lines(tmp_path / "log")
 
     assert lines == [f"    line {number} red 2J plain" for number in range(10, 30)]
     assert not controls(lines)
@@ -59,14 +59,14 @@ def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
 def test_fault_20_lines_that_are_no_text_and_never_end_are_cut(tmp_path):
     (tmp_path / "log").write_bytes(b"\xff\x00" * 10**6)
 
-    (line,) = logs.last_lines(tmp_path / "log")
+    (line,) = progress.last_lines(tmp_path / "log")
 
-    assert len(line) <= logs.WIDEST
+    assert len(line) <= progress.WIDEST
     assert not controls([line])
 
 
 def test_fault_20_who_prints_nothing_has_no_last_lines(tmp_path):
-    assert logs.last_lines(tmp_path / "nothing.log") == []
+    assert progress.last_lines(tmp_path / "nothing.log") == []
 
 
 def test_fault_20_a_log_that_is_a_pipe_a_link_or_a_folder_has_no_last_lines(tmp_path):
@@ -75,7 +75,7 @@ def test_fault_20_a_log_that_is_a_pipe_a_link_or_a_folder_has_no_last_lines(tmp_
     (tmp_path / "folder.log").mkdir()
     os.mkfifo(tmp_path / "pipe.log")
 
-    assert [logs.last_lines(tmp_path / f"{name}.log") for name in ("link", "folder", "pipe")] == [[], [], []]
+    assert [progress.last_lines(tmp_path / f"{name}.log") for name in ("link", "folder", "pipe")] == [[], [], []]
 
 
 def test_fault_20_what_an_earlier_trial_printed_is_not_what_this_one_did(tmp_path):
@@ -85,7 +85,7 @@ def test_fault_20_what_an_earlier_trial_printed_is_not_what_this_one_did(tmp_pat
     log = capped_log.Log(earlier)
     log.close()
 
-    assert logs.last_lines(earlier) == []
+    assert progress.last_lines(earlier) == []
 
 
 def test_fault_20_what_looks_like_a_result_on_stdout_is_none(here, shared, capsys):
@@ -106,8 +106,8 @@ def test_fault_20_on_the_channel_of_results_it_is_refused(engine):
 
 def test_twin_20_shown_as_they_are_lines_would_steer_the_terminal(tmp_path, monkeypatch):
     (tmp_path / "log").write_text(ODD)
-    monkeypatch.setattr(logs, "plain", lambda text, encoding: text)
+    monkeypatch.setattr(progress, "plain", lambda text, encoding: text)
 
-    lines = logs.last_lines(tmp_path / "log")
+    lines = progress.last_lines(tmp_path / "log")
 
     assert "\x1b" in controls(lines)

@@ -1,4 +1,4 @@
-"""One line a case in base units, for spreadsheets and scripts: knows nothing of files or of commands."""
+"""One line a case in base units, for scripts, and for spreadsheets that run no cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import msgspec
 from profiler.analysis.flat_row import COLUMNS, FlatRow, Samples, flat_row
 from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
-from profiler.views.export.spreadsheet import safe
+from profiler.views.sanitize import plain
+
+FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet would run a text that begins so; the wide ones too  # noqa: RUF001
 
 
 def render(run: Run) -> bytes:
@@ -22,7 +24,7 @@ def render(run: Run) -> bytes:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Bytes as whole numbers, seconds as medians with the raw samples beside them; empty where not measured."""
+    """Returns a line for each row: bytes, medians in seconds, raw samples; a cell is empty if nothing was measured."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -53,3 +55,17 @@ def _safe(text: str) -> str:
 
 KINDS: dict[type, Callable[[Any], str]] = {str: _safe, tuple: _joined, bool: _lower}  # numbers are as they are
 WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(COLUMNS.values()) if kind in KINDS]
+
+
+def safe(value: Any) -> Any:
+    """Returns a value as it is written: booleans in small letters, text on one line and never a formula.
+
+    Text that a spreadsheet would run, or that begins with an apostrophe, gets an apostrophe in front. So a reader who
+    removes a leading apostrophe always has the original text.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if text.startswith((*FORMULA, "'")) else text

@@ -1,18 +1,25 @@
-"""Whole files, written at once or not at all: knows nothing of what is in them."""
+"""Files written whole or not at all: any file, and the ones that come with every run."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from profiler.core import safe_files
+from profiler.analysis.rows import rows
+from profiler.core import optional_deps, safe_files
 from profiler.core.errors import UserError
+from profiler.runs.store import Run, refuse_link
+from profiler.views.export import csv, markdown
+from profiler.views.plots.panels import has_plane
+from profiler.views.tables.columns import groups
+
+MANY = 6  # groups
 
 
 def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
-    """Write a new file; an existing one only by `force`. A reader never sees half of it.
+    """Writes a file at once or not at all; an existing one only with `force`.
 
-    Raises UserError (exit code 2) where the file is there, and (74) where it cannot be written.
+    Raises UserError (exit code 2) if the file exists, and (74) if it cannot be written.
     """
     refuse_existing_file(path, force=force)
     safe_files.write(path, text)
@@ -20,6 +27,42 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
 
 
 def refuse_existing_file(path: Path, *, force: bool = False) -> None:
-    """Raises UserError where the file is there and must not be written over."""
+    """Raises UserError if the file exists and must not be overwritten."""
     if os.path.lexists(path) and not force:
         raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
+
+
+def write_tables(run: Run) -> list[Path]:
+    """Writes table.csv and table.md and returns their paths. Raises UserError (exit code 74) if that fails."""
+    folder, found = _folder(run), rows(run.records)
+    return [
+        write_whole(folder / "table.csv", csv.table(found).encode(), force=True),
+        write_whole(folder / "table.md", markdown.table(found).encode(), force=True),
+    ]
+
+
+def write_pictures(run: Run) -> list[Path]:
+    """Writes frontier.png if a row has both peak and time, and heat.png if two axes vary; returns their paths.
+
+    More than MANY groups get no frontier, which would have a panel for each. Raises UserError if a file cannot be
+    written (exit code 74), or if matplotlib is missing or broken (1).
+    """
+    folder, found = _folder(run), rows(run.records)
+    is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in found)
+    has_frontier = any(row.on_frontier for row in found) and len(groups(found)) <= MANY
+    kinds = ["heat"] * (is_shown and has_plane(found)) + ["frontier"] * has_frontier
+    if not kinds:
+        return []
+    plot = optional_deps.load("profiler.views.plots.plot", needs="matplotlib").plot
+    return [plot(found, kind=kind, path=folder / f"{kind}.png", force=True) for kind in kinds]
+
+
+def _folder(run: Run) -> Path:
+    folder = run.folder / "derived"
+    refuse_link(folder)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        message = f"cannot write to '{folder}': {error.strerror}"
+        raise UserError(message, hint="it should be a folder", exit_code=74) from error
+    return folder

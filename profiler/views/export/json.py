@@ -1,4 +1,4 @@
-"""The one JSON document of a run: knows nothing of files or of commands."""
+"""The one JSON document of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profiler.runs.store import Run
 
 
 def render(run: Run) -> bytes:
-    """A run as one JSON document, with the exit code that it earns."""
+    """Returns a run as one JSON document, with the exit code of its command."""
     return document(
         run.folder.name,
         run.records,
@@ -22,7 +22,7 @@ def render(run: Run) -> bytes:
 
 
 def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
-    """`status` is complete, partial or failed; `run_name` is None where no run folder was made."""
+    """Returns one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder."""
     whole: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run_name,

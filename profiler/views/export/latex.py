@@ -1,4 +1,4 @@
-"""The table as LaTeX, with booktabs: knows nothing of files or of commands."""
+"""The table as LaTeX, with booktabs."""
 
 from __future__ import annotations
 

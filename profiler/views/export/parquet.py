@@ -1,4 +1,4 @@
-"""The columns of the CSV with numbers as numbers and samples as lists: knows nothing of files or of commands."""
+"""The columns of the CSV with numbers as numbers and samples as lists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def render(run: Run) -> bytes:
 
 
 def table(rows: Iterable[Row]) -> pa.Table:
-    """One line a case; null where it was not measured, in a column of the same type as ever."""
+    """Returns a line for each case; null where nothing was measured. The types of the columns never change."""
     lines = [msgspec.structs.asdict(flat_row(row)) for row in rows]
     columns = {name: [_cell(one[name]) for one in lines] for name in COLUMNS}
     return pa.table(columns, schema=pa.schema([(name, KINDS[kind]) for name, kind in COLUMNS.items()]))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
-from profiler.views.labels import Label, place
+from profiler.views.geometry import Pair, memory_floor, stairs
+from profiler.views.plots.labels import Label, place
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREY,
@@ -29,7 +29,6 @@ from profiler.views.tables.theme import (
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "both a peak and a step time"
-Line = list[tuple[float, float]]
 ALL_NAMED = 14  # up to so many points each has its name; of more, those on the frontier and the extremes
 panels = alike
 
@@ -51,7 +50,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     plain_axes(axes)
     _limits(axes, list(at.values()))
     crosses, limit = _crosses(axes, rows, size)
-    stairs = _frontier(axes, sorted(at[row.case] for row in shown if row.on_frontier))
+    frontier = _frontier(axes, sorted(at[row.case] for row in shown if row.on_frontier))
     spreads = _points(axes, shown, at)
     floor = _floor(axes, shown, size)
     axes.set_xlabel(f"step time ({second_name})", fontsize=sized(FONT))
@@ -59,30 +58,27 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     number_axis(axes, "x")
     number_axis(axes, "y")
     labels = [*_labels(shown, at), *crosses]
-    return lambda: place(axes, labels, others=list(at.values()), lines=[stairs, *spreads, *limit, *floor])
+    return lambda: place(axes, labels, others=list(at.values()), lines=[frontier, *spreads, *limit, *floor])
 
 
-def _limits(axes: Axes, points: Line) -> None:
+def _limits(axes: Axes, points: Sequence[Pair]) -> None:
     """Memory from zero, unless all peaks are close to each other; room for names on all sides."""
     left, right = min(x for x, _ in points), max(x for x, _ in points)
-    low, high = min(y for _, y in points), max(y for _, y in points)
+    peaks = [y for _, y in points]
     wide = (right - left) or right or 1
-    tall = (high - low) or high or 1
+    tall = (max(peaks) - min(peaks)) or max(peaks) or 1
     axes.set_xlim(left - 0.14 * wide, right + 0.22 * wide)
-    axes.set_ylim(low - 0.3 * tall if low > 0.7 * high and high > low else 0, high + 0.18 * tall)
+    axes.set_ylim(memory_floor(peaks), max(peaks) + 0.18 * tall)
 
 
-def _frontier(axes: Axes, points: Line) -> Line:
-    """The stairs below which no strategy came; they go on to the edges: slower or larger is always to be had."""
-    ends = [(points[0][0], axes.get_ylim()[1]), *points, (axes.get_xlim()[1], points[-1][1])]
-    corners = [ends[0]]
-    for (x0, y0), (x1, y1) in pairwise(ends):
-        corners += [(x1, y0), (x1, y1)] if x1 != x0 else [(x1, y1)]
+def _frontier(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
+    """Draws the frontier as stairs out to the edges, since slower or larger is always possible; returns its corners."""
+    corners = stairs([(points[0][0], axes.get_ylim()[1]), *points, (axes.get_xlim()[1], points[-1][1])])
     axes.plot(*zip(*corners, strict=True), color=BLUE, linewidth=sized(1.4), alpha=0.55, zorder=2, label="frontier")
     return corners
 
 
-def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, tuple[float, float]]) -> list[Line]:
+def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair]) -> list[list[Pair]]:
     """Squares and circles with the spread of their times; these lines are returned."""
     kinds = (
         ("no checkpointing", INK, "s", [row for row in rows if row.case.strategy == "none"]),
@@ -116,16 +112,16 @@ def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, tuple[float, float]]
     return spreads
 
 
-def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[Line]:
-    """The static memory, where it is in the picture: no checkpointing passes it."""
+def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[list[Pair]]:
+    """Draws the static memory if it is within the axes; no checkpointing gets below it."""
     floors = [row.static_bytes / size for row in rows if row.static_bytes is not None]
     if not floors or min(floors) < axes.get_ylim()[0]:
         return []
     return [_level(axes, min(floors), GREY, "static memory")]
 
 
-def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], list[Line]]:
-    """What ran out of memory has no time: crosses in a line at the limit, or at the top where the limit is far off."""
+def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], list[list[Pair]]]:
+    """Draws a cross for each row out of memory, which has no time: at the device's limit, or on top if that is far."""
     out = [row for row in rows if row.outcome == "out_of_memory"]
     if not out:
         return [], []
@@ -150,14 +146,14 @@ def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], l
     return labels, [_level(axes, y, VERMILLION, "memory of the device")] if near else []
 
 
-def _level(axes: Axes, y: float, colour: str, label: str) -> Line:
+def _level(axes: Axes, y: float, colour: str, label: str) -> list[Pair]:
     axes.axhline(y, color=colour, linewidth=sized(1.1), linestyle=(0, (4, 3)), zorder=1, label=label)
     left, right = axes.get_xlim()
     return [(left, y), (right, y)]
 
 
-def _labels(rows: Sequence[Row], at: dict[Case, tuple[float, float]]) -> list[Label]:
-    """Names, the most wanted first; in a crowd only those that have room, and always the ends of the frontier."""
+def _labels(rows: Sequence[Row], at: dict[Case, Pair]) -> list[Label]:
+    """Returns the names, the most wanted first; of many points only those that have room and the extremes."""
     few = len(rows) <= ALL_NAMED
     ends = [choose(rows, key=lambda row: at[row.case][axis]).case for axis in (0, 1) for choose in (min, max)]
 

@@ -11,13 +11,13 @@ from profiler.analysis.axes import exponent, power, rising
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.units import byte_unit
-from profiler.views.labels import Label
-from profiler.views.plots import line_end_labels
+from profiler.views.geometry import Pair
+from profiler.views.plots import strategy_lines
+from profiler.views.plots.labels import Label, line_end_share, place_at_line_ends
 from profiler.views.plots.panels import curves, space_of
+from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
-from profiler.views.tables import lines
-from profiler.views.tables.lines import Line, Pair
-from profiler.views.tables.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
@@ -27,10 +27,10 @@ NAME = 0.42  # inches of height for a name with its exponents
 panels = curves
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class GrowthCurve(msgspec.Struct, frozen=True, kw_only=True):
     """One line with its points, which rise from left to right, and the name at its end."""
 
-    line: Line
+    line: StrategyLine
     points: list[Pair]
     text: str
 
@@ -44,15 +44,15 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """A line a strategy on logarithmic axes, where powers are straight; dotted, the power that is nearest."""
+    """Draws a line a strategy on logarithmic axes, where powers are straight; dotted, the nearest power."""
     axis = rising(space_of(rows))
     settings = space_of(rows).settings
     size_of = {row.case: float(settings[row.case][axis.name] or 0) for row in rows}
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has(row))
-    found = [_curve(line, size_of, size) for line in lines.of_strategies([row for row in rows if has(row)])]
+    found = [_curve(line, size_of, size) for line in strategy_lines.of_strategies([row for row in rows if has(row)])]
     plain_axes(axes)
     for curve in found:
-        lines.draw(axes, curve.line, curve.points)
+        strategy_lines.draw(axes, curve.line, curve.points)
         _fit(axes, curve)
     static = _static(rows, size_of, size) if axis.name == RANKS else []
     if static:
@@ -60,25 +60,25 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     _limits(axes, found, [height for _, height in static])
     axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
     _crosses(axes, [size_of[row.case] for row in rows if row.outcome == "out_of_memory"])
-    lines.limit(axes, rows, size, upright=False)
+    strategy_lines.limit(axes, rows, size, upright=False)
     axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest power: its exponent at the name")
     axes.set_xlabel(f"{axis.label} (n)", fontsize=sized(FONT))
     axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))
     labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in found]
-    return lambda: line_end_labels.write(axes, labels)
+    return lambda: place_at_line_ends(axes, labels)
 
 
-def _curve(line: Line, size_of: dict[Case, float], size: int) -> Curve:
-    """The strategy with its exponents: of the peak, and of what the forward saves."""
+def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthCurve:
+    """Returns the line of a strategy with the exponents of its peak and of what the forward saves."""
     sizes = [size_of[row.case] for row in line.rows]
     peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
     peak, saved = exponent(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
     words = "" if peak is None else f"\nn^{peak:.2f}" if saved is None else f"\nn^{peak:.2f} (saved n^{saved:.2f})"
-    return Curve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(line.strategy) + words)
+    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(line.strategy) + words)
 
 
-def _fit(axes: Axes, curve: Curve) -> None:
-    """A straight line as wide as the curve; none through fewer than three points."""
+def _fit(axes: Axes, curve: GrowthCurve) -> None:
+    """Draws the nearest power, straight and as wide as the curve; nothing through fewer than three points."""
     xs, ys = zip(*curve.points, strict=True)
     found = power(xs, ys)
     if found is None:
@@ -90,16 +90,16 @@ def _fit(axes: Axes, curve: Curve) -> None:
 
 
 def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:
-    """What is there between the steps, whatever one checkpoints: what ranks share."""
+    """Returns the static bytes at every size, which checkpointing does not change and ranks share."""
     found = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has(row)}
     return sorted((x, y) for x, y in found.items() if y)
 
 
-def _limits(axes: Axes, curves: Sequence[Curve], others: Sequence[float]) -> None:
-    """Room on the right for the names."""
+def _limits(axes: Axes, curves: Sequence[GrowthCurve], others: Sequence[float]) -> None:
+    """Sets the limits, with room on the right for the names."""
     xs, ys = zip(*(point for curve in curves for point in curve.points), strict=True)
     ys = (*ys, *others)
-    wide = (max(xs) / min(xs)) ** (1 / (0.94 - line_end_labels.share(axes, [curve.text for curve in curves])))
+    wide = (max(xs) / min(xs)) ** (1 / (0.94 - line_end_share(axes, [curve.text for curve in curves])))
     axes.set(xscale="log", yscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
     axes.set_ylim(min(ys) / 1.4, max(ys) * 1.6)
     log_axis(axes.yaxis)
@@ -107,7 +107,7 @@ def _limits(axes: Axes, curves: Sequence[Curve], others: Sequence[float]) -> Non
 
 
 def _crosses(axes: Axes, xs: Sequence[float]) -> None:
-    """What ran out of memory has no peak: crosses along the top."""
+    """Draws crosses along the top for what ran out of memory, and so has no peak."""
     top = axes.get_ylim()[1] / 1.12
     for x in sorted(set(xs)):
         axes.scatter(x, top, s=area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))

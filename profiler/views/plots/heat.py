@@ -15,14 +15,15 @@ from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.views.plots.panels import planes, space_of
 from profiler.views.plots.style import luminance, sized
-from profiler.views.tables.columns import COUNTED, is_predicted
-from profiler.views.tables.theme import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
+from profiler.views.plots.theme import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
+from profiler.views.tables.columns import COUNTED
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
 CELL = 0.5  # inches of height
 DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)
 LIMIT = "#111111"
+SHADES = (0.06, 0.3, 0.55, 0.8, 0.95)  # blues of falling lightness, told apart in grey; neither white nor black
 Plane = Mapping[tuple[Value, Value], Row]
 
 panels = planes
@@ -46,7 +47,8 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     plane = grid(rows, space, across, up)
     peaks = [row.readings.peak_bytes or 0 for row in among if has(row)]
     size, unit = byte_unit(peaks)
-    norm, colours = LogNorm(min(peaks), max(peaks) + 1), _colours()
+    norm = LogNorm(min(peaks), max(peaks) + 1)
+    colours = LinearSegmentedColormap.from_list("peak", colormaps["Blues"](SHADES))
     for (x, one), (y, other) in product(enumerate(across.values), enumerate(up.values)):
         row = plane.get((one, other))
         shade = float(norm(row.readings.peak_bytes or 0)) if row and has(row) else None
@@ -57,15 +59,10 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     return lambda: None
 
 
-def _colours() -> Colormap:
-    """Blues of falling lightness, so that they are told apart in grey; neither white nor black."""
-    return LinearSegmentedColormap.from_list("peak", colormaps["Blues"]([0.06, 0.3, 0.55, 0.8, 0.95]))
-
-
 def _cell(
     axes: Axes, row: Row | None, at: tuple[int, int], *, size: int, shade: float | None, colours: Colormap
 ) -> None:
-    """One square; crossed where it ran out of memory, a word where there is no number, empty where nothing ran."""
+    """Draws one square: a number, a word without one, a cross for out of memory, white if nothing ran."""
     x, y = at
     colour = "white" if row is None else FAINT if shade is None else colours(shade)
     axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colour, edgecolor="white", linewidth=sized(1.2))
@@ -109,7 +106,7 @@ def _limit_text(rows: Sequence[Row]) -> str:
     """A prediction fits by what the allocator reserves, which is more than the peak."""
     known = device_memory(rows)
     size = "" if known is None else f": {bytes_text(known)}"
-    more = f", {COUNTED}" if any(is_predicted(row) for row in rows) else ""
+    more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""
     return f"memory of the device{size}{more}"
 
 

@@ -1,4 +1,4 @@
-"""What the peak of each strategy is made of, over the floor that no checkpointing passes."""
+"""What the peak of each strategy is made of, and the static memory, the lowest peak checkpointing can reach."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 
 from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
-from profiler.core.units import byte_unit, change_text, scaled
+from profiler.core.units import byte_unit, scaled
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREY,
@@ -25,7 +25,9 @@ from profiler.views.tables.theme import (
     name_axis,
     number_axis,
     plain_axes,
+    write_beside,
 )
+from profiler.views.tables.columns import change
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a peak"
@@ -46,7 +48,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """One bar a row, annotated with its peak and what that is against `none`."""
+    """Draws one bar a row, with its peak and the change against `none` beside it."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has(row))
     plain_axes(axes, grid="x")
     for at, row in enumerate(rows):
@@ -70,20 +72,12 @@ def _bar(axes: Axes, row: Row, at: int, size: int) -> None:
         left += getattr(parts, field)
     if parts is None:
         axes.barh(at, peak / size, height=0.72, color=SKY, label="peak, parts not measured")
-    change = "" if row.peak_ratio is None or row.case.strategy == "none" else f"  {change_text(row.peak_ratio)}"
-    axes.annotate(
-        f"{scaled(peak, size)}{change}",
-        (peak / size, at),
-        xytext=(sized(5), 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=sized(FONT - 1),
-        color=INK,
-    )
+    text = f"{scaled(peak, size)}  {change(row, row.peak_ratio)}".rstrip()
+    write_beside(axes, text, end=peak / size, at=at, gap=5)
 
 
 def _floor(axes: Axes, rows: Sequence[Row], size: int) -> None:
-    """A short line over each bar at its static memory: one long line where all are alike."""
+    """Draws a short line over each bar at its static memory; equal ones make one long line."""
     floors = [(at, row.static_bytes / size) for at, row in enumerate(rows) if has(row) and row.static_bytes is not None]
     if floors:
         ats, xs = zip(*floors, strict=True)

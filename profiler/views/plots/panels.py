@@ -1,4 +1,4 @@
-"""Which rows share a panel of a plot: knows nothing of what a panel shows."""
+"""Which rows share a panel of a plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time against memory of every plan that no other beats, beside what a user would pick: knows nothing of commands."""
+"""Time against memory of every plan that no other beats, beside what a user would pick."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from profiler.planning.simulator import Cost
 from profiler.planning.solver import Point
 from profiler.views.plots.plot import DPI, refuse, save
 from profiler.views.plots.style import STYLES, at_work
-from profiler.views.sanitize import plain
-from profiler.views.tables.grid import broken
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREEN,
@@ -31,6 +29,8 @@ from profiler.views.tables.theme import (
     number_axis,
     plain_axes,
 )
+from profiler.views.sanitize import plain
+from profiler.views.tables.grid import broken
 
 SIZE = (8.5, 5.4)  # inches
 CROWD = 60  # plans: of more, the staircase alone is drawn

@@ -1,4 +1,4 @@
-"""A picture of a run, panel by panel, in a style: knows nothing of what a panel shows."""
+"""A picture of a run, panel by panel, in a style."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profiler.core.errors import UserError
 from profiler.views import PLOTS
 from profiler.views.export.files import write_whole
 from profiler.views.plots.style import STYLES, Style, at_work, sized
-from profiler.views.tables.theme import legend_below, names_width, title
+from profiler.views.plots.theme import legend_below, names_width, title
 
 SUFFIXES = ("png", "svg", "pdf")
 DPI = 100  # of the layout
@@ -103,7 +103,7 @@ def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]], style: Style) ->
 
 
 def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -> None:
-    """Give back what long titles and legends took of the panels' heights."""
+    """Makes the figure taller by what long titles and legends took of the panels."""
     found = [one.get_window_extent().height / DPI for one in axes]
     missing = sum(max(0.0, high - sized(AROUND) - now) for high, now in zip(heights, found, strict=True))
     if missing > sized(0.2):
@@ -113,13 +113,13 @@ def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -
 
 
 def _heights(view: ModuleType, panels: Sequence[Sequence[Row]], num_columns: int, width: float) -> list[float]:
-    """Inches of each line of panels, as high as its highest likes to be where panels are so wide."""
+    """Returns the inches of each line of panels: what its tallest asks for at this width."""
     lines = [panels[line * num_columns : (line + 1) * num_columns] for line in range(ceil(len(panels) / num_columns))]
     return [sized(max(view.height(panel, width / sized(1)) for panel in line)) for line in lines]
 
 
 def _size(width: float, height: float, style: Style) -> tuple[float, float]:
-    """Of a slide, which is as large as it takes: its sides are to each other as those of a screen."""
+    """Returns the size in inches; a style with a ratio gets the smallest size of that ratio that holds the panels."""
     if style.ratio is None:
         return width, height
     return max(width, height * style.ratio), max(width / style.ratio, height)

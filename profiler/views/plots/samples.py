@@ -10,8 +10,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import second_unit
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
-from profiler.views.tables.samples import of
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     INK,
@@ -23,6 +22,7 @@ from profiler.views.tables.theme import (
     number_axis,
     plain_axes,
 )
+from profiler.views.tables.samples import of
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a step time"
@@ -39,7 +39,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """A dot a sample, the first on top; the line is the median."""
+    """Draws a dot a sample, the first on top; the line is the median."""
     found = [second for row in rows if has(row) for second in of(row, "step")]
     size, unit = second_unit(found)
     low, high = min(found) / size, max(found) / size

@@ -1,4 +1,4 @@
-"""How large and in which colours pictures are drawn, for a page, a slide or a paper: knows nothing of any one plot."""
+"""How large and in which colours pictures are drawn, for a page, a slide or a paper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STYLES = {
 
 @contextmanager
 def at_work(style: Style) -> Iterator[None]:
-    """Draw and save within it: matplotlib asks for its settings while it does."""
+    """Sets matplotlib to a style; drawing and saving both happen within it."""
     with rc_context(
         {
             "font.size": style.type_points,
@@ -54,7 +54,7 @@ def at_work(style: Style) -> Iterator[None]:
 
 
 def sized(usual: float) -> float:
-    """A length that is made for the usual type, as long as it is in the style at work."""
+    """Returns a length, which is given for the usual type, scaled to the style at work."""
     return float(usual * rcParams["font.size"] / USUAL)
 
 

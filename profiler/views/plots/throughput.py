@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 
 from profiler.analysis.fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit
-from profiler.views.labels import Label, place
-from profiler.views.plots import line_end_labels
+from profiler.views import geometry
+from profiler.views.geometry import Pair
+from profiler.views.plots import strategy_lines
+from profiler.views.plots.labels import Label, line_end_share, place
 from profiler.views.plots.panels import batches
+from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
-from profiler.views.tables import lines
+from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
 from profiler.views.tables.columns import COUNTED
-from profiler.views.tables.lines import Line, Pair
-from profiler.views.tables.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak, a step time and a size of the batch"
@@ -35,24 +35,24 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """A line a strategy through its batches, and the stairs of the most that each memory allows."""
+    """Draws a line a strategy through its batches, and stairs of the most that each memory allows."""
     shown = [row for row in rows if has(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
 
     def at(row: Row) -> Pair:
         return (row.readings.peak_bytes or 0) / size, samples_per_second(row) or 0.0
 
-    found = [line._replace(rows=sorted(line.rows, key=at)) for line in lines.of_strategies(shown)]
+    found = [line._replace(rows=sorted(line.rows, key=at)) for line in strategy_lines.of_strategies(shown)]
     plain_axes(axes)
     for line in found:
         too_large = [at(row) for row in line.rows if holds(row) is False]
-        lines.draw(axes, line, [at(row) for row in line.rows], hollow=too_large)
+        strategy_lines.draw(axes, line, [at(row) for row in line.rows], hollow=too_large)
     if any(holds(row) is False for row in shown):
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
     _limits(axes, [at(row) for row in shown], [_name(line.rows[-1]) for line in found])
     steps = throughput_frontier(shown)
     drawn = [[at(row) for row in line.rows] for line in found]
-    drawn += [_stairs(axes, [at(row) for row in steps]), lines.limit(axes, rows, size, upright=True)]
+    drawn += [_stairs(axes, [at(row) for row in steps]), strategy_lines.limit(axes, rows, size, upright=True)]
     axes.set_xlabel(f"peak memory ({unit}); at the marks: batch size", fontsize=sized(FONT))
     axes.set_ylabel("samples a second", fontsize=sized(FONT))
     labels = _labels(found, steps, at)
@@ -60,9 +60,9 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
-    """Room on the right for names; memories of many sizes on a logarithmic axis."""
+    """Sets the limits, with room on the right for names; peaks far apart get a logarithmic axis."""
     xs, ys = zip(*points, strict=True)
-    room = 1 / (0.94 - 0.6 * line_end_labels.share(axes, names))
+    room = 1 / (0.94 - 0.6 * line_end_share(axes, names))
     tall = (max(ys) - min(ys)) or max(ys)
     axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
     number_axis(axes, "y")
@@ -77,7 +77,7 @@ def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
 
 
 def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
-    """The most samples a second in every memory; beyond the last it stays, as more memory is no harm."""
+    """Draws the most samples a second in every memory, out to the right edge; returns its corners."""
     if not points:
         return []
     corners = [*points, (axes.get_xlim()[1], points[-1][1])]
@@ -90,15 +90,15 @@ def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
         zorder=2,
         label="most samples a second up to this peak",
     )
-    return [corner for (x, y), (right, _) in pairwise(corners) for corner in ((x, y), (right, y))]
+    return [*geometry.stairs(points), corners[-1]]
 
 
 def _name(row: Row) -> str:
     return f"{shortened(row.case.strategy)}: {row.case.batch_size}"
 
 
-def _labels(found: Sequence[Line], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
-    """The name at the end of each line, then the batches: those on the stairs have the first choice."""
+def _labels(found: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
+    """Returns the name at the end of each line, then the batch sizes, those on the stairs first."""
     last = {line.rows[-1].case: line for line in found}
     rest = [row for line in found for row in line.rows if row.case not in last]
     names = [(line.rows[-1], _name(line.rows[-1]), True) for line in found]

@@ -8,11 +8,10 @@ from statistics import median
 from matplotlib.axes import Axes
 
 from profiler.analysis.rows import Row
-from profiler.core.units import change_text, scaled, second_unit
+from profiler.core.units import scaled, second_unit
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
-from profiler.views.tables.samples import of
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREEN,
@@ -25,7 +24,10 @@ from profiler.views.tables.theme import (
     name_axis,
     number_axis,
     plain_axes,
+    write_beside,
 )
+from profiler.views.tables.columns import change
+from profiler.views.tables.samples import of
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a step time"
@@ -42,7 +44,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """One bar of medians a row; the dot is the median of the whole step, its line the spread of the samples."""
+    """Draws one bar of medians a row; the dot is the median of the whole step, its line the spread."""
     size, unit = second_unit(row.step_seconds for row in rows if has(row))
     plain_axes(axes, grid="x")
     ends = [_bar(axes, row, at, size) if has(row) else 0.0 for at, row in enumerate(rows)]
@@ -69,7 +71,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _bar(axes: Axes, row: Row, at: int, size: float) -> float:
-    """Draw it and return where it ends."""
+    """Draws the bar of a row and returns where it ends."""
     left = 0.0
     for part, colour in PARTS:
         samples = of(row, part)
@@ -80,14 +82,6 @@ def _bar(axes: Axes, row: Row, at: int, size: float) -> float:
     half = step * (row.step_spread or 0)
     axes.errorbar(step, at, xerr=half, fmt="o", color=INK, markersize=sized(4), capsize=sized(3), linewidth=sized(1.3))
     end = max(left, step + half)
-    change = "" if row.time_ratio is None or row.case.strategy == "none" else f"  {change_text(row.time_ratio)}"
-    axes.annotate(
-        f"{scaled(row.step_seconds, size)}{change}",
-        (end, at),
-        xytext=(sized(7), 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=sized(FONT - 1),
-        color=INK,
-    )
+    text = f"{scaled(row.step_seconds, size)}  {change(row, row.time_ratio)}".rstrip()
+    write_beside(axes, text, end=end, at=at, gap=7)
     return end

@@ -1,4 +1,4 @@
-"""What is live while a step runs, by category: one panel for each strategy. Knows nothing of where traces come from."""
+"""What is live while a step runs, by category: one panel for each strategy."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from profiler.analysis.live_bytes import Peak, curve, recomputes
 from profiler.core.errors import UserError
 from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, Trace
 from profiler.core.units import byte_unit, bytes_text
+from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.plot import DPI, refuse, save
 from profiler.views.plots.style import STYLES, at_work
-from profiler.views.sanitize import plain
-from profiler.views.tables.explanation import CATEGORIES as WORDS
-from profiler.views.tables.explanation import shortened, where
-from profiler.views.tables.grid import broken
-from profiler.views.tables.theme import (
+from profiler.views.plots.theme import (
     BLUE,
     FONT,
     GREEN,
@@ -39,6 +36,10 @@ from profiler.views.tables.theme import (
     number_axis,
     plain_axes,
 )
+from profiler.views.sanitize import plain, short
+from profiler.views.tables.explanation import CATEGORIES as WORDS
+from profiler.views.tables.explanation import where
+from profiler.views.tables.grid import broken
 
 PURPLE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
 PLUM, TEAL = "#8A2C66", "#2F6F8F"  # what there is of several ranks only: darker than what it stands beside
@@ -105,7 +106,7 @@ def _panel(axes: Axes, name: str, trace: Trace, peak: Peak, size: int) -> Callab
     labels = _phases(axes, trace)
     mark = axes.plot([peak.number], [peak.nbytes / size], "v", markersize=6, color=INK, clip_on=False, label="peak")[0]
     mark.set_transform(mark.get_transform() + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans))
-    title = _above(axes, shortened(plain(name), LONGEST_NAME), at=0, weight="bold", color=INK)
+    title = _above(axes, short(name, LONGEST_NAME), at=0, weight="bold", color=INK)
     words = f"peak {bytes_text(peak.nbytes)}"
     beside = _above(axes, f"{words}: {plain(where(peak))}", at=1, weight="normal", color=INK)
 
@@ -195,6 +196,6 @@ def _around(figure: Figure, axes: Sequence[Axes], title: str, unit: str) -> None
     figure.supylabel(f"live memory ({unit})", fontsize=FONT)
     axes[-1].set_xlabel("operators of the step, in their order", fontsize=FONT)
     number_axis(axes[0], "x")
-    axes[0].yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-    axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes[0].yaxis.set_major_locator(MaxNLocator(4, steps=list(STEPS)))
+    axes[0].yaxis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
     legend_below(figure, axes)

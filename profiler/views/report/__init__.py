@@ -1,4 +1,4 @@
-"""Runs as one page that needs nothing but itself: knows nothing of files or of commands.
+"""Runs as one HTML page that needs no other file: every run with its sections, and all of them in brief.
 
 The page holds one style and one script, each allowed by its hash alone: nothing else can run, load or be sent.
 """
@@ -7,40 +7,48 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from profiler.analysis import progress
-from profiler.analysis.rows import rows
+from profiler.analysis.rows import Row, rows
 from profiler.core.errors import UserError
+from profiler.core.units import MISSING, count_text
 from profiler.runs.store import Run
 from profiler.views.redaction import redacted
-from profiler.views.report.parts import Found, agreement, compared, parts
-from profiler.views.report.section import Limits
-from profiler.views.tables.columns import groups
+from profiler.views.report.grids import Grid, Head, cell
+from profiler.views.report.section import PageLimits, Section, section
+from profiler.views.sanitize import plain, short
+from profiler.views.tables.columns import device, few, groups, setting
+
+LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
+LONGEST_MODEL = 60
+NUM_NAMED = 3  # strategies that all runs together are said to take
 
 MOST_BYTES = 600_000
 LIMITS = (  # the first with which the page is small enough
-    Limits(sections=40, rows=400, lines=40, samples=200, timelines=3),
-    Limits(sections=40, rows=400, lines=40, samples=200, timelines=1),
-    Limits(sections=24, rows=150, lines=24, samples=60, timelines=1),
-    Limits(sections=12, rows=60, lines=12, samples=30, timelines=1),
-    Limits(sections=6, rows=30, lines=8, samples=20, timelines=1),
+    PageLimits(sections=40, rows=400, lines=40, samples=200, timelines=3),
+    PageLimits(sections=40, rows=400, lines=40, samples=200, timelines=1),
+    PageLimits(sections=24, rows=150, lines=24, samples=60, timelines=1),
+    PageLimits(sections=12, rows=60, lines=12, samples=30, timelines=1),
+    PageLimits(sections=6, rows=30, lines=8, samples=20, timelines=1),
 )
 
 
 def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
-    """The whole page in UTF-8, less than 600 kB: of very large runs it leaves out rows, and says so.
+    """Returns the whole page in UTF-8, smaller than 600 kB: of very large runs rows are left out, and the page says so.
 
-    `redact` is default, all or none. Raises UserError where there is no record at all.
+    `redact` is default, all or none. Raises UserError if no run has a record.
     """
     if not any(run.records for run in runs):
         raise UserError("nothing to report: there is no record yet", hint="`gcprof run --resume` goes on with a run")
     found = [
-        Found(
+        ShownRun(
             run=shown,
             groups=tuple(tuple(group) for group in groups(rows(shown.records))),
             num_owed=len(progress.owed(run.manifest.plan, run.records)),
@@ -54,7 +62,7 @@ def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
     return page
 
 
-def _page(found: Sequence[Found], limits: Limits, redact: str) -> bytes:
+def _page(found: Sequence[ShownRun], limits: PageLimits, redact: str) -> bytes:
     shown = parts(found, limits)
     loader = PackageLoader("profiler.views", "report")
     environment = Environment(
@@ -75,7 +83,7 @@ def _page(found: Sequence[Found], limits: Limits, redact: str) -> bytes:
 
 
 def policy(style: str, script: str) -> str:
-    """What the page may do: apply this style and run this script, and nothing else."""
+    """Returns the policy of the page: it may apply this style and run this script, and nothing else."""
     return (
         f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -88,3 +96,76 @@ def _digest(text: str) -> str:
 
 def _source(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+class RunPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: its sections, and what they share."""
+
+    anchor: str
+    name: str
+    created: str
+    command: str
+    remarks: tuple[str, ...]  # what one should know before reading on
+    sections: tuple[Section, ...]
+
+
+class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it may be shown, its rows in groups, and how many of its trials are not there yet."""
+
+    run: Run
+    groups: tuple[tuple[Row, ...], ...]
+    num_owed: int
+
+
+def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
+    """Returns every run with its first sections, as many as there is room for."""
+    found, room = [], limits.sections
+    for number, one in enumerate(runs, start=1):
+        shown = one.groups[:room]
+        room -= len(shown)
+        found.append(_part(one, shown, f"run-{number}", limits))
+    return tuple(found[: max(limits.sections, 1)])
+
+
+def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
+    """Returns a line for each section; None if there is only one."""
+    lines = []
+    for part, one in zip(shown, runs, strict=False):
+        for group, its in zip(one.groups, part.sections, strict=False):
+            model = short(group[0].case.model, LONGEST_MODEL)
+            what = ", ".join([model, *setting(group)])
+            lines.append((f"#{its.anchor}", part.name, what, cell(device(group)), *its.brief))
+    heads = ("run", "what", "device", "peak of none", "take", "its peak", "time against none")
+    named = tuple(Head(text=text, is_number=text in heads[3:] and text != "take") for text in heads)
+    return Grid(caption="All in brief", heads=named, lines=tuple(lines)) if len(lines) > 1 else None
+
+
+def agreement(shown: Sequence[RunPart]) -> str:
+    """Says whether the sections advise the same strategy."""
+    taken = Counter(its.brief[1] for part in shown for its in part.sections if its.brief[1] != MISSING)
+    if not taken:
+        return "Nothing here has a peak, so there is nothing to take."
+    if len(taken) == 1:
+        return f"All that can be compared say the same: {next(iter(taken))}."
+    named = [f"{name} ({number} of {taken.total()})" for name, number in taken.most_common()]
+    return f"They do not all say the same: {few(named, NUM_NAMED)}."
+
+
+def _part(one: ShownRun, shown: Sequence[tuple[Row, ...]], anchor: str, limits: PageLimits) -> RunPart:
+    manifest = one.run.manifest
+    all_rows = [row for group in one.groups for row in group]
+    sections = [
+        section(group, all_rows=all_rows, anchor=f"{anchor}-{number}", limits=limits)
+        for number, group in enumerate(shown, start=1)
+    ]
+    left_out = len(one.groups) - len(shown)
+    owed = [f"{count_text(one.num_owed, 'trial')} of this run not there yet"] if one.num_owed else []
+    more = [f"{count_text(left_out, 'group')} of rows left out, so that this page stays small"] if left_out else []
+    return RunPart(
+        anchor=anchor,
+        name=short(one.run.folder.name, LONGEST_NAME),
+        created=plain(manifest.created),
+        command=short(manifest.command, LONGEST_COMMAND),
+        remarks=(*(plain(warning) for warning in one.run.warnings), *owed, *more),
+        sections=tuple(sections),
+    )

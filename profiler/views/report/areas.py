@@ -1,4 +1,4 @@
-"""What was live over a step, one picture a strategy: places and words. Knows nothing of how they are drawn.
+"""What was live over a step, one picture a strategy, as places and words for a template.
 
 A picture is HIGH units high and as wide as there are points, and is stretched to the page.
 """
@@ -16,6 +16,7 @@ from profiler.core.record import Timeline
 from profiler.core.units import bytes_text
 from profiler.views.report.bars import NAMES, line_name
 from profiler.views.sanitize import plain
+from profiler.views.tables.columns import peak_name
 
 HIGH = 1000  # units of the highest peak
 KINDS = {"workspaces": "static", "recomputed": "rest", "temporaries": "rest", "live": "whole"}  # others by their name
@@ -31,14 +32,14 @@ class Area(msgspec.Struct, frozen=True, kw_only=True):
     path: str
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
+class PhaseMark(msgspec.Struct, frozen=True, kw_only=True):
     """Where a phase begins, in percents of the width; no name where there is no room for it."""
 
     at: float
     name: str
 
 
-class Panel(msgspec.Struct, frozen=True, kw_only=True):
+class AreaPanel(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy."""
 
     name: str
@@ -46,19 +47,19 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     said: str
     num_points: int
     areas: tuple[Area, ...]  # the highest first
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseMark, ...]
 
 
-class Areas(msgspec.Struct, frozen=True, kw_only=True):
+class AreaChart(msgspec.Struct, frozen=True, kw_only=True):
     """Pictures of one scale, with what each colour means."""
 
     high: int
-    panels: tuple[Panel, ...]
+    panels: tuple[AreaPanel, ...]
     legend: tuple[tuple[str, str], ...]  # kind, words
 
 
-def areas(rows: Sequence[Row]) -> Areas | None:
-    """The timelines of these rows; None where none was stored."""
+def areas(rows: Sequence[Row]) -> AreaChart | None:
+    """Returns the timelines of these rows; None if none was stored."""
     found = [(row, row.readings.timeline) for row in rows if row.outcome == "ok" and row.readings.timeline]
     if not found:
         return None
@@ -70,11 +71,11 @@ def areas(rows: Sequence[Row]) -> Areas | None:
     present = {area.kind for panel in panels for area in panel.areas}
     words = {**NAMES, "whole": "all that is live, kinds not told apart"}
     legend = tuple((kind, words.get(kind, kind)) for kind in STACK if kind in present)
-    return Areas(high=HIGH, panels=tuple(panels), legend=legend)
+    return AreaChart(high=HIGH, panels=tuple(panels), legend=legend)
 
 
 def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
-    """Every kind from below, with the bytes of it and of all below it at every point."""
+    """Returns every kind, the lowest first, with the bytes of it and of all below it at every point."""
     sizes: dict[str, list[int]] = {}
     for name, values in (timeline.nbytes if timeline else {}).items():
         kind = KINDS.get(name, name)
@@ -86,7 +87,7 @@ def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
     return found or [("whole", below)]
 
 
-def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int]]], highest: int) -> Panel:
+def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int]]], highest: int) -> AreaPanel:
     num_points = len(stack[0][1])
     bottoms: Mapping[str, Sequence[int]] = {
         kind: below for (_, below), (kind, _) in pairwise([("", [0] * num_points), *stack])
@@ -96,9 +97,8 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
         for kind, tops in reversed(stack)
         if max(top - bottom for top, bottom in zip(tops, bottoms[kind], strict=True)) >= LEAST * highest
     ]
-    kind = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
-    name, text = line_name(row), f"{kind} {bytes_text(row.readings.peak_bytes)}"
-    return Panel(
+    name, text = line_name(row), f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}"
+    return AreaPanel(
         name=name,
         text=text,
         said=f"What is live over the step of {name}, {text} in the {plain(row.readings.peak_phase or 'step')}",
@@ -109,15 +109,15 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
 
 
 def _path(tops: Sequence[int], highest: int) -> str:
-    """A stair from the left to the right, one unit a point, closed at the bottom."""
+    """Returns a path of steps from left to right, one unit a point, closed at the bottom."""
     heights = [round(HIGH * top / highest) for top in tops]
     steps = [f"v{before - height}h1" for before, height in pairwise([0, *heights])]
     return f"M0 {HIGH}{''.join(steps)}V{HIGH}z"
 
 
-def _phases(timeline: Timeline, num_points: int) -> tuple[Phase, ...]:
+def _phases(timeline: Timeline, num_points: int) -> tuple[PhaseMark, ...]:
     ends = [*(first for _, first in timeline.phases[1:]), num_points]
     return tuple(
-        Phase(at=round(100 * first / num_points, 2), name=plain(name) if end - first >= NARROW * num_points else "")
+        PhaseMark(at=round(100 * first / num_points, 2), name=plain(name) if end - first >= NARROW * num_points else "")
         for (name, first), end in zip(timeline.phases, ends, strict=True)
     )

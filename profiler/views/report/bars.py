@@ -1,4 +1,4 @@
-"""Bars of memory, one line for each strategy: places and words. Knows nothing of how they are drawn.
+"""BarChart of memory and dots of samples, one line for each strategy, as places and words for a template.
 
 Across, places are percents of a width that is not known here; down, they are pixels.
 """
@@ -6,16 +6,21 @@ Across, places are percents of a width that is not known here; down, they are pi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import quantiles
 
 import msgspec
 
 from profiler.analysis.composition import CATEGORIES, categories
 from profiler.analysis.rows import Row
 from profiler.core.record import PHASES
-from profiler.core.units import bytes_text, change_text
-from profiler.views.report.scale import Scale, around
-from profiler.views.sanitize import plain
-from profiler.views.tables.explanation import shortened
+from profiler.core.units import bytes_text, count_text, second_unit, seconds_text, spread_text
+from profiler.views.geometry import Scale, Tick, around
+from profiler.views.sanitize import short
+from profiler.views.tables.columns import change
+from profiler.views.tables.samples import of
+
+MARGIN = 2.0  # percents
+AXIS = 24  # pixels
 
 NAME_LINE, BAR, GAP = 20, 16, 10  # pixels
 FULL = 68.0  # percents that the longest bar takes: the rest is for its number
@@ -24,11 +29,11 @@ NAMES = {
     "optimizer": "optimizer state",
     "static": "other static memory",
     "saved": "saved by the forward",
-    "rest": "in transit",
+    "rest": "transient",
 }
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class BarPart(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of a bar, with the name of its colour."""
 
     x: float
@@ -43,10 +48,10 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     y: int
     end: float
     text: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class BarLine(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy: its name above its bars."""
 
     y: int
@@ -54,17 +59,17 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     bars: tuple[Bar, ...]
 
 
-class Bars(msgspec.Struct, frozen=True, kw_only=True):
+class BarChart(msgspec.Struct, frozen=True, kw_only=True):
     """A picture of bars, with what each colour means."""
 
     height: int
     said: str
     legend: tuple[tuple[str, str], ...]  # kind, words
-    lines: tuple[Line, ...]
+    lines: tuple[BarLine, ...]
 
 
-def by_category(rows: Sequence[Row]) -> Bars | None:
-    """What the peak of each strategy is made of; None where no peak was measured."""
+def by_category(rows: Sequence[Row]) -> BarChart | None:
+    """Returns what the peak of each strategy is made of; None if no peak was measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes]
     found = {row.case: categories(row.readings) for row in shown}
     present = {part.name for parts in found.values() for part in parts}
@@ -76,43 +81,35 @@ def by_category(rows: Sequence[Row]) -> Bars | None:
     legend = [(kind, NAMES.get(kind, kind)) for kind in CATEGORIES if kind in present]
     if any(not parts for parts in found.values()):
         legend.append(("whole", "peak, parts not measured"))
-    return _bars(lines, tuple(legend), "Peak memory of each strategy, by category", num_bars=1)
+    return _chart(lines, legend, "Peak memory of each strategy, by category", num_bars=1)
 
 
-def by_phase(rows: Sequence[Row]) -> Bars | None:
-    """The largest number of bytes live in each phase of the step; None where that was not measured."""
+def by_phase(rows: Sequence[Row]) -> BarChart | None:
+    """Returns the most bytes live in each phase of the step; None if that was not measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.phases]
-    peaks = {row.case: {name: one.allocated for name, one in (row.readings.phases or {}).items()} for row in shown}
-    scale = _scale([nbytes for one in peaks.values() for nbytes in one.values()])
-    lines = [
-        _line(
-            row,
-            number,
-            [
-                _stacked([(phase, peaks[row.case][phase])], scale, bytes_text(peaks[row.case][phase]))
-                for phase in PHASES
-                if phase in peaks[row.case]
-            ],
-            num_bars=len(PHASES),
-        )
-        for number, row in enumerate(shown)
-    ]
-    return _bars(lines, tuple((phase, phase) for phase in PHASES), "Peak memory of each phase", num_bars=len(PHASES))
+    peaks = [{name: held.allocated for name, held in (row.readings.phases or {}).items()} for row in shown]
+    scale = _scale([nbytes for of_row in peaks for nbytes in of_row.values()])
+    lines = []
+    for number, (row, of_row) in enumerate(zip(shown, peaks, strict=True)):
+        sizes = [(phase, of_row[phase]) for phase in PHASES if phase in of_row]
+        bars = [_stacked([(phase, nbytes)], scale, bytes_text(nbytes)) for phase, nbytes in sizes]
+        lines.append(_line(row, number, bars, num_bars=len(PHASES)))
+    return _chart(lines, [(phase, phase) for phase in PHASES], "Peak memory of each phase", num_bars=len(PHASES))
 
 
 def line_name(row: Row) -> str:
-    """A strategy, short enough for the narrowest screen."""
-    return shortened(plain(row.case.strategy), NAME)
+    """Returns a strategy, short enough for the narrowest screen."""
+    return short(row.case.strategy, NAME)
 
 
 def _scale(sizes: Sequence[int]) -> Scale:
     return around([float(size) for size in sizes] or [1.0], start=0.0, end=FULL, from_zero=True)
 
 
-def _line(row: Row, number: int, bars: Sequence[Bar], *, num_bars: int = 1) -> Line:
+def _line(row: Row, number: int, bars: Sequence[Bar], *, num_bars: int = 1) -> BarLine:
     y = number * (NAME_LINE + num_bars * BAR + GAP)
     moved = [msgspec.structs.replace(bar, y=y + NAME_LINE + index * BAR) for index, bar in enumerate(bars)]
-    return Line(y=y + NAME_LINE - 5, name=line_name(row), bars=tuple(moved))
+    return BarLine(y=y + NAME_LINE - 5, name=line_name(row), bars=tuple(moved))
 
 
 def _stacked(sizes: Sequence[tuple[str, int]], scale: Scale, text: str) -> Bar:
@@ -120,18 +117,84 @@ def _stacked(sizes: Sequence[tuple[str, int]], scale: Scale, text: str) -> Bar:
     for kind, nbytes in sizes:
         x = scale.at(left)
         said = f"{NAMES.get(kind, kind)}: {bytes_text(nbytes)}"
-        parts.append(Part(x=x, width=round(scale.at(left + nbytes) - x, 2), kind=kind, said=said))
+        parts.append(BarPart(x=x, width=round(scale.at(left + nbytes) - x, 2), kind=kind, said=said))
         left += nbytes
     return Bar(y=0, end=scale.at(left), text=text, parts=tuple(parts))
 
 
-def _bars(lines: Sequence[Line], legend: tuple[tuple[str, str], ...], said: str, *, num_bars: int) -> Bars | None:
+def _chart(lines: Sequence[BarLine], legend: Sequence[tuple[str, str]], said: str, *, num_bars: int) -> BarChart | None:
     if not lines:
         return None
     height = len(lines) * (NAME_LINE + num_bars * BAR + GAP)
-    return Bars(height=height, said=said, legend=legend, lines=tuple(lines))
+    return BarChart(height=height, said=said, legend=tuple(legend), lines=tuple(lines))
 
 
 def _peak_text(row: Row) -> str:
-    change = "" if row.peak_ratio is None or row.case.strategy == "none" else f" {change_text(row.peak_ratio)}"
-    return f"{bytes_text(row.readings.peak_bytes)}{change}"
+    return f"{bytes_text(row.readings.peak_bytes)} {change(row, row.peak_ratio)}".rstrip()
+
+
+class DotRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy's samples: a dot each, the median, and the middle half."""
+
+    y: int
+    name: str
+    text: str
+    dots: tuple[tuple[float, float], ...]
+    median: float
+    low: float  # the middle half begins
+    high: float  # and ends
+
+
+class DotRows(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture of samples on one scale."""
+
+    height: int
+    said: str
+    unit: str
+    ticks: tuple[Tick, ...]
+    rows: tuple[DotRow, ...]
+    num_left_out: int  # dots that are not drawn; the numbers beside are of all
+
+
+def dot_rows(rows: Sequence[Row], *, most: int) -> DotRows | None:
+    """Returns every sample of the step, up to `most` dots a strategy; None if no time was sampled."""
+    shown = [row for row in rows if row.outcome == "ok" and not row.case.is_predicted and of(row, "step")]
+    if not shown:
+        return None
+    second, unit = second_unit(one for row in shown for one in of(row, "step"))
+    scale = around((one / second for row in shown for one in of(row, "step")), start=MARGIN, end=100 - MARGIN)
+    return DotRows(
+        height=len(shown) * (NAME_LINE + BAR + GAP) + AXIS,
+        said="Every sample of the step time of each strategy",
+        unit=unit,
+        ticks=scale.ticks(),
+        rows=tuple(_dot_row(row, number, scale, second, most) for number, row in enumerate(shown)),
+        num_left_out=sum(max(0, len(of(row, "step")) - most) for row in shown),
+    )
+
+
+def _dot_row(row: Row, number: int, scale: Scale, second: float, most: int) -> DotRow:
+    samples = of(row, "step")
+    low, middle, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
+    y = number * (NAME_LINE + BAR + GAP)
+    drawn = _thinned(samples, most)
+    gap = BAR / max(1, len(drawn) - 1)
+    dots = [(scale.at(one / second), round(y + NAME_LINE + gap * index, 1)) for index, one in enumerate(drawn)]
+    return DotRow(
+        y=y,
+        name=line_name(row),
+        text=f"{seconds_text(middle)} {spread_text(row.step_spread)}, {count_text(len(samples), 'sample')}",
+        dots=tuple(dots),
+        median=scale.at(middle / second),
+        low=scale.at(low / second),
+        high=scale.at(high / second),
+    )
+
+
+def _thinned(samples: Sequence[float], most: int) -> list[float]:
+    """Returns evenly chosen samples, with the smallest and the largest, so that the range stays."""
+    if len(samples) <= most:
+        return list(samples)
+    kept = {round(at * (len(samples) - 1) / (most - 3)) for at in range(most - 2)}
+    kept |= {samples.index(min(samples)), samples.index(max(samples))}
+    return [samples[at] for at in sorted(kept)]

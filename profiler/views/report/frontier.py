@@ -1,4 +1,4 @@
-"""Peak memory against step time as places of points, lines and names. Knows nothing of how they are drawn.
+"""Peak memory against step time as places of points, lines and names, for a template.
 
 Across, places are percents of a width that is not known here; down, they are pixels. So letters keep their size.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 import msgspec
 
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
-from profiler.views.report.scale import Scale, Tick, around
-from profiler.views.sanitize import plain
-from profiler.views.tables.columns import is_predicted
-from profiler.views.tables.explanation import shortened
+from profiler.views.geometry import Box, Scale, Tick, around, free, memory_floor, stairs
+from profiler.views.sanitize import short
+from profiler.views.tables.columns import peak_name
 
 HEIGHT = 300
 TOP, BOTTOM = 34, 262  # pixels
@@ -23,12 +23,13 @@ LEFT, RIGHT = 6.0, 94.0  # percents
 LINE, LETTER = 16, 7.4  # pixels: the height of a name, and the width of a letter
 SIDES = {"right": (10, 4), "left": (-10, 4)}  # pixels from the point to the foot of its name
 NARROW, WIDE = 320, 440  # pixels across, at which names must not meet
-NAME = 24  # letters of a name
+MARK = 7  # half the side of the square that a point takes, in pixels
+NAME, LONGEST = 24, 80  # letters of a name in the picture, and in words
 SAME = 0.5  # percents across, within which two points are at one place
 KINDS = ("beaten", "frontier", "baseline")  # the later on top
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class FrontierPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy, by the id of its case. `side` is where its name stands, one of SIDES; None where it has no room."""
 
     case: str
@@ -49,7 +50,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return SIDES[self.side] if self.side else (0, 0)
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class Edge(msgspec.Struct, frozen=True, kw_only=True):
     """A straight line."""
 
     x1: float
@@ -58,11 +59,11 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     y2: float
 
 
-class Frontier(msgspec.Struct, frozen=True, kw_only=True):
+class FrontierChart(msgspec.Struct, frozen=True, kw_only=True):
     """The whole picture. `low` and `high` are the peaks at its bottom and top, for lines that are drawn later."""
 
-    points: tuple[Point, ...]
-    stairs: tuple[Segment, ...]
+    points: tuple[FrontierPoint, ...]
+    stairs: tuple[Edge, ...]
     across: tuple[Tick, ...]
     down: tuple[Tick, ...]
     memory_unit: str
@@ -71,20 +72,21 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
     floor: float | None  # where the static memory is
 
 
-def frontier(rows: Sequence[Row]) -> Frontier | None:
-    """The picture of the rows that have both a peak and a time; None where none has."""
+def frontier(rows: Sequence[Row]) -> FrontierChart | None:
+    """Returns the picture of the rows that have both a peak and a time; None if none has."""
     shown = [row for row in rows if has(row)]
     if not shown:
         return None
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     second, time_unit = second_unit(row.step_seconds for row in shown)
     time = around((one / second for row in shown for one in _range(row)), start=LEFT, end=RIGHT)
-    memory = _memory([(row.readings.peak_bytes or 0) / size for row in shown])
+    peaks = [(row.readings.peak_bytes or 0) / size for row in shown]
+    memory = around([*peaks, memory_floor(peaks)], start=BOTTOM, end=TOP)
     points = [_point(row, time, memory, second, size) for row in shown]
     floors = [row.static_bytes / size for row in shown if row.static_bytes is not None]
-    return Frontier(
+    return FrontierChart(
         points=_named(points),
-        stairs=_stairs([point for point, row in zip(points, shown, strict=True) if row.on_frontier]),
+        stairs=_edges([point for point, row in zip(points, shown, strict=True) if row.on_frontier]),
         across=time.ticks(),
         down=memory.ticks(),
         memory_unit=unit,
@@ -104,15 +106,10 @@ def said(row: Row) -> str:
     is_baseline = row.case.strategy == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
     slower = f" ({change_text(row.time_ratio)})" if row.time_ratio and not is_baseline else ""
-    kind = "estimated step" if is_predicted(row) else "step"
+    kind = "estimated step" if row.case.is_predicted else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
-    what = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
-    peak = f"{what} {bytes_text(row.readings.peak_bytes)}{change}"
-    return f"{_name(row, 80)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
-
-
-def _name(row: Row, length: int) -> str:
-    return shortened(plain(row.case.strategy), length)
+    peak = f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}{change}"
+    return f"{short(row.case.strategy, LONGEST)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
 
 
 def _range(row: Row) -> tuple[float, float]:
@@ -120,45 +117,33 @@ def _range(row: Row) -> tuple[float, float]:
     return seconds * (1 - spread), seconds * (1 + spread)
 
 
-def _memory(peaks: Sequence[float]) -> Scale:
-    """From zero, unless all peaks are close to each other."""
-    is_close = min(peaks) > 0.7 * max(peaks) and min(peaks) < max(peaks)
-    if not is_close:
-        return around([*peaks, 0.0], start=BOTTOM, end=TOP)
-    margin = 0.3 * (max(peaks) - min(peaks))
-    return around([min(peaks) - margin, max(peaks)], start=BOTTOM, end=TOP)
-
-
-def _point(row: Row, time: Scale, memory: Scale, second: float, size: int) -> Point:
+def _point(row: Row, time: Scale, memory: Scale, second: float, size: int) -> FrontierPoint:
     least, most = _range(row)
     kind = "baseline" if row.case.strategy == "none" else "frontier" if row.on_frontier else "beaten"
-    return Point(
+    return FrontierPoint(
         case=row.case.id,
         x=time.at((row.step_seconds or 0.0) / second),
         y=memory.at((row.readings.peak_bytes or 0) / size),
         least_x=time.at(least / second),
         most_x=time.at(most / second),
         kind=kind,
-        name=_name(row, NAME),
+        name=short(row.case.strategy, NAME),
         said=said(row),
         peak_bytes=row.readings.peak_bytes or 0,
     )
 
 
-def _stairs(points: Sequence[Point]) -> tuple[Segment, ...]:
-    """The line below which no strategy came, out to both edges: slower or larger is always to be had."""
+def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
+    """Returns the frontier as straight lines, out to both edges: slower or larger is always possible."""
     corners = sorted({(point.x, point.y) for point in points})
     if not corners:
         return ()
-    path = [(corners[0][0], float(TOP - 20)), corners[0]]
-    for (_, y0), (x1, y1) in pairwise(corners):
-        path += [(x1, y0), (x1, y1)]
-    path.append((100.0, corners[-1][1]))
-    return tuple(Segment(x1=x0, y1=y0, x2=x1, y2=y1) for (x0, y0), (x1, y1) in pairwise(path))
+    path = [*stairs([(corners[0][0], float(TOP - 20)), *corners]), (100.0, corners[-1][1])]
+    return tuple(Edge(x1=x0, y1=y0, x2=x1, y2=y1) for (x0, y0), (x1, y1) in pairwise(path))
 
 
-def _named(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points, the most wanted last and so on top, each with its name where that meets nothing."""
+def _named(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+    """Returns the points, the most wanted last and so on top, each with its name if that meets nothing."""
     found = sorted(points, key=lambda point: KINDS.index(point.kind))
     for width, is_for_wide in ((NARROW, False), (WIDE, True)):
         taken = [_box(one, one.side, width) for one in found if one.side]
@@ -170,30 +155,17 @@ def _named(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(found)
 
 
-Box = tuple[float, float, float, float]
+def _side(point: FrontierPoint, taken: Sequence[Box], points: Sequence[FrontierPoint], width: int) -> str | None:
+    """Returns the side on which the name meets no other name and no other point."""
+    others = [one for one in points if abs(one.x - point.x) > SAME or one.y != point.y]
+    marks = [Box.centered(one.x * width / 100, one.y, 2 * MARK, 2 * MARK) for one in others]
+    boxes = {_box(point, side, width): side for side in SIDES}
+    box = next(free(boxes, frame=Box(0, -inf, width, inf), taken=(*taken, *marks)), None)
+    return boxes[box] if box else None
 
 
-def _side(point: Point, taken: Sequence[Box], points: Sequence[Point], width: int) -> str | None:
-    """Where the name meets no other name and no other point."""
-    marks = [_mark(one, width) for one in points if abs(one.x - point.x) > SAME or one.y != point.y]
-    for side in SIDES:
-        box = _box(point, side, width)
-        if box[0] >= 0 and box[2] <= width and not any(_meets(box, other) for other in (*taken, *marks)):
-            return side
-    return None
-
-
-def _box(point: Point, side: str, width: int) -> Box:
+def _box(point: FrontierPoint, side: str, width: int) -> Box:
     across, down = SIDES[side]
     x, y, long = point.x * width / 100 + across, point.y + down, LETTER * len(point.name)
     left, right = (x, x + long) if across > 0 else (x - long, x)
-    return left, y - LINE + 4, right, y + 4
-
-
-def _mark(point: Point, width: int) -> Box:
-    x = point.x * width / 100
-    return x - 7, point.y - 7, x + 7, point.y + 7
-
-
-def _meets(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    return Box(left, y - LINE + 4, right, y + 4)

@@ -1,4 +1,4 @@
-"""The tables of a report that are of rows: cells of text under heads. Knows nothing of how they are drawn."""
+"""The tables of a report as cells of text under heads, and its notes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from statistics import median
 import msgspec
 
 from profiler.analysis.rows import Row
-from profiler.core.record import PHASES, Equality, Readings
+from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
-from profiler.views.sanitize import plain
-from profiler.views.tables.columns import columns
-from profiler.views.tables.explanation import shortened
+from profiler.views.sanitize import plain, short
+from profiler.views.tables.columns import columns, few
 from profiler.views.tables.samples import TIMES, of
 
-LONGEST = 100  # letters of a cell
+NAMES = {
+    "device_name": "device",
+    "device_bytes": "memory of the device",
+    "device_uuid": "number of the device",
+    "driver": "driver",
+    "cuda": "CUDA",
+    "torch": "torch",
+    "python": "Python",
+    "system": "system",
+    "num_threads": "threads",
+    "gcprof": "gcprof",
+}
+MOST = 4  # environments beside each other
+NUM_NAMED = 6  # strategies that a note names
+LONGEST_NOTE = 600  # letters
+
+LONGEST_CELL = 100  # letters
 NUM_MISSING = 3  # parameters without a gradient that are named
 
 
@@ -37,19 +52,19 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(rows: Sequence[Row]) -> Grid:
-    """The one table that every view shows."""
+    """Returns the table that every view shows."""
     shown = columns(rows).all
     marks = ["bad" if row.outcome != "ok" else "frontier" if row.on_frontier else "ok" for row in rows]
     return Grid(
         caption="Every strategy",
         heads=tuple(Head(text=column.label, is_number=column.is_number) for column in shown),
-        lines=tuple(tuple(short(column.cells[at]) for column in shown) for at in range(len(rows))),
+        lines=tuple(tuple(cell(column.cells[at]) for column in shown) for at in range(len(rows))),
         marks=tuple(marks),
     )
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
-    """What was live at the points of the step that a run stores."""
+    """Returns the bytes live at the points of the step that a record stores."""
     heads = (
         "strategy",
         "before the forward",
@@ -58,12 +73,12 @@ def phases(rows: Sequence[Row]) -> Grid | None:
         "backward peak",
         "optimizer peak",
     )
-    lines = [(_name(row), *_points(row.readings)) for row in rows if row.readings.phases]
+    lines = [(cell(row.case.strategy), *_points(row.readings)) for row in rows if row.readings.phases]
     return _grid("Live memory over the step", heads, lines, texts=1)
 
 
 def predictions(rows: Sequence[Row]) -> Grid | None:
-    """Predicted beside measured, a line for each case of which there are both."""
+    """Returns predicted beside measured, a line for each case that has both."""
     twins: dict[object, dict[bool, Row]] = {}
     for row in rows:
         if row.prediction_error is not None:
@@ -74,38 +89,34 @@ def predictions(rows: Sequence[Row]) -> Grid | None:
 
 
 def equality(rows: Sequence[Row]) -> Grid | None:
-    """What the equality pass found."""
+    """Returns what the equality pass found."""
     heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
     numbers = ("largest difference", "noise floor")
-    lines = [(_name(row), *_equal(row, row.equality)) for row in rows if row.equality]
+    lines = [(cell(row.case.strategy), *_equal(row, row.equality)) for row in rows if row.equality]
     return _grid("Equality with the step without checkpointing", (*heads, *numbers), lines, texts=len(heads))
 
 
 def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
-    """The raw samples of every part of the step in seconds, up to so many, and how they spread."""
+    """Returns the raw samples of every part of the step in seconds, up to `most`, and their spread."""
     heads = ("strategy", "part", "samples in seconds, the rounds in order", "median", "spread")
     lines = [
-        (_name(row), name, _values(of(row, name), most), seconds_text(median(of(row, name))), _spread(of(row, name)))
+        (cell(row.case.strategy), name, _values(times, most), seconds_text(median(times)), spread_text(spread(times)))
         for row in rows
         for name in TIMES
-        if of(row, name)
+        if (times := of(row, name))
     ]
     return _grid("Raw samples", heads, lines, texts=3)
 
 
-def short(text: str) -> str:
-    """A cell on one line, harmless, and not too long."""
-    return shortened(plain(text), LONGEST)
+def cell(text: object) -> str:
+    """Returns a value as a harmless cell of one line, not too long."""
+    return short(text, LONGEST_CELL)
 
 
 def _grid(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *, texts: int) -> Grid | None:
-    """The columns but the first `texts` are numbers; None where there is no line."""
+    """Returns a table whose columns are numbers after the first `texts`; None without a line."""
     named = tuple(Head(text=text, is_number=at >= texts) for at, text in enumerate(heads))
     return Grid(caption=caption, heads=named, lines=tuple(lines)) if lines else None
-
-
-def _name(row: Row) -> str:
-    return short(row.case.strategy)
 
 
 def _points(readings: Readings) -> tuple[str, ...]:
@@ -117,7 +128,7 @@ def _points(readings: Readings) -> tuple[str, ...]:
 def _beside(predicted: Row, measured: Row) -> tuple[str, ...]:
     peaks = [bytes_text(row.readings.peak_bytes) for row in (predicted, measured)]
     times = [seconds_text(row.step_seconds) for row in (predicted, measured)]
-    return _name(measured), *peaks, error_text(measured.prediction_error), *times
+    return cell(measured.case.strategy), *peaks, error_text(measured.prediction_error), *times
 
 
 def _equal(row: Row, found: Equality) -> tuple[str, ...]:
@@ -128,17 +139,56 @@ def _equal(row: Row, found: Equality) -> tuple[str, ...]:
     more = len(found.missing) - NUM_MISSING
     missing = [*found.missing[:NUM_MISSING], *([f"and {more} more"] if more > 0 else [])]
     named = f"no gradient: {', '.join(missing)}" if missing else found.worst_parameter or MISSING
-    return short(found.against), *told, short(named), _number(found.largest_difference), _number(found.noise_floor)
+    return cell(found.against), *told, cell(named), _number(found.largest_difference), _number(found.noise_floor)
 
 
 def _number(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2g}"
 
 
-def _spread(values: tuple[float, ...]) -> str:
-    return spread_text(spread(values))
-
-
 def _values(values: tuple[float, ...], most: int) -> str:
     more = len(values) - most
     return " ".join(f"{value:.6g}" for value in values[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True):
+    """One note, with the strategies that it concerns."""
+
+    code: str
+    text: str
+    strategies: str
+
+
+def environments(rows: Sequence[Row]) -> Grid | None:
+    """Returns a column for each environment that differs in more than its start, and a line for each known fact."""
+    found = [row.environment for row in rows if row.environment]
+    distinct = list(dict.fromkeys(map(_timeless, found)))[:MOST]
+    if not distinct:
+        return None
+    lines = [(head, *(_value(one, name) for one in distinct)) for name, head in NAMES.items()]
+    known = [line for line in lines if set(line[1:]) != {MISSING}]
+    began = [min((one.started or "" for one in found if _timeless(one) == other), default="") for other in distinct]
+    known.append(("first trial began (UTC)", *(cell(one) or MISSING for one in began)))
+    heads = ["what", *(["value"] if len(distinct) == 1 else [f"environment {at + 1}" for at in range(len(distinct))])]
+    return Grid(caption="Environment", heads=tuple(Head(text=text) for text in heads), lines=tuple(known))
+
+
+def remarks(rows: Sequence[Row]) -> tuple[Remark, ...]:
+    """One remark for each text of each code, in the order of the codes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for note in row.notes:
+            found.setdefault((note.code, note.text), []).append(cell(row.case.strategy))
+    return tuple(
+        Remark(code=plain(code), text=plain(text)[:LONGEST_NOTE], strategies=few(found[code, text], NUM_NAMED))
+        for code, text in sorted(found)
+    )
+
+
+def _timeless(environment: Environment) -> Environment:
+    return msgspec.structs.replace(environment, started=None)
+
+
+def _value(environment: Environment, name: str) -> str:
+    value = getattr(environment, name)
+    return bytes_text(value) if name == "device_bytes" else MISSING if value is None else cell(value)

@@ -1,4 +1,4 @@
-"""One group of rows -> all that its section shows. Knows nothing of how it is drawn."""
+"""All that the section of one group of rows shows, for a template."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from profiler.analysis.composition import compose
 from profiler.analysis.rows import Row
 from profiler.core.record import Readings
 from profiler.core.units import MISSING, bytes_text, change_text
-from profiler.views.report import device_conditions, grids, sentence
-from profiler.views.report.areas import Areas, areas
-from profiler.views.report.bars import Bars, by_category, by_phase
-from profiler.views.report.device_conditions import Remark
-from profiler.views.report.dot_rows import Strips, strips
-from profiler.views.report.frontier import Frontier, frontier
-from profiler.views.report.grids import Grid
-from profiler.views.sanitize import plain
-from profiler.views.tables.columns import heading, reasons
-from profiler.views.tables.explanation import module_name, shortened
+from profiler.views.report import grids, sentence
+from profiler.views.report.areas import AreaChart, areas
+from profiler.views.report.bars import BarChart, DotRows, by_category, by_phase, dot_rows
+from profiler.views.report.frontier import FrontierChart, frontier
+from profiler.views.report.grids import Grid, Remark
+from profiler.views.sanitize import plain, short, shortened
+from profiler.views.tables.columns import heading, peak_name, reasons
+from profiler.views.tables.explanation import module_name
 
 LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
 NUM_STOPS = 40  # of the slider, besides those at the choices
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a run is shown, so that the page stays small."""
 
     sections: int
@@ -36,7 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     timelines: int  # of a section
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What is best from a budget on, in words, and the id of its case."""
 
     case: str
@@ -52,7 +50,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     start: int  # the place of the stop at what is advised
     below: str  # the first choice
     nothing: str
-    choices: tuple[Choice, ...]
+    choices: tuple[BudgetChoice, ...]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,32 +60,32 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     sentence: str
     brief: tuple[str, ...]  # peak of none, the advised strategy, its peak, its time against none
-    frontier: Frontier | None
+    frontier: FrontierChart | None
     budgets: Budgets | None
     table: Grid
     num_left_out: int  # rows that are not shown
     reasons: tuple[str, ...]
-    categories: Bars | None
-    timelines: Areas | None
-    phases: Bars | None
+    categories: BarChart | None
+    timelines: AreaChart | None
+    phases: BarChart | None
     phase_table: Grid | None
     explanation: tuple[str, ...]
     predictions: Grid | None
     equality: Grid | None
-    strips: Strips | None
+    dot_rows: DotRows | None
     samples: Grid | None
     environments: Grid | None
     remarks: tuple[Remark, ...]
 
 
-def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits: Limits) -> Section:
-    """`rows` are one group of `all_rows`, in which predictions and measurements find each other."""
+def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits: PageLimits) -> Section:
+    """Returns the section of `rows`, one group of `all_rows`, in which predictions are matched with measurements."""
     advice = advise(rows)
     shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
     cases = {row.case.twin for row in drawn}
     return Section(
         anchor=anchor,
-        title=shortened(plain(heading(rows)), LONGEST_TITLE),
+        title=short(heading(rows), LONGEST_TITLE),
         sentence=sentence.sentence(advice, rows),
         brief=_brief(advice),
         frontier=frontier(shown),
@@ -102,15 +100,15 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         explanation=_explanation(drawn),
         predictions=grids.predictions([row for row in all_rows if row.case.twin in cases]),
         equality=grids.equality(drawn),
-        strips=strips(drawn, most=limits.samples),
+        dot_rows=dot_rows(drawn, most=limits.samples),
         samples=grids.samples(drawn, most=limits.samples),
-        environments=device_conditions.environments(rows),
-        remarks=device_conditions.remarks(shown),
+        environments=grids.environments(rows),
+        remarks=grids.remarks(shown),
     )
 
 
 def chosen(rows: Sequence[Row], advice: Advice, most: int) -> list[Row]:
-    """At most so many rows in their order: what is advised, the baseline, the lowest and the frontier before others."""
+    """Returns at most so many rows in their order; the advised, the baseline, the lowest and the frontier first."""
     first = (advice.baseline, advice.chosen, advice.lowest)
 
     def rank(at: int) -> tuple[int, int]:
@@ -132,7 +130,7 @@ def _brief(advice: Advice) -> tuple[str, ...]:
 
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
-    """The slider stops at every choice, at what is advised, and evenly from below the lowest peak to the highest."""
+    """Returns the slider, which stops at every choice, at the advised peak, and evenly over the range of peaks."""
     found = budget_frontier(rows)
     if not found or advice.chosen is None:
         return None
@@ -141,7 +139,7 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
     even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
     stops = sorted(even | {advised} | {stair.budget_bytes for stair in found})
     choices = [
-        Choice(
+        BudgetChoice(
             case=stair.best.case.id,
             budget_bytes=stair.budget_bytes,
             budget=bytes_text(stair.budget_bytes),
@@ -159,7 +157,7 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
 
 
 def _explanation(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What the rows themselves tell of each peak, and the floor that is common to all."""
+    """Returns what the records say of each peak, and the floor that all share."""
     told = [text for row in rows if (text := _explained(row))]
     floors = [row.static_bytes for row in rows if row.outcome == "ok" and row.static_bytes is not None]
     floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []
@@ -170,19 +168,18 @@ def _explained(row: Row) -> str | None:
     parts, readings = compose(row.readings), row.readings
     if row.outcome != "ok" or parts is None:
         return None
-    kind = "peak" if row.evidence == "measured" else f"{row.evidence} peak"
     held = [
         f"{bytes_text(parts.static)} static",
         f"{bytes_text(parts.saved)} kept by the forward",
-        f"{bytes_text(parts.transient)} in transit",
+        f"{bytes_text(parts.transient)} transient",
     ]
     where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
-    told = f"{sentence.name(row)}: {kind} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
+    told = f"{sentence.name(row)}: {peak_name(row)} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
     return "; ".join([told, *_traced(readings)])
 
 
 def _traced(readings: Readings) -> list[str]:
-    """What ran at the peak of a traced step, and who held the most."""
+    """Returns what ran at the peak of a traced step, and which modules held the most."""
     timeline = readings.timeline
     if timeline is None or not timeline.modules:
         return []

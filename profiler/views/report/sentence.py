@@ -1,4 +1,4 @@
-"""The one sentence that says what to do, and the words for each budget: knows nothing of how they are found."""
+"""The one sentence that says what to do, and the words for each budget."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from profiler.analysis.advice import NOISY, Advice, BudgetPoint, Limit
 from profiler.analysis.rows import Row
 from profiler.core.units import bytes_text, change_range_text, change_text, seconds_text
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import short
 from profiler.views.tables.columns import outcome
-from profiler.views.tables.explanation import shortened
 
 LONGEST = 60  # characters of a name within a sentence
 MAX_NAMED = 2  # rivals by name; more are counted
@@ -17,24 +16,24 @@ HALF = (0.475, 0.525)
 REASONS = {
     "optimizer": "the peak is then in the optimizer's step, which holds no activations",
     "static": "{size} of that peak is static, which no checkpointing lowers",
-    "transient": "{size} of that peak is in transit in the {phase}",
+    "transient": "{size} of that peak is transient, in the {phase}",
     "saved": "{size} of that peak is what the forward still keeps for the backward",
 }
 
 
 def sentence(advice: Advice, rows: Sequence[Row]) -> str:
-    """What to do, in one sentence. It says less where less is known, and that it is predicted where it is."""
+    """Returns what to do, in one sentence, which says so if it rests on predictions."""
     said = f"{_first(advice, rows)}{_below(advice, rows)}."
     return said if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {said}"
 
 
 def name(row: Row) -> str:
-    """The strategy, short enough for a sentence."""
-    return shortened(plain(row.case.strategy), LONGEST)
+    """Returns the strategy, short enough for a sentence."""
+    return short(row.case.strategy, LONGEST)
 
 
 def budget(stair: BudgetPoint) -> str:
-    """What is best from a budget on, and how sure that is."""
+    """Returns the best choice from a budget on, and how sure it is."""
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
@@ -44,7 +43,7 @@ def budget(stair: BudgetPoint) -> str:
 
 
 def no_budget(stair: BudgetPoint) -> str:
-    """What is said of every budget below the first stair."""
+    """Returns what holds for every budget below the lowest peak."""
     lowest = f"the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
     return f"nothing {stair.best.evidence} fits: {lowest}"
 
@@ -81,7 +80,7 @@ def _is_alone(rows: Sequence[Row]) -> bool:
 
 
 def _time(row: Row, certainty: str) -> str:
-    """What the peak is bought with."""
+    """Says what the lower peak costs in time."""
     ratio = row.time_ratio or 0
     more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
     rounds = row.time_ratio_range
@@ -97,7 +96,7 @@ def _time(row: Row, certainty: str) -> str:
 
 
 def _below(advice: Advice, rows: Sequence[Row]) -> str:
-    """Where nothing helps any more, and why, as far as the parts of the peak are known."""
+    """Says below which peak nothing helps, and why, if the parts of the peak are known."""
     lowest, limit = advice.lowest, advice.limit
     if lowest is None or (_is_alone(rows) and advice.baseline):
         return ""

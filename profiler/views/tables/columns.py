@@ -1,4 +1,4 @@
-"""Rows -> the columns, the heading and the remarks that every table shows, as text. Knows nothing of screens."""
+"""The columns, headings, reasons and notes that every table of rows shows, as text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 from profiler.analysis.rows import Row, group, is_all_out_of_memory, smallest_request
 from profiler.core.case import Case, Choice
+from profiler.core.record import Environment
 from profiler.core.units import (
     MISSING,
     byte_unit,
@@ -20,22 +21,11 @@ from profiler.core.units import (
     second_unit,
     spread_text,
 )
+from profiler.views.tables.grid import Column, numbers, words
 
 SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # of what no device ran
 COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 MAX_NAMED = 4  # strategies that one note names before it only counts them
-
-
-class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """One column: its head in up to two lines, and a cell for every row."""
-
-    head: tuple[str, str]
-    cells: tuple[str, ...]
-    is_number: bool = False  # right-aligned, and never shortened or broken
-
-    @property
-    def label(self) -> str:
-        return " ".join(part for part in self.head if part)
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,15 +44,15 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 def columns(rows: Sequence[Row]) -> Columns:
     """The columns of rows that are of one group; bytes share one unit, seconds another."""
     return Columns(
-        name=_text("strategy", "", [row.case.strategy for row in rows]),
+        name=words("strategy", "", [row.case.strategy for row in rows]),
         memory=_memory(rows),
         time=_time(rows),
-        verdict=(*_gradients(rows), _text("outcome", "", [outcome(row) for row in rows])),
+        verdict=(*_gradients(rows), words("outcome", "", [outcome(row) for row in rows])),
     )
 
 
 def groups(rows: Iterable[Row]) -> list[list[Row]]:
-    """The rows that may be compared with each other, together."""
+    """Groups the rows that may be compared with each other."""
     found: dict[Case, list[Row]] = {}
     for row in rows:
         found.setdefault(group(row), []).append(row)
@@ -70,10 +60,10 @@ def groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def heading(rows: Sequence[Row]) -> str:
-    """What the rows of one group share: the model, its size, and what it was trained with and on."""
+    """Returns what the rows of one group share: model, size, settings, data and device."""
     case = rows[0].case
     built = next((row.built for row in rows if row.built), None)
-    environment = next((row.environment for row in rows if row.environment), None)
+    environment = environment_of(rows)
     one = built if len({row.case.model for row in rows}) == 1 else None
     size = [count_text(one.num_parameters, "parameter"), count_text(one.num_blocks, "module")] if one else []
     software = [f"torch {environment.torch}"] if environment and environment.torch else []
@@ -98,7 +88,7 @@ def one_strategy(rows: Sequence[Row]) -> list[str]:
 
 
 def device(rows: Sequence[Row]) -> str:
-    """The device of these rows by the name that its maker gave it; of several, whether they were there."""
+    """Names the device of these rows; several devices are only said to be measured, rehearsed or predicted."""
     if len({row.case.device for row in rows}) > 1:
         kinds = sorted({row.evidence for row in rows})
         words = ", ".join(f"some {kind}" for kind in kinds) if len(kinds) > 1 else SAID.get(kinds[0], kinds[0])
@@ -111,17 +101,28 @@ def device(rows: Sequence[Row]) -> str:
 
 
 def outcome(row: Row) -> str:
-    """The outcome in words; a prediction or a rehearsal always says that it is one."""
+    """Returns the outcome in words; a prediction or a rehearsal always says that it is one."""
     words, kind = row.outcome.replace("_", " "), row.evidence
     return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
 
 
-def is_predicted(row: Row) -> bool:
-    return row.case.is_predicted
+def peak_name(row: Row) -> str:
+    """Returns "peak", with what it is where it was not measured."""
+    return "peak" if row.evidence == "measured" else f"{row.evidence} peak"
+
+
+def change(row: Row, ratio: float | None) -> str:
+    """Returns the change against `none`; nothing for `none` itself, and where it is not known."""
+    return "" if ratio is None or row.case.strategy == "none" else change_text(ratio)
+
+
+def environment_of(rows: Sequence[Row]) -> Environment | None:
+    """Returns the first environment that a row has."""
+    return next((row.environment for row in rows if row.environment), None)
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """One line for each row that is not ok: which, what, and why; where nothing fits, what would."""
+    """Returns a line for each row that is not ok, with its detail, and advice if every row ran out of memory."""
     told = [
         f"{row.case.strategy}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for row in rows
@@ -141,14 +142,29 @@ def _nothing_fits(rows: Sequence[Row]) -> list[str]:
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
-    """One line for each code of note, by which docs/notes explains it, with the strategies that it concerns."""
+    """Returns a line for each code of note, which docs/notes explains, with the strategies it concerns."""
     strategies: dict[str, list[str]] = {}
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
         for note in row.notes:
             strategies.setdefault(note.code, []).append(row.case.strategy)
             texts.setdefault(note.code, {})[note.text] = None
-    return [f"{code} {_named(strategies[code])}: {_one(list(texts[code]))}" for code in texts]
+    found = []
+    for code, (text, *others) in ((code, list(of_code)) for code, of_code in texts.items()):
+        example = "for example: " if others else ""  # a text that differs from row to row is quoted once
+        found.append(f"{code} {few(strategies[code], MAX_NAMED)}: {example}{text}")
+    return found
+
+
+def below(rows: Sequence[Row]) -> list[str]:
+    """The lines that stand below a table: why rows are not ok, and the notes."""
+    return [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
@@ -157,12 +173,12 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
     static = [row.static_bytes for row in rows]
     size, unit = byte_unit([*saved, *peak, *static])
     return (
-        _number("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
-        _number("saved", unit, [scaled(count, size) for count in saved]),
-        _number("peak", unit, [scaled(count, size) for count in peak]),
-        _number("of which", f"static {unit}", [scaled(count, size) for count in static]),
-        _text("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
-        _number(
+        numbers("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
+        numbers("saved", unit, [scaled(count, size) for count in saved]),
+        numbers("peak", unit, [scaled(count, size) for count in peak]),
+        numbers("of which", f"static {unit}", [scaled(count, size) for count in static]),
+        words("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
+        numbers(
             "peak",
             "against none",
             [_against_none(row, row.readings.peak_bytes, change_text(row.peak_ratio)) for row in rows],
@@ -172,10 +188,10 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """How far the predicted peak is from the measured one, where a run has both."""
+    """Shows how far the predicted peak is from the measured one, if a run has both."""
     if all(row.prediction_error is None for row in rows):
         return ()
-    return (_number("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
+    return (numbers("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
 
 
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
@@ -183,16 +199,16 @@ def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
         return ()  # a rehearsal has none; a prediction has an estimate where its device's rates are known
     size, unit = second_unit([row.step_seconds for row in rows])
     return (
-        _number("step", unit, [scaled(row.step_seconds, size) for row in rows]),
-        _number("spread", "", [spread_text(row.step_spread) for row in rows]),
-        _number("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
+        numbers("step", unit, [scaled(row.step_seconds, size) for row in rows]),
+        numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
+        numbers("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
     )
 
 
 def _gradients(rows: Sequence[Row]) -> tuple[Column, ...]:
     if all(row.evidence == "rehearsed" for row in rows):
         return ()  # a device that computes nothing has none
-    return (_text("gradients", "", [row.gradients for row in rows]),)
+    return (words("gradients", "", [row.gradients for row in rows]),)
 
 
 def _against_none(row: Row, found: float | None, change: str) -> str:
@@ -212,7 +228,7 @@ def batch(case: Case) -> str:
 
 
 def setting(rows: Sequence[Row]) -> list[str]:
-    """What all these steps are made with; what varies is left out, and what everyone expects."""
+    """Returns the settings that all rows share, without defaults."""
     case = rows[0].case
     brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows}
     optimizer = "" if len(brings_own) > 1 else "its own optimizer" if True in brings_own else str(case.optimizer)
@@ -226,21 +242,3 @@ def setting(rows: Sequence[Row]) -> list[str]:
         "parallel": str(case.parallel or ""),
     }
     return [word for field, word in words.items() if word and len({getattr(row.case, field) for row in rows}) == 1]
-
-
-def _named(strategies: list[str]) -> str:
-    more = len(strategies) - MAX_NAMED
-    return ", ".join(strategies[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _one(texts: list[str]) -> str:
-    """A text that differs from row to row is quoted once, and said to be an example."""
-    return texts[0] if len(texts) == 1 else f"for example: {texts[0]}"
-
-
-def _text(first: str, second: str, cells: list[str]) -> Column:
-    return Column(head=(first, second), cells=tuple(str(cell) for cell in cells))
-
-
-def _number(first: str, second: str, cells: list[str]) -> Column:
-    return Column(head=(first, second), cells=tuple(cells), is_number=True)

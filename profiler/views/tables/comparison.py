@@ -1,16 +1,25 @@
-"""Several runs side by side, for a screen or as Markdown: knows nothing of how they are compared."""
+"""Several runs side by side, for a screen, as Markdown, CSV or JSON."""
 
 from __future__ import annotations
 
+import csv as csv_file
+import io
+from typing import Any
+
 from rich.text import Text
 
-from profiler.analysis.comparison import Comparison
-from profiler.views.export.markdown import SPECIAL
-from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column
-from profiler.views.tables.comparison_parts import Part, parts
+from profiler.analysis import comparison
+from profiler.analysis.comparison import Cell, Comparison, Match
+from profiler.analysis.gates import Judgement
+from profiler.analysis.ratio_test import Contrast
+from profiler.core.case import encode
+from profiler.views.export.csv import safe
+from profiler.views.export.markdown import escaped, table_lines
+from profiler.views.tables.comparison_parts import ComparisonPart, parts
 from profiler.views.tables.grid import grid
 from profiler.views.tables.terminal import clean, fitted, paragraph, styled
+
+SCHEMA = 1
 
 
 def table(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -23,7 +32,7 @@ def markdown(found: Comparison) -> str:
     return "\n\n".join(_written(part) for part in parts(found)) + "\n"
 
 
-def _drawn(part: Part, *, width: int | None, encoding: str) -> Text:
+def _drawn(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
     lines = [paragraph(part.heading, width=width, encoding=encoding, style="bold")] if part.heading else []
     lines += [paragraph(line, width=width, encoding=encoding) for line in part.above]
     if part.columns:
@@ -34,7 +43,7 @@ def _drawn(part: Part, *, width: int | None, encoding: str) -> Text:
     return Text("\n").join(lines)
 
 
-def _laid_out(part: Part, *, width: int | None, encoding: str) -> Text:
+def _laid_out(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
     """One table; or the values and the changes; or the changes of each side alone; or a block for each row."""
     name, values, *changes = ([clean(one, encoding=encoding) for one in piece] for piece in part.pieces)
     together = [one for piece in changes for one in piece]
@@ -45,22 +54,50 @@ def _laid_out(part: Part, *, width: int | None, encoding: str) -> Text:
     return fitted(name + values + together, width=width, encoding=encoding)
 
 
-def _written(part: Part) -> str:
-    heading = [f"### {_escaped(part.heading)}"] if part.heading else []
-    above, below = ("\n".join(f"- {_escaped(line)}" for line in lines) for lines in (part.above, part.lines))
-    shown = _grid(part.columns) if part.columns else ""
+def _written(part: ComparisonPart) -> str:
+    heading = [f"### {escaped(part.heading)}"] if part.heading else []
+    above, below = ("\n".join(f"- {escaped(line)}" for line in lines) for lines in (part.above, part.lines))
+    shown = "\n".join(table_lines(part.columns)) if part.columns else ""
     return "\n\n".join([*heading, *(text for text in (above, shown, below) if text)])
 
 
-def _grid(columns: tuple[Column, ...]) -> str:
-    rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in columns) + "|"
-    rows = [_line([column.cells[row] for column in columns]) for row in range(len(columns[0].cells))]
-    return "\n".join([_line([column.label for column in columns]), rule, *rows])
+def csv(found: Comparison) -> str:
+    """A line for each row and side, the baseline's too; empty where there is nothing."""
+    lines = [
+        _csv_line(match, side, cell)
+        for match in found.matches
+        for side, cell in zip(found.sides, match.cells, strict=True)
+        if cell
+    ]
+    file = io.StringIO()
+    writer = csv_file.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([{name: safe(value) for name, value in line.items()} for line in lines])
+    return file.getvalue()
 
 
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+def document(found: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
+    """One JSON document: all of the comparison, and what --fail-on found."""
+    whole: dict[str, Any] = {"schema": SCHEMA, "exit_code": exit_code, "comparison": found, "gate": judgement}
+    return encode(whole) + b"\n"
 
 
-def _escaped(text: str) -> str:
-    return plain(text).translate(SPECIAL)
+def _csv_line(match: Match, side: comparison.SideSummary, cell: Cell) -> dict[str, Any]:
+    return {
+        **match.key,
+        "side": side.label,
+        "run": side.run,
+        "device": side.device,
+        "predicted": cell.predicted,
+        "outcome": cell.outcome,
+        "detail": cell.detail,
+        "peak_bytes": cell.peak_bytes,
+        **_against("peak", cell.peak),
+        "step_seconds": cell.step_seconds,
+        **_against("time", cell.time),
+    }
+
+
+def _against(quantity: str, contrast: Contrast | None) -> dict[str, Any]:
+    names = ("ratio", "low", "high", "verdict")
+    return {f"{quantity}_{name}": getattr(contrast, name) if contrast else None for name in names}

@@ -1,4 +1,4 @@
-"""A comparison -> tables and lines of text, in the order in which they are read. Knows nothing of screens or files."""
+"""A comparison -> tables and lines of text, in the order in which they are read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from profiler.analysis.fit import SideAdvice
 from profiler.analysis.ranking import Order
 from profiler.analysis.ratio_test import Contrast
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
-from profiler.views.tables.columns import Column
+from profiler.views.tables.grid import Column, numbers, words
 
 MAX_SWAPPED = 3  # pairs that one line names before it only counts them
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonPart(msgspec.Struct, frozen=True, kw_only=True):
     """Lines above, one table, and lines below it; any of them may be missing."""
 
     heading: str = ""
@@ -30,7 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(column for piece in self.pieces for column in piece)
 
 
-def parts(found: Comparison) -> list[Part]:
+def parts(found: Comparison) -> list[ComparisonPart]:
     """All that is shown: the differences first, since they are what the numbers are to be read by."""
     groups: dict[str, list[Match]] = {}
     for match in found.matches:
@@ -38,20 +38,19 @@ def parts(found: Comparison) -> list[Part]:
     shown = [_differences(found)]
     for name, matches in groups.items():
         shown += [_peaks(found, name, matches), *_times(found, name, matches), *_missing(found, matches)]
-    shown += [*_orders(found), *_advice(found)]
-    return [*shown, *([Part(lines=tuple(f"note: {remark}" for remark in found.remarks))] if found.remarks else [])]
+    notes = [ComparisonPart(lines=tuple(f"note: {remark}" for remark in found.remarks))] if found.remarks else []
+    return [*shown, *_orders(found), *_advice(found), *notes]
 
 
-def _differences(found: Comparison) -> Part:
+def _differences(found: Comparison) -> ComparisonPart:
     runs = [f"{side.label}: {side.run}" for side in found.sides]
-    name = Column(head=("differs", ""), cells=tuple(one.what for one in found.differences))
+    name = words("differs", "", [one.what for one in found.differences])
     columns = tuple(
-        Column(head=(side.name, ""), cells=tuple(one.values[place] for one in found.differences))
-        for place, side in enumerate(found.sides)
+        words(side.name, "", [one.values[place] for one in found.differences]) for place, side in enumerate(found.sides)
     )
     same = ", ".join(f"{one.what} {one.values[0]}" for one in found.same if one.values[0] != MISSING)
     lines = (f"{'' if found.differences else 'nothing differs; '}the same in all: {same}",) if same else ()
-    return Part(
+    return ComparisonPart(
         above=(f"{runs[0]}, the baseline", *runs[1:]),
         pieces=((name,), columns) if found.differences else (),
         lines=lines,
@@ -66,7 +65,7 @@ def _worded(name: str, text: str) -> str:
     return text if name in ("model", "precision") else f"{name.replace('_size', '')} {text}"
 
 
-def _peaks(found: Comparison, group: str, matches: Sequence[Match]) -> Part:
+def _peaks(found: Comparison, group: str, matches: Sequence[Match]) -> ComparisonPart:
     size, unit = byte_unit([cell.peak_bytes for match in matches for cell in match.cells if cell])
     return _table(
         found,
@@ -78,7 +77,7 @@ def _peaks(found: Comparison, group: str, matches: Sequence[Match]) -> Part:
     )
 
 
-def _times(found: Comparison, group: str, matches: Sequence[Match]) -> list[Part]:
+def _times(found: Comparison, group: str, matches: Sequence[Match]) -> list[ComparisonPart]:
     seconds = [cell.step_seconds for match in matches for cell in match.cells if cell]
     if all(second is None for second in seconds):
         return []
@@ -98,22 +97,22 @@ def _times(found: Comparison, group: str, matches: Sequence[Match]) -> list[Part
 def _table(
     found: Comparison, matches: Sequence[Match], *, heading: str, unit: str,
     value: Callable[[Cell], str], contrast: Callable[[Cell], Contrast | None],
-) -> Part:  # fmt: skip
+) -> ComparisonPart:  # fmt: skip
     """A column of values for each side, then the changes against the first."""
     values = []
     for place, side in enumerate(found.sides):
         cells = tuple(_value(match.cells[place], value) for match in matches)
         shown = unit if side.evidence == "measured" else f"{side.evidence} {unit}"
-        values.append(Column(head=(side.name, shown), cells=cells, is_number=True))
-    pieces = [(Column(head=("strategy", ""), cells=tuple(_name(match) for match in matches)),), tuple(values)]
+        values.append(numbers(side.name, shown, cells))
+    pieces = [(words("strategy", "", [_name(match) for match in matches]),), tuple(values)]
     for place, side in list(enumerate(found.sides))[1:]:
         beside = [match.cells[place] for match in matches]
         held = [contrast(cell) if cell else None for cell in beside]
         changes = tuple(_change(one) for one in held)
         verdicts = tuple(one.verdict if one else MISSING for one in held)
-        change = Column(head=(side.label, f"against {found.sides[0].label}"), cells=changes, is_number=True)
-        pieces.append((change, Column(head=(side.label, "is"), cells=verdicts)))
-    return Part(heading=heading, pieces=tuple(pieces))
+        change = numbers(side.label, f"against {found.sides[0].label}", changes)
+        pieces.append((change, words(side.label, "is", verdicts)))
+    return ComparisonPart(heading=heading, pieces=tuple(pieces))
 
 
 def _name(match: Match) -> str:
@@ -129,18 +128,14 @@ def _value(cell: Cell | None, text: Callable[[Cell], str]) -> str:
 def _change(contrast: Contrast | None) -> str:
     if contrast is None:
         return MISSING
-    text = change_text(contrast.ratio)
-    return text if contrast.low is None or contrast.high is None else f"{text} ({_range(contrast.low, contrast.high)})"
+    text, low, high = change_text(contrast.ratio), contrast.low, contrast.high
+    return text if low is None or high is None else f"{text} ({change_range_text((low, high))})"
 
 
-def _range(low: float, high: float) -> str:
-    return change_range_text((low, high))
-
-
-def _missing(found: Comparison, matches: Sequence[Match]) -> list[Part]:
+def _missing(found: Comparison, matches: Sequence[Match]) -> list[ComparisonPart]:
     """What is not on every side, and what is not ok."""
     lines = [line for match in matches for line in (*_only(found, match), *_wrong(found, match))]
-    return [Part(lines=tuple(lines))] if lines else []
+    return [ComparisonPart(lines=tuple(lines))] if lines else []
 
 
 def _only(found: Comparison, match: Match) -> list[str]:
@@ -159,13 +154,13 @@ def _wrong(found: Comparison, match: Match) -> list[str]:
     ]
 
 
-def _orders(found: Comparison) -> list[Part]:
+def _orders(found: Comparison) -> list[ComparisonPart]:
     groups = dict.fromkeys(order.group for order in found.orders)
     lines = []
     for order in found.orders:
         of = f" ({', '.join(order.group)})" if len(groups) > 1 else ""
         lines.append(f"by {order.quantity}, {order.label} against {found.sides[0].label}{of}: {_agreement(order)}")
-    return [Part(heading="order of the strategies", lines=tuple(lines))] if lines else []
+    return [ComparisonPart(heading="order of the strategies", lines=tuple(lines))] if lines else []
 
 
 def _agreement(order: Order) -> str:
@@ -183,33 +178,26 @@ def _agreement(order: Order) -> str:
     return f"{share}; swapped: {named}{more}{close}"
 
 
-def _advice(found: Comparison) -> list[Part]:
+def _advice(found: Comparison) -> list[ComparisonPart]:
     kinds = {side.label: "" if side.evidence == "measured" else f" ({side.evidence})" for side in found.sides}
     names = {side.label: f"{side.name}{kinds[side.label]}" for side in found.sides}
     groups: dict[tuple[str, ...], list[SideAdvice]] = {}
     for one in found.advice:
         groups.setdefault(one.group, []).append(one)
-    return [
-        Part(
-            heading=_fastest(group if len(groups) > 1 else ()),
-            pieces=(
-                (Column(head=("on", ""), cells=tuple(names[one.label] for one in advice)),),
-                _advised(advice),
-            ),
-        )
-        for group, advice in groups.items()
-    ]
-
-
-def _fastest(group: tuple[str, ...]) -> str:
-    return f"the fastest that fits each memory{': ' + ', '.join(group) if group else ''}"
+    parts = []
+    for group, advice in groups.items():
+        of_group = f": {', '.join(group)}" if len(groups) > 1 and group else ""
+        devices = words("on", "", [names[one.label] for one in advice])
+        heading = f"the fastest that fits each memory{of_group}"
+        parts.append(ComparisonPart(heading=heading, pieces=((devices,), _advised(advice))))
+    return parts
 
 
 def _advised(rows: Sequence[SideAdvice]) -> tuple[Column, ...]:
     size, unit = second_unit([one.step_seconds for one in rows])
     return (
-        Column(head=("use", ""), cells=tuple(one.strategy or one.reason or MISSING for one in rows)),
-        Column(head=("memory", "MiB"), cells=tuple(scaled(one.memory_bytes, MIB) for one in rows), is_number=True),
-        Column(head=("needs", "MiB"), cells=tuple(scaled(one.needed_bytes, MIB) for one in rows), is_number=True),
-        Column(head=("step", unit), cells=tuple(scaled(one.step_seconds, size) for one in rows), is_number=True),
+        words("use", "", [one.strategy or one.reason or MISSING for one in rows]),
+        numbers("memory", "MiB", [scaled(one.memory_bytes, MIB) for one in rows]),
+        numbers("needs", "MiB", [scaled(one.needed_bytes, MIB) for one in rows]),
+        numbers("step", unit, [scaled(one.step_seconds, size) for one in rows]),
     )

@@ -1,4 +1,4 @@
-"""Why a step's peak is what it is, for a screen or as JSON: knows nothing of how it is found."""
+"""Why a step's peak is what it is, for a screen or as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from profiler.analysis.explanation import Explanation
 from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
-from profiler.views.tables.columns import Column
-from profiler.views.tables.grid import grid
+from profiler.views.sanitize import shortened
+from profiler.views.tables.grid import Column, grid, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph
 
 OUTSIDE = "(outside of all modules)"
@@ -29,7 +29,7 @@ REMEDIES = {
 
 
 def explanation(found: Explanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """At most 25 lines of 80 columns: the peak, its floor, the reason, what is live, and what would lower it."""
+    """Returns the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns."""
     lines = [_peak(found), _floor(found), *([f"reason: {found.reason.text}"] if found.reason else [])]
     said = [paragraph(line, width=width, encoding=encoding) for line in lines]
     head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
@@ -50,14 +50,8 @@ def where(peak: Peak) -> str:
 
 
 def module_name(name: str) -> str:
-    """A module's name, shortened in its middle; what is outside of all has one too."""
+    """Returns a module's name, shortened in its middle; work outside all modules has a name too."""
     return shortened(name, LONGEST_NAME) if name else OUTSIDE
-
-
-def shortened(text: str, length: int) -> str:
-    """The text without its middle where it is longer: both ends of a module's name tell."""
-    before = (length - 1) // 2
-    return text if len(text) <= length else f"{text[:before]}…{text[before + 1 - length :]}"
 
 
 def _peak(found: Explanation) -> str:
@@ -96,7 +90,7 @@ def _live(found: Explanation, *, width: int | None, encoding: str) -> Text:
 
 def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[Column, Column]:
     names, sizes = zip(*shares, strict=True)
-    return Column(head=(head, ""), cells=names), Column(head=(unit, ""), cells=sizes, is_number=True)
+    return words(head, "", names), numbers(unit, "", sizes)
 
 
 def _remedies(found: Explanation) -> str:

@@ -1,45 +1,67 @@
-"""Columns -> lines of text that fit a width, or none. Knows nothing of rows, of colour or of files."""
+"""Columns of text, and how they are laid out as lines that fit a width."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import msgspec
 from rich.cells import cell_len
-
-from profiler.views.tables.columns import Column
 
 GAP = "  "
 NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)"  # the comma of 1,021 and the colon of cuda:0 hold together
 PIECE = re.compile(rf"(?:[^,: ]|{NUMBER})*[,: ]?")  # text may break behind a comma, a colon or a space
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One column: its head in up to two lines, and a cell for every row."""
+
+    head: tuple[str, str]
+    cells: tuple[str, ...]
+    is_number: bool = False  # right-aligned, and never shortened or broken
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in self.head if part)
+
+
+def words(first: str, second: str, cells: Iterable[object]) -> Column:
+    """A column of text under a head of two lines."""
+    return Column(head=(first, second), cells=tuple(map(str, cells)))
+
+
+def numbers(first: str, second: str, cells: Iterable[str]) -> Column:
+    """A column of numbers under a head of two lines."""
+    return Column(head=(first, second), cells=tuple(cells), is_number=True)
+
+
+class GridLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a laid-out table, and the row that it shows: -1 in the head, -2 in the rule."""
 
     row: int
     text: str
 
 
-def grid(columns: Sequence[Column], *, width: int | None) -> list[Line] | None:
-    """The table in lines no wider than `width`; None where that would take cutting a number.
+def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | None:
+    """Returns the table in lines no wider than `width`; None if a number would have to be cut.
 
     Text columns break over several lines, number columns never do. A width of None is as wide as it takes.
     """
     widths = _widths(columns, width)
     if widths is None:
         return None
-    lines = [Line(row=-1, text=text) for text in _head(columns, widths)]
-    lines.append(Line(row=-2, text=GAP.join("-" * one for one in widths)))
+    lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
+    lines.append(GridLine(row=-2, text=GAP.join("-" * one for one in widths)))
     for row in range(len(columns[0].cells)):
-        lines += [Line(row=row, text=text) for text in _row([column.cells[row] for column in columns], columns, widths)]
+        lines += [
+            GridLine(row=row, text=text) for text in _row([column.cells[row] for column in columns], columns, widths)
+        ]
     return lines
 
 
-def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[Line]:
-    """One row as lines of `label  value`: what is left where no table fits. Text breaks behind its own start."""
+def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[GridLine]:
+    """Returns one row as lines of `label  value`, for widths at which no table fits."""
     labels = max(_length(column.label) for column in columns)
     values = max((_length(column.cells[row]) for column in columns if column.is_number), default=0)
     room = 10**9 if width is None else max(1, width - labels - len(GAP))
@@ -49,12 +71,12 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
         lines = [_pad(cell, values, right=True)] if column.is_number else broken(cell, room)
         words = [column.label, *[""] * (len(lines) - 1)]
         pairs = zip(words, lines, strict=True)
-        found += [Line(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
+        found += [GridLine(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
     return found
 
 
 def broken(text: str, width: int) -> list[str]:
-    """The text in lines of at most `width` where its pieces allow it; no piece is ever cut."""
+    """Breaks the text into lines of at most `width`; a piece that is wider has a line of its own and is not cut."""
     if _length(text) <= width:
         return [text.rstrip()]
     lines = [""]
@@ -105,7 +127,7 @@ def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
 
 
 def _length(text: str) -> int:
-    """Columns of a screen that the text takes; those that most texts are of take one each."""
+    """Returns the columns of a screen that the text takes."""
     return len(text) if text.isascii() else cell_len(text)
 
 

@@ -1,25 +1,34 @@
-"""What a table of names offers, for a screen: knows nothing of what the names do."""
+"""Lists as text: names with their options, the blocks of a model, run folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import msgspec
 from rich.text import Text
 
+from profiler.analysis import progress
+from profiler.analysis.rows import rows
+from profiler.core.case import encode
 from profiler.core.catalogue import KINDS, Entry, Option
-from profiler.views.tables.columns import Column
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.core.errors import UserError
+from profiler.core.record import ModelSummary
+from profiler.core.units import MISSING, count_text
+from profiler.runs.find import REFERENCE, reference, reference_names, runs
+from profiler.runs.store import Run, load
+from profiler.views.tables.grid import numbers, words
+from profiler.views.tables.terminal import fitted, paragraph, titled
+
+FEEDS = {True: "yes", False: "no", None: MISSING}
 
 
 def listing(entries: Sequence[Entry], *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """A line for each name: its options with their defaults, and what it is about."""
     columns = (
-        Column(head=("name", ""), cells=tuple(entry.name for entry in entries)),
-        Column(
-            head=("options", ""),
-            cells=tuple(" ".join(_short(option) for option in entry.options) or "-" for entry in entries),
-        ),
-        Column(head=("about", ""), cells=tuple(entry.about for entry in entries)),
+        words("name", "", [entry.name for entry in entries]),
+        words("options", "", [" ".join(_short(option) for option in entry.options) or "-" for entry in entries]),
+        words("about", "", [entry.about for entry in entries]),
     )
     return fitted(columns, width=width, encoding=encoding)
 
@@ -35,21 +44,15 @@ def listings(tables: Mapping[str, Sequence[Entry]], *, width: int | None = None,
 
 def details(entry: Entry, *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """One name with all that can be set, each option with its kind and default."""
-    head = Text("\n").join(
-        [
-            paragraph(entry.name, width=width, encoding=encoding, style="bold"),
-            paragraph(entry.about, width=width, encoding=encoding, indent=""),
-            Text(),
-            Text(),
-        ]
-    )
-    if not entry.options:
+    name = paragraph(entry.name, width=width, encoding=encoding, style="bold")
+    about = paragraph(entry.about, width=width, encoding=encoding, indent="")
+    head, options = Text("\n").join([name, about, Text(), Text()]), entry.options
+    if not options:
         return head + Text("no options")
-    options = entry.options
     columns = (
-        Column(head=("option", ""), cells=tuple(option.name for option in options)),
-        Column(head=("default", ""), cells=tuple(_default(option) for option in options), is_number=True),
-        Column(head=("what it takes", ""), cells=tuple(KINDS.get(option.kind, option.kind) for option in options)),
+        words("option", "", [option.name for option in options]),
+        numbers("default", "", [_default(option) for option in options]),
+        words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
     )
     return head + fitted(columns, width=width, encoding=encoding)
 
@@ -60,3 +63,94 @@ def _short(option: Option) -> str:
 
 def _default(option: Option) -> str:
     return "must be given" if option.default is None else option.default
+
+
+def blocks(outline: ModelSummary, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """A line for each block in order, below what they are blocks of."""
+    found = outline.blocks
+    head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(found), "block")]
+    batch = [f"batch {outline.batch_size}"] if outline.batch_size else []
+    columns = (
+        words("block", "", [one.name for one in found]),
+        words("class", "", [one.kind for one in found]),
+        numbers("parameters", "", [str(one.num_parameters) for one in found]),
+        words("output", "", [one.output or "not run" for one in found]),
+        words("feeds the next alone", "", [FEEDS[one.feeds_next] for one in found]),
+    )
+    remark = _remark(outline)
+    below = [f"note: {remark}"] if remark else []
+    body = fitted(columns, width=width, encoding=encoding)
+    return titled(", ".join([*head, *batch]), body, below, width=width, encoding=encoding)
+
+
+def document(outline: ModelSummary) -> bytes:
+    """The outline as one JSON document."""
+    return encode(outline) + b"\n"
+
+
+def _remark(outline: ModelSummary) -> str | None:
+    if outline.remark:
+        return outline.remark
+    apart = [one.name for one in outline.blocks if one.feeds_next is False]
+    return f"segments cannot hold both a block with 'no' and the next ({', '.join(apart[:3])})" if apart else None
+
+
+class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """What `gcprof list` says of a run; None where its files could not be read."""
+
+    name: str
+    status: str  # complete, partial, unreadable
+    created: str | None = None  # UTC, ISO 8601
+    models: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    num_ok: int | None = None
+    num_rows: int | None = None  # of the whole plan
+
+
+def overviews(folder: Path) -> list[RunOverview]:
+    """Every run below the folder, the newest last. A damaged one is listed as unreadable."""
+    found = (_read(path, path.name) for path in runs(folder))
+    return sorted(found, key=lambda one: (one.created or "", one.name))
+
+
+def references() -> list[RunOverview]:
+    """Every run that comes with gcprof, by the name that commands take."""
+    return [_read(reference(name), f"{REFERENCE}{name}") for name in reference_names()]
+
+
+def overview(run: Run, name: str) -> RunOverview:
+    planned = dict.fromkeys(trial.case for trial in run.manifest.plan)
+    return RunOverview(
+        name=name,
+        status=progress.status(run.manifest.plan, run.records),
+        created=run.manifest.created,
+        models=tuple(dict.fromkeys(str(case.model) for case in planned)),
+        devices=tuple(dict.fromkeys(case.device for case in planned)),
+        num_ok=sum(row.outcome == "ok" for row in rows(run.records)),
+        num_rows=len(planned),
+    )
+
+
+def run_list(found: Sequence[RunOverview], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """One line a run."""
+    columns = (
+        words("run", "", [one.name for one in found]),
+        words("date (UTC)", "", [(one.created or MISSING)[:16].replace("T", " ") for one in found]),
+        words("models", "", [", ".join(one.models) or MISSING for one in found]),
+        words("device", "", [", ".join(one.devices) or MISSING for one in found]),
+        words("rows ok", "", [_rows_ok(one) for one in found]),
+    )
+    return fitted(columns, width=width, encoding=encoding)
+
+
+def _read(path: Path, name: str) -> RunOverview:
+    try:
+        return overview(load(path), name)
+    except UserError:
+        return RunOverview(name=name, status="unreadable")
+
+
+def _rows_ok(one: RunOverview) -> str:
+    """How many of how many, and what is wrong with the run where something is."""
+    counted = [] if one.num_ok is None else [f"{one.num_ok}/{one.num_rows}"]
+    return ", ".join([*counted, *([one.status] if one.status != "complete" else [])])

@@ -1,4 +1,4 @@
-"""The largest batches that a memory holds, as a table and a document: knows nothing of commands."""
+"""What a memory holds: the largest batch of each strategy, and the devices that hold a step."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from collections.abc import Callable, Sequence
 import msgspec
 from rich.text import Text
 
+from profiler.analysis.fit import Fit
 from profiler.core.record import Record, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
-from profiler.views.tables.columns import Column
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.views.tables.columns import batch
+from profiler.views.tables.grid import Column, numbers, words
+from profiler.views.tables.terminal import fitted, paragraph, titled
+
+NOTE = (
+    "needed: what the allocator reserves, and 600 MiB for CUDA itself; "
+    "of the strategies that fit, the one that recomputes least"
+)
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy. Bytes are of the device's memory."""
 
     strategy: str
@@ -33,9 +40,9 @@ def line(
     strategy: str, batch_size: int, predicted: int | None, measured: Record | None, beyond: Record | None,
     samples_per_second: float | None, *, needed: Callable[[Record], int | None], sample_bytes: int | None = None,
     static_bytes: int | None = None,
-) -> Line:  # fmt: skip
-    """A strategy with its first record and that of one sample more."""
-    return Line(
+) -> LargestBatch:  # fmt: skip
+    """Returns a strategy's largest batch, with its record and that of one sample more."""
+    return LargestBatch(
         strategy=strategy,
         batch_size=batch_size,
         predicted_bytes=predicted,
@@ -51,13 +58,13 @@ def line(
 
 
 def context_text(context_bytes: int, source: str) -> str:
-    """A phrase on what CUDA takes of the memory besides tensors; `source` is assumed, measured or as asked."""
+    """Says what CUDA takes of the memory besides tensors; `source` is assumed, measured or as asked."""
     hint = "; --context SIZE says otherwise" if source == "assumed" else ""
     return f"of that CUDA itself takes {bytes_text(context_bytes)}, {source}{hint}"
 
 
 def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes: int) -> str:
-    """A sentence on why not even one sample fits: what it needs, and the parts of that."""
+    """Says why not even one sample fits: what it needs, and the parts of that."""
     work = max(0, sample_bytes - static_bytes - context_bytes)
     parts = [f"{bytes_text(static_bytes)} static", f"{bytes_text(work)} at work"]
     parts += [f"{bytes_text(context_bytes)} for CUDA itself"] if context_bytes else []
@@ -65,38 +72,35 @@ def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes:
 
 
 def table(
-    lines: Sequence[Line], *, title: str, limit: int, context_bytes: int = 0, width: int | None = None,
+    lines: Sequence[LargestBatch], *, title: str, limit: int, context_bytes: int = 0, width: int | None = None,
     encoding: str = "utf-8",
 ) -> Text:  # fmt: skip
-    """A line for each strategy, and why none fits; samples a second are compared with those of `none`."""
+    """Returns a line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
-        Column(head=("strategy", ""), cells=tuple(one.strategy for one in lines)),
-        _number("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
-        _number("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
+        words("strategy", "", [one.strategy for one in lines]),
+        numbers("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
+        numbers("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
     ]
     if any(one.outcome for one in lines):
+        rates = [one.samples_per_second for one in lines]
         none = next((one.samples_per_second for one in lines if one.strategy == "none"), None)
         kinds = sorted({one.evidence or "measured" for one in lines if one.outcome})
         columns += [
-            _number("memory", ", ".join(kinds), [_memory(one.measured_bytes, one.outcome) for one in lines]),
-            Column(head=("one sample", "more"), cells=tuple(_beyond(one, limit) for one in lines)),
-            _number("samples", "a second", [_rate(one.samples_per_second) for one in lines]),
-            _number("against", "none", [_against(one.samples_per_second, none) for one in lines]),
+            numbers("memory", ", ".join(kinds), [_memory(one.measured_bytes, one.outcome) for one in lines]),
+            words("one sample", "more", [_beyond(one, limit) for one in lines]),
+            numbers("samples", "a second", [MISSING if rate is None else f"{rate:,.1f}" for rate in rates]),
+            numbers("against", "none", [change_text(rate / none if rate and none else None) for rate in rates]),
         ]
-    heading = paragraph(title, width=width, encoding=encoding, style="bold")
     reasons = [
-        paragraph(
-            why_none(one.strategy, one.sample_bytes, one.static_bytes or 0, context_bytes),
-            width=width, encoding=encoding,
-        )
+        why_none(one.strategy, one.sample_bytes, one.static_bytes or 0, context_bytes)
         for one in lines
         if one.sample_bytes is not None
-    ]  # fmt: skip
-    below = [Text(), *reasons] if reasons else []
-    return Text("\n").join([heading, Text(), fitted(columns, width=width, encoding=encoding), *below])
+    ]
+    body = fitted(columns, width=width, encoding=encoding)
+    return titled(title, body, reasons, width=width, encoding=encoding)
 
 
-def document(lines: Sequence[Line], *, model: str, limit: int, context_bytes: int) -> bytes:
+def document(lines: Sequence[LargestBatch], *, model: str, limit: int, context_bytes: int) -> bytes:
     """One JSON document, one field a line."""
     found = {
         "schema": 1, "model": model, "memory_bytes": limit, "context_bytes": context_bytes, "strategies": lines,
@@ -104,15 +108,11 @@ def document(lines: Sequence[Line], *, model: str, limit: int, context_bytes: in
     return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 
-def _number(first: str, second: str, cells: Sequence[str]) -> Column:
-    return Column(head=(first, second), cells=tuple(cells), is_number=True)
-
-
 def _memory(nbytes: int | None, outcome: str | None) -> str:
     return bytes_text(nbytes) if outcome in (None, "ok") else outcome.replace("_", " ")
 
 
-def _beyond(one: Line, limit: int) -> str:
+def _beyond(one: LargestBatch, limit: int) -> str:
     if one.beyond_outcome is None:
         return MISSING
     if one.beyond_bytes is None:
@@ -120,9 +120,28 @@ def _beyond(one: Line, limit: int) -> str:
     return f"{bytes_text(one.beyond_bytes)}: {'fits too' if one.beyond_bytes <= limit else 'does not fit'}"
 
 
-def _rate(samples: float | None) -> str:
-    return MISSING if samples is None else f"{samples:,.1f}"
+def fits(found: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """Returns a table for each case: a line a device, with the strategy that recomputes least of those that fit."""
+    cases = dict.fromkeys(one.case for one in found)
+    parts = []
+    for case in cases:
+        lines = [one for one in found if one.case == case]
+        ranks = f", one of {case.ranks} ranks, {case.parallel}" if case.ranks else ""
+        head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}{ranks}: predicted, not measured"
+        parts += [paragraph(head, width=width, encoding=encoding, style="bold")]
+        parts += [fitted(_fit_columns(lines), width=width, encoding=encoding), Text()]
+    return Text("\n").join([Text(), *parts, paragraph(NOTE, width=width, encoding=encoding)])
 
 
-def _against(samples: float | None, none: float | None) -> str:
-    return change_text(samples / none if samples and none else None)
+def _fit_columns(found: Sequence[Fit]) -> tuple[Column, ...]:
+    return (
+        words("device", "", [one.device for one in found]),
+        numbers("memory", "", [bytes_text(one.memory_bytes) for one in found]),
+        words("holds it", "", [one.strategy or "with no strategy here" for one in found]),
+        numbers("needed", "", [bytes_text(one.needed_bytes) for one in found]),
+        numbers(
+            "FLOPs",
+            "against none",
+            [change_text(None if one.extra_flops is None else 1 + one.extra_flops) for one in found],
+        ),
+    )

@@ -1,14 +1,21 @@
-"""The table of a run for a notebook's page, with its style in it: knows nothing of files or of notebooks' programs."""
+"""A run in a notebook: its table as HTML, and its rows as a DataFrame."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
+import msgspec
+import pandas as pd
+
+from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import Row
 from profiler.core.units import count_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, columns, groups, heading, reasons, remarks
+from profiler.views.tables.columns import below, columns, groups, heading
+from profiler.views.tables.grid import Column
+
+KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # whole numbers stay so
 
 MOST = 100  # rows of a table: more make a page slow, and are better asked for by code
 TABLE = "border-collapse:collapse;font-size:13px"
@@ -29,10 +36,10 @@ def _group(rows: Sequence[Row]) -> str:
     head = "".join(f'<th style="{_style(column)}">{_text(column.label)}</th>' for column in shown)
     body = "".join(_row(shown, number, row) for number, row in enumerate(first))
     more = len(rows) - len(first)
-    below = [*reasons(first), *(f"note: {remark}" for remark in remarks(first))]
-    below += [f"and {count_text(more, 'row')} more: to_pandas() holds them all"] if more else []
+    lines = below(first)
+    lines += [f"and {count_text(more, 'row')} more: to_pandas() holds them all"] if more else []
     table = f'<table style="{TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f"<p><b>{_text(heading(rows))}</b></p>{table}{''.join(_line(line) for line in below)}"
+    return f"<p><b>{_text(heading(rows))}</b></p>{table}{''.join(_line(line) for line in lines)}"
 
 
 def _row(shown: Sequence[Column], number: int, row: Row) -> str:
@@ -50,3 +57,11 @@ def _line(text: str) -> str:
 
 def _text(text: str) -> str:
     return escape(plain(text))
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """One line a case; bytes and seconds, samples as tuples, NA where it was not measured."""
+    lines = [msgspec.structs.asdict(flat_row(row)) for row in rows]
+    return pd.DataFrame(
+        {name: pd.Series([one[name] for one in lines], dtype=KINDS[kind]) for name, kind in COLUMNS.items()}
+    )

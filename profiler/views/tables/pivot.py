@@ -1,4 +1,4 @@
-"""The numbers of a run over two of its axes, for a screen of any width: knows nothing of commands."""
+"""The numbers of a run over two of its axes, for a screen of any width."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from profiler.analysis.fit import device_memory, holds, samples_per_second, thro
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
 from profiler.views.plots.panels import planes, space_of
-from profiler.views.tables.columns import COUNTED, Column, heading
+from profiler.views.tables.columns import COUNTED, heading
+from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph, strips
 
 OUT, BEYOND = "OOM", "*"
 BATCHES = {"batch_size", "strategy"}  # over these, samples a second at equal memory
 
 
-class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a table tells of every row that is ok: a number, and its text."""
+class ShownQuantity(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that a table shows for every row that is ok, and its text."""
 
     title: str
     read: Callable[[Row], float | None]
@@ -30,9 +31,9 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table(rows: Sequence[Row], *, over: Sequence[str] = (), width: int | None = None, encoding: str = "utf-8") -> Text:
-    """For every plane of the two axes: peak, step time and samples a second, and the most of them in each memory.
+    """Returns tables of peak, step time and samples a second over two axes, for each value of the other axes.
 
-    Raises UserError where no two settings vary, or where what is named does not.
+    Raises UserError if no two settings vary, or if a named one does not.
     """
     return Text("\n\n").join([_plane(plane, width=width, encoding=encoding) for plane in planes(rows, over)])
 
@@ -45,7 +46,7 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
     for quantity in _quantities(rows):
         title = f"{quantity.title} by {across.label}"
         parts += [Text(), paragraph(title, width=width, encoding=encoding, style="bold")]
-        parts += [strips(columns(cells, across, up, quantity), width=width, encoding=encoding)]
+        parts += [strips(grid_columns(cells, across, up, quantity), width=width, encoding=encoding)]
     if {across.name, up.name} == BATCHES and (best := throughput_frontier(rows)):
         parts += [Text(), paragraph("the most samples a second up to a peak", width=width, style="bold")]
         parts += [fitted(_stairs(best), width=width, encoding=encoding)]
@@ -54,21 +55,23 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
     return Text("\n").join([*parts, *(paragraph(line, width=width, encoding=encoding) for line in below)])
 
 
-def columns(cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: Quantity) -> tuple[Column, ...]:
-    """A line for each value up, a number for each across, and the exponent of the nearest power."""
-    names = Column(head=(up.label, ""), cells=tuple(str(value) for value in up.values))
-    numbers = [
-        _numbers((str(one), ""), [_cell(cells.get((one, other)), quantity) for other in up.values])
+def grid_columns(
+    cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: ShownQuantity
+) -> tuple[Column, ...]:
+    """Returns a line for each value of `up`, a number for each of `across`, and the exponent of the nearest power."""
+    names = words(up.label, "", [str(value) for value in up.values])
+    columns = [
+        numbers(str(one), "", [_cell(cells.get((one, other)), quantity) for other in up.values])
         for one in across.values
     ]
     powers = [_power([(one, cells.get((one, other))) for one in across.values], quantity) for other in up.values]
     if across.is_number and quantity.grows and any(power != MISSING for power in powers):
-        numbers.append(_numbers(("grows", "as n^"), powers))
-    return (names, *numbers)
+        columns.append(numbers("grows", "as n^", powers))
+    return (names, *columns)
 
 
-def _quantities(rows: Sequence[Row]) -> list[Quantity]:
-    """Those of which there is a number."""
+def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
+    """Returns the quantities that at least one row has."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows)
     second, name = second_unit(row.step_seconds for row in rows)
 
@@ -76,17 +79,19 @@ def _quantities(rows: Sequence[Row]) -> list[Quantity]:
         return scaled(value, size)
 
     found = (
-        Quantity(title=f"peak memory ({unit})", read=lambda row: row.readings.peak_bytes, text=in_unit, is_peak=True),
-        Quantity(title=f"saved memory ({unit})", read=lambda row: row.readings.saved_bytes, text=in_unit),
-        Quantity(
+        ShownQuantity(
+            title=f"peak memory ({unit})", read=lambda row: row.readings.peak_bytes, text=in_unit, is_peak=True
+        ),
+        ShownQuantity(title=f"saved memory ({unit})", read=lambda row: row.readings.saved_bytes, text=in_unit),
+        ShownQuantity(
             title=f"step time ({name})", read=lambda row: row.step_seconds, text=lambda value: scaled(value, second)
         ),
-        Quantity(title="samples a second", read=samples_per_second, text=_rate_text, grows=False),
+        ShownQuantity(title="samples a second", read=samples_per_second, text=_rate_text, grows=False),
     )
     return [one for one in found if any(_value(row, one) is not None for row in rows)]
 
 
-def _value(row: Row, quantity: Quantity) -> float | None:
+def _value(row: Row, quantity: ShownQuantity) -> float | None:
     return quantity.read(row) if row.outcome == "ok" else None
 
 
@@ -94,7 +99,7 @@ def _rate_text(rate: float) -> str:
     return in_unit_text(rate, "")
 
 
-def _cell(row: Row | None, quantity: Quantity) -> str:
+def _cell(row: Row | None, quantity: ShownQuantity) -> str:
     if row is None:
         return MISSING
     if row.outcome != "ok":
@@ -104,7 +109,7 @@ def _cell(row: Row | None, quantity: Quantity) -> str:
     return MISSING if value is None else f"{mark}{quantity.text(value)}"
 
 
-def _power(along: Sequence[tuple[Value, Row | None]], quantity: Quantity) -> str:
+def _power(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) -> str:
     points = [(float(one), _value(row, quantity)) for one, row in along if row and isinstance(one, int | float)]
     known = [(one, value) for one, value in points if value is not None]
     found = exponent([one for one, _ in known], [value for _, value in known])
@@ -113,19 +118,15 @@ def _power(along: Sequence[tuple[Value, Row | None]], quantity: Quantity) -> str
 
 def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
     return (
-        _numbers(("from", ""), [bytes_text(row.readings.peak_bytes) for row in best]),
-        Column(head=("strategy", ""), cells=tuple(str(row.case.strategy) for row in best)),
-        _numbers(("batch", "size"), [str(row.case.batch_size) for row in best]),
-        _numbers(("samples", "a second"), [_rate_text(samples_per_second(row) or 0.0) for row in best]),
+        numbers("from", "", [bytes_text(row.readings.peak_bytes) for row in best]),
+        words("strategy", "", [str(row.case.strategy) for row in best]),
+        numbers("batch", "size", [str(row.case.batch_size) for row in best]),
+        numbers("samples", "a second", [_rate_text(samples_per_second(row) or 0.0) for row in best]),
     )
 
 
-def _numbers(head: tuple[str, str], cells: Sequence[str]) -> Column:
-    return Column(head=head, cells=tuple(cells), is_number=True)
-
-
 def _legend(rows: Sequence[Row], across: Axis) -> list[str]:
-    """What the signs in the cells mean, as far as there are any."""
+    """Explains the signs that the cells hold."""
     known = device_memory(rows)
     memory = "the device's memory" if known is None else f"the device's {bytes_text(known)}"
     beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)

@@ -1,4 +1,4 @@
-"""A plan beside what a user would pick, and whole frontiers, as tables and documents: knows nothing of commands."""
+"""A plan beside what a user would pick, and whole frontiers, as tables and documents."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import render
 from profiler.planning.solver import Point
-from profiler.views.tables.columns import Column
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.views.tables.grid import Column, numbers, words
+from profiler.views.tables.terminal import fitted, titled
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,33 +38,22 @@ def table(
     width: int | None = None,
     encoding: str = "utf-8",
 ) -> Text:
-    """A line for each way; overheads are against the step without checkpointing, `none`."""
-    parts = [paragraph(title, width=width, encoding=encoding, style="bold"), Text()]
-    parts += [_fitted(_columns(lines, none), width=width, encoding=encoding), Text()]
-    parts += [paragraph(line, width=width, encoding=encoding) for line in below]
-    return Text("\n").join(parts)
+    """Returns a line for each way; overheads are relative to the step without checkpointing, `none`."""
+    body = _fitted(_columns(lines, none), width=width, encoding=encoding)
+    return titled(title, body, below, width=width, encoding=encoding)
 
 
 def frontier(
     points: Sequence[Point], none: Way, *, title: str, width: int | None = None, encoding: str = "utf-8"
 ) -> Text:
-    """Every plan that no other beats, the smallest first."""
+    """Returns a line for each plan of the frontier, the smallest peak first."""
     columns = (
-        Column(head=("peak", "by costs"), cells=tuple(bytes_text(one.peak_bytes) for one in points), is_number=True),
-        Column(
-            head=("peak", "of none"),
-            cells=tuple(_change(one.peak_bytes, none.cost.peak_bytes) for one in points),
-            is_number=True,
-        ),
-        Column(
-            head=("time", "of none"),
-            cells=tuple(_change(one.step_seconds, none.cost.step_seconds) for one in points),
-            is_number=True,
-        ),
-        Column(head=("plan", ""), cells=tuple(render(one.plan) for one in points)),
+        numbers("peak", "by costs", [bytes_text(one.peak_bytes) for one in points]),
+        numbers("peak", "of none", [_change(one.peak_bytes, none.cost.peak_bytes) for one in points]),
+        numbers("time", "of none", [_change(one.step_seconds, none.cost.step_seconds) for one in points]),
+        words("plan", "", [render(one.plan) for one in points]),
     )
-    heading = paragraph(title, width=width, encoding=encoding, style="bold")
-    return Text("\n").join([heading, Text(), _fitted(columns, width=width, encoding=encoding)])
+    return titled(title, _fitted(columns, width=width, encoding=encoding), width=width, encoding=encoding)
 
 
 def csv(points: Sequence[Point]) -> bytes:
@@ -115,35 +104,28 @@ def document(
 
 def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
     found = [
-        Column(head=("way", ""), cells=tuple(one.way.label for one in lines)),
-        _number("peak", "by costs", [bytes_text(one.way.cost.peak_bytes) for one in lines]),
-        _number("time", "by costs", [_change(one.way.cost.step_seconds, none.cost.step_seconds) for one in lines]),
+        words("way", "", [one.way.label for one in lines]),
+        numbers("peak", "by costs", [bytes_text(one.way.cost.peak_bytes) for one in lines]),
+        numbers("time", "by costs", [_change(one.way.cost.step_seconds, none.cost.step_seconds) for one in lines]),
     ]
     if any(one.predicted for one in lines):
-        found.append(_number("peak", "predicted", [_peak(one.predicted) for one in lines]))
-    kinds = {one.measured.evidence for one in lines if one.measured}
-    if kinds:
-        kind = ", ".join(sorted(kinds))
+        found.append(numbers("peak", "predicted", [_peak(one.predicted) for one in lines]))
+    measured = [one.measured for one in lines]
+    kind = ", ".join(sorted({row.evidence for row in measured if row}))
+    if kind:
         found += [
-            _number("peak", kind, [_peak(one.measured) for one in lines]),
-            _number("predicted", "off by", [_error(one.measured) for one in lines]),
-            _number("time", kind, [_time(one.measured) for one in lines]),
-            Column(
-                head=("gradients", ""),
-                cells=tuple(one.measured.gradients if one.measured else MISSING for one in lines),
-            ),
+            numbers("peak", kind, [_peak(row) for row in measured]),
+            numbers("predicted", "off by", [error_text(row.prediction_error if row else None) for row in measured]),
+            numbers("time", kind, [change_text(row.time_ratio if row else None) for row in measured]),
+            words("gradients", "", [row.gradients if row else MISSING for row in measured]),
         ]
-    return (*found, Column(head=("plan", ""), cells=tuple(render(one.way.plan) for one in lines)))
+    return (*found, words("plan", "", [render(one.way.plan) for one in lines]))
 
 
 def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
-    """The numbers, and where they are too many to have the words beside them, those below."""
+    """Lays out a table; if it is too wide, its first words after the numbers begin a second table."""
     cut = next((at for at, column in enumerate(columns) if at and not column.is_number), None)
     return fitted(columns, width=width, encoding=encoding, cut=cut)
-
-
-def _number(first: str, second: str, cells: Sequence[str]) -> Column:
-    return Column(head=(first, second), cells=tuple(cells), is_number=True)
 
 
 def _change(value: float, whole: float) -> str:
@@ -154,14 +136,6 @@ def _peak(row: Row | None) -> str:
     if row is None or row.outcome != "ok":
         return MISSING if row is None else row.outcome.replace("_", " ")
     return bytes_text(row.readings.peak_bytes)
-
-
-def _error(row: Row | None) -> str:
-    return error_text(row.prediction_error if row else None)
-
-
-def _time(row: Row | None) -> str:
-    return change_text(row.time_ratio if row else None)
 
 
 def _line(one: Shown) -> dict[str, Any]:
@@ -183,17 +157,16 @@ def stages(chain: Chain, *, title: str, width: int | None = None, encoding: str 
     """A line a stage: what it holds and takes."""
     found = chain.stages
     columns = (
-        Column(head=("stage", ""), cells=tuple(f"{number} {one.name}" for number, one in enumerate(found, start=1))),
-        _number("output", "", [bytes_text(one.output_bytes) for one in found]),
-        _number("saved", "", [bytes_text(one.saved_bytes) for one in found]),
-        _number("backward", "besides", [bytes_text(one.backward_extra_bytes) for one in found]),
-        _number("gradients", "", [bytes_text(one.gradient_bytes) for one in found]),
-        _number("forward", "", [seconds_text(one.forward_seconds) for one in found]),
-        _number("backward", "", [seconds_text(one.backward_seconds) for one in found]),
-        Column(head=("can also be", ""), cells=tuple(_options(one) for one in found)),
+        words("stage", "", [f"{number} {one.name}" for number, one in enumerate(found, start=1)]),
+        numbers("output", "", [bytes_text(one.output_bytes) for one in found]),
+        numbers("saved", "", [bytes_text(one.saved_bytes) for one in found]),
+        numbers("backward", "besides", [bytes_text(one.backward_extra_bytes) for one in found]),
+        numbers("gradients", "", [bytes_text(one.gradient_bytes) for one in found]),
+        numbers("forward", "", [seconds_text(one.forward_seconds) for one in found]),
+        numbers("backward", "", [seconds_text(one.backward_seconds) for one in found]),
+        words("can also be", "", [_options(one) for one in found]),
     )
-    heading = paragraph(title, width=width, encoding=encoding, style="bold")
-    return Text("\n").join([heading, Text(), _fitted(columns, width=width, encoding=encoding)])
+    return titled(title, _fitted(columns, width=width, encoding=encoding), width=width, encoding=encoding)
 
 
 def _options(stage: Any) -> str:

@@ -1,7 +1,8 @@
-"""What one sees while a run goes on: a bar on a terminal, plain lines elsewhere. Knows nothing of measuring."""
+"""A run as lines of text: what it will cost, each trial as it ends, and the log of one that failed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -11,16 +12,21 @@ from msgspec import UNSET
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from profiler.analysis.cost import Bounds, SweepCost
 from profiler.analysis.progress import FAILURES
+from profiler.core import safe_files
 from profiler.core.case import Case, Choice
 from profiler.core.record import Record, evidence
-from profiler.core.units import bytes_text, seconds_text
+from profiler.core.units import bytes_text, count_text, seconds_text
 from profiler.views.sanitize import plain
-from profiler.views.tables.logs import last_lines
+
+NUM_LINES = 20
+NUM_BYTES = 64 << 10  # of a log's end; a longer line has no beginning here
+WIDEST = 500  # characters of a line
 
 
 class Follow:
-    """Enter it, and `show` every record that is safely stored; each is told by what is not the same in all `cases`."""
+    """Shows every stored record on a terminal's bar, elsewhere as plain lines; names what differs between `cases`."""
 
     def __init__(self, file: TextIO, cases: Sequence[Case] = ()) -> None:
         self._varying = varying(cases)
@@ -41,7 +47,7 @@ class Follow:
         self._bar.stop()
 
     def show(self, record: Record, *, left: int) -> None:
-        """`left` trials are still to come: fewer than planned where a case cannot run at all."""
+        """Shows a record; `left` trials are still to come, fewer than planned if a case cannot run at all."""
         self._shown += 1
         total = self._shown + left
         line = plain(describe(record, varying=self._varying), encoding=self._console.encoding)
@@ -52,7 +58,7 @@ class Follow:
             self._console.file.flush()
 
     def tell_log(self, record: Record, log: Path) -> None:
-        """The last lines of a trial that went wrong; the same ones are told once."""
+        """Prints the last lines of a failed trial; the same lines only once."""
         encoding = self._console.encoding
         lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
@@ -90,6 +96,52 @@ def describe(record: Record, *, varying: Sequence[str] = ()) -> str:
 
 
 def settings(case: Case, fields: Sequence[str]) -> list[str]:
-    """What a case has of these fields, where it has them: `batch size 8`."""
+    """Returns the values of these fields that a case has, like `batch size 8`."""
     values = {field.replace("_", " "): getattr(case, field) for field in fields}
     return [f"{name} {value}" for name, value in values.items() if value is not UNSET]
+
+
+def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
+    """Returns at most NUM_LINES lines of a log, harmless on any screen, with their indents; none without a log."""
+    try:
+        with safe_files.opened(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_BYTES))
+            lines = file.read(NUM_BYTES).decode(errors="replace").rstrip().splitlines()
+    except OSError:
+        return []
+    return [_harmless(line[:WIDEST], encoding) for line in lines[-NUM_LINES:]]
+
+
+def _harmless(line: str, encoding: str) -> str:
+    indent = len(line) - len(line.lstrip(" "))
+    return " " * indent + plain(line, encoding=encoding)
+
+
+def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", unknown: str = "") -> list[str]:
+    """Returns what a sweep costs, in lines.
+
+    `basis` says where the seconds come from, `start` how long a trial takes to start, `unknown` why some have none.
+    """
+    num_measured = cost.num_trials - cost.num_predicted
+    predicted = f", {cost.num_predicted:,} of them predictions, which need no device" if cost.num_predicted else ""
+    found = [f"{count_text(cost.num_trials, 'trial')}{predicted}"]
+    if not num_measured:
+        return found
+    until = f"; a round is timed for up to {cost.sampling_seconds:g} s, or 5 steps" if cost.sampling_seconds else ""
+    found.append(f"steps: {_range_text(cost.steps)}{until}; of steps of less than 1 ms several make a sample")
+    if cost.gpu_seconds is not None:
+        found.append(f"GPU seconds: {_range_text(cost.gpu_seconds)}, predicted, not measured")
+        found.append(f"  {start} a trial; {basis}")
+    if unknown:
+        found.append(f"GPU seconds of {count_text(cost.num_unknown, 'trial')}: not known: {unknown}")
+    return found
+
+
+def _range_text(span: Bounds) -> str:
+    least, most = _number(span.least), _number(span.most)
+    return least if least == most else f"{least} to {most}"
+
+
+def _number(value: float) -> str:
+    """Returns a whole number, or two digits of a small one."""
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"

@@ -1,4 +1,4 @@
-"""A published system beside ours, for a screen, as Markdown or as JSON: knows nothing of how figures are compared."""
+"""A published system beside ours, for a screen, as Markdown or as JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from profiler.analysis.reproduction import ComparedFigure, Reproduction
 from profiler.core.case import FAKE, encode
 from profiler.core.gpu_kinds import is_hollow
 from profiler.core.units import MISSING, in_unit_text, spread_text
-from profiler.views.export.markdown import SPECIAL
-from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.views.export.markdown import escaped, table_line
+from profiler.views.tables.grid import Column
+from profiler.views.tables.terminal import fitted, titled
 
 OTHER_SIZE = "other size"
 SAME = "none"
@@ -21,29 +20,21 @@ HEADS = ("what", "published", "ours", "difference")
 
 
 def table(found: Reproduction, *, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """Every published figure beside ours, then what the source leaves unsaid and what was reduced."""
+    """Returns every published figure beside ours, then what the source does not say and what was reduced."""
     cells = [_cells(line) for line in found.lines]
     columns = [
         Column(head=(head, ""), cells=tuple(row[index] for row in cells), is_number=index > 0 and head != "published")
         for index, head in enumerate(HEADS)
     ]
-    parts = [paragraph(_heading(found), width=width, encoding=encoding, style="bold")]
-    parts += [Text(), fitted(columns, width=width, encoding=encoding)]
-    below = _below(found)
-    parts += [Text()] if below else []
-    parts += [paragraph(line, width=width, encoding=encoding) for line in below]
-    return Text("\n").join(parts)
+    body = fitted(columns, width=width, encoding=encoding)
+    return titled(_heading(found), body, _below(found), width=width, encoding=encoding)
 
 
 def markdown(found: Reproduction) -> str:
     """The same as Markdown."""
-
-    def line(cells: tuple[str, ...]) -> str:
-        return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
-
-    rows = [line(HEADS), "| --- | ---: | ---: | ---: |", *(line(_cells(one)) for one in found.lines)]
-    below = [f"- {_escaped(text)}" for text in _below(found)]
-    return "\n".join([f"### {_escaped(_heading(found))}", "", *rows, "", *below, ""])
+    rows = [table_line(HEADS), "| --- | ---: | ---: | ---: |", *(table_line(_cells(one)) for one in found.lines)]
+    below = [f"- {escaped(text)}" for text in _below(found)]
+    return "\n".join([f"### {escaped(_heading(found))}", "", *rows, "", *below, ""])
 
 
 def document(found: Reproduction, *, run: str | None, exit_code: int) -> bytes:
@@ -107,7 +98,7 @@ def _difference(line: ComparedFigure) -> str:
 
 
 def _below(found: Reproduction) -> list[str]:
-    """What must be known besides: reasons, notes, sizes, the source and its silence."""
+    """Returns the lines below the table: reasons, notes, units, the source, what it does not say, what was reduced."""
     reasons: dict[str, dict[str, None]] = {}
     for line in found.lines:
         if line.reason:
@@ -126,7 +117,3 @@ def _below(found: Reproduction) -> list[str]:
     if found.reduced:
         said.append(f"reduced for a CPU: {found.reduced}; --full runs the published size")
     return said
-
-
-def _escaped(text: str) -> str:
-    return plain(text).translate(SPECIAL)

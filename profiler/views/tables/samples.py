@@ -1,18 +1,21 @@
-"""Every raw time sample of every row, for a screen: knows nothing of files or of commands."""
+"""What is behind a row, as text: every raw time sample, and what each of its ranks holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 from rich.text import Text
 
 from profiler.analysis.rows import Row
-from profiler.core.record import Record
+from profiler.core.record import RankBytes, Record
 from profiler.core.stats import spread, uncertainty
-from profiler.core.units import count_text, scaled, second_unit, spread_text
+from profiler.core.units import MISSING, byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import groups, heading, reasons
-from profiler.views.tables.terminal import paragraph
+from profiler.views.tables.grid import Column, numbers, words
+from profiler.views.tables.terminal import fitted, paragraph
 
 TIMES = ("forward", "backward", "optimizer", "step")
 STOPPED = {
@@ -24,7 +27,7 @@ STOPPED = {
 
 
 def samples(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """The samples of each row in the order of the rounds, all in one unit, with their spread, and why they ended."""
+    """Returns the samples of each row in the order of the rounds, with their spread and why sampling ended."""
     return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
 
 
@@ -35,7 +38,7 @@ def of(row: Row, name: str) -> tuple[float, ...]:
 
 
 def sampled(row: Row) -> str:
-    """How sure the median is, and of each round how many steps were warm-up and samples, and why there are no more."""
+    """Says how sure the median is, and how many warm-up steps and samples each round had and why it ended."""
     reached = uncertainty(of(row, "step"))
     sure = (
         f"the median is sure to {spread_text(reached)}"
@@ -77,9 +80,51 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 def _line(row: Row, name: str, *, size: float, width: int | None, encoding: str) -> Text:
     values = of(row, name)
     digits = max(len(scaled(value, size)) for value in values)
-    numbers = " ".join(scaled(value, size).rjust(digits) for value in values)
+    line = " ".join(scaled(value, size).rjust(digits) for value in values)
     noise = "" if name == "warmup" else plain(spread_text(spread(values)), encoding=encoding)
     start = f"{'warm-up' if name == 'warmup' else name:<9}  {noise:>8}  "
     room = max(digits, (width or 10**9) - len(start)) // (digits + 1) * (digits + 1) or digits
-    lines = [numbers[at : at + room].rstrip() for at in range(0, len(numbers), room)]
+    lines = [line[at : at + room].rstrip() for at in range(0, len(line), room)]
     return Text(start + ("\n" + " " * len(start)).join(lines))
+
+
+class _EqualRanks(NamedTuple):
+    """Neighbouring ranks that hold the same, numbered like `0-3`."""
+
+    strategy: str
+    numbers: str
+    held: RankBytes
+
+
+def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text | None:
+    """Returns a line for each rank, or for neighbours that hold the same; None if every row is of one process."""
+    lines = [line for row in rows for line in _equal_ranks(row)]
+    if not lines:
+        return None
+    categories = list(dict.fromkeys(name for line in lines for name in line.held.static_bytes))
+    size, unit = byte_unit(line.held.peak_bytes for line in lines)
+
+    def in_unit(name: str, values: Sequence[int | None]) -> Column:
+        return numbers(name, unit, [scaled(value, size) for value in values])
+
+    columns = [
+        words("strategy", "", [line.strategy for line in lines]),
+        numbers("rank", "", [line.numbers for line in lines]),
+        in_unit("peak", [line.held.peak_bytes for line in lines]),
+        in_unit("saved", [line.held.saved_bytes for line in lines]),
+        in_unit("static", [sum(line.held.static_bytes.values()) for line in lines]),
+        *(in_unit(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
+        in_unit("gathered at most", [line.held.gathered_bytes for line in lines]),
+    ]
+    shown = [column for column in columns if set(column.cells) != {MISSING}]
+    head = paragraph("each rank, and what is static of it:", width=width, encoding=encoding, style="bold")
+    return Text("\n").join([head, fitted(shown, width=width, encoding=encoding)])
+
+
+def _equal_ranks(row: Row) -> list[_EqualRanks]:
+    found = []
+    for held, several in groupby(enumerate(row.readings.ranks or ()), key=lambda pair: pair[1]):
+        first, *others = [number for number, _ in several]
+        name = f"{first}-{others[-1]}" if others else str(first)
+        found.append(_EqualRanks(strategy=str(row.case.strategy), numbers=name, held=held))
+    return found

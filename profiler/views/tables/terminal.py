@@ -1,4 +1,4 @@
-"""The table that answers the question, for a screen of any width. Knows nothing of files or of commands."""
+"""Tables and paragraphs for a screen of any width, and the main table of a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rich.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import Column, Columns, columns, groups, heading, reasons, remarks
-from profiler.views.tables.grid import GAP, Line, block, broken, grid
+from profiler.views.tables.columns import Columns, below, columns, groups, heading
+from profiler.views.tables.grid import GAP, Column, GridLine, block, broken, grid
 
 INDENT = "  "
 Printed = Text  # what views for the screen give, and `write` prints
 
 
 def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """All rows, one table for each group that may be compared, with the reasons and the notes below it.
+    """Returns one table for each group of rows that may be compared, with reasons and notes below it.
 
     Numbers are whole at any width: a table that does not fit is cut into memory and time, then into one block a row.
     A width of None (a pipe) is as wide as it takes.
@@ -29,15 +29,22 @@ def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
 
 
 def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: str = "", indent: str = INDENT) -> Text:
-    """One line of prose from any source, broken to the width behind a hanging indent."""
+    """Breaks prose from any source to the width, with a hanging indent."""
     lines = broken(plain(text, encoding=encoding), max(20, (width or 10**9) - len(indent)))
     return Text(("\n" + indent).join(lines), style=style)
 
 
-def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: int | None = None) -> Text:
-    """Any table: in lines where it fits, else in a block for each row.
+def titled(title: str, body: Text, below: Sequence[str] = (), *, width: int | None, encoding: str = "utf-8") -> Text:
+    """A body under a title in bold, and paragraphs below it."""
+    head = paragraph(title, width=width, encoding=encoding, style="bold")
+    lines = [paragraph(line, width=width, encoding=encoding) for line in below]
+    return Text("\n").join([head, Text(), body, *([Text()] if lines else []), *lines])
 
-    One that may be cut before a column is two tables before that, each with the first column.
+
+def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: int | None = None) -> Text:
+    """Lays out any table: in lines if it fits, else as a block for each row.
+
+    With `cut`, a table that is too wide is first cut in two before that column; each half has the first column.
     """
     cleaned = [clean(column, encoding=encoding) for column in columns]
     halves = [[cleaned[:cut], [cleaned[0], *cleaned[cut:]]]] if cut else []
@@ -50,7 +57,7 @@ def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: 
 
 
 def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
-    """A table of many columns alike: below each other as many of them as fit, each time behind the first column."""
+    """Lays out a table of many equal columns in strips below each other, each with the first column."""
     first, *rest = [clean(column, encoding=encoding) for column in columns]
     parts = []
     while rest:
@@ -62,7 +69,7 @@ def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Te
     return Text("\n\n").join(parts)
 
 
-def styled(lines: Sequence[Line], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
+def styled(lines: Sequence[GridLine], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
     """Laid-out lines with the head in bold."""
     text = Text("\n".join(line.text for line in lines))  # one text: rich takes a second to join 30,000
     end = -1
@@ -75,7 +82,7 @@ def styled(lines: Sequence[Line], *, style_of: Callable[[int], str] = lambda row
 
 
 def clean(column: Column, *, encoding: str) -> Column:
-    """A column whose every text is harmless and can be printed."""
+    """Returns a column whose texts are harmless and can be printed in this encoding."""
     return msgspec.structs.replace(
         column,
         head=tuple(plain(text, encoding=encoding) for text in column.head),
@@ -84,7 +91,7 @@ def clean(column: Column, *, encoding: str) -> Column:
 
 
 def write(text: Text, *, file: TextIO) -> None:
-    """Print it whole: colours only on a terminal and without NO_COLOR, nothing cropped, wrapped or read as markup."""
+    """Prints the text as it is; in colours only on a terminal and without NO_COLOR."""
     console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False)
     if console.color_system is None:
         file.write(f"{text.plain}\n")
@@ -95,16 +102,12 @@ def write(text: Text, *, file: TextIO) -> None:
 
 
 def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
-    parts = [paragraph(heading(rows), width=width, encoding=encoding, style="bold"), Text()]
-    parts += _laid_out(_cleaned(columns(rows), encoding), rows, width=width)
-    below = [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
-    parts += [Text()] if below else []
-    parts += [paragraph(line, width=width, encoding=encoding) for line in below]
-    return Text("\n").join(parts)
+    body = _laid_out(_cleaned(columns(rows), encoding), rows, width=width)
+    return titled(heading(rows), body, below(rows), width=width, encoding=encoding)
 
 
-def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> list[Text]:
-    """One table, or two below each other, or a block for each row: the first that fits."""
+def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> Text:
+    """Returns the first that fits: one table, two below each other, or a block for each row."""
 
     def style(row: int) -> str:
         return "dim" if rows[row].outcome == "invalid" else ""
@@ -113,13 +116,12 @@ def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> list
     for cut in ((table.all,), halves):
         grids = [grid(part, width=width) for part in cut]
         if all(grids):
-            texts = [styled(lines or [], style_of=style) for lines in grids]
-            return [Text("\n\n").join(texts)]
+            return Text("\n\n").join([styled(lines or [], style_of=style) for lines in grids])
     blocks = [_block(table, row) for row in range(len(rows))]
-    return [Text("\n\n").join([Text("\n").join([name, styled(lines, style_of=style)]) for name, lines in blocks])]
+    return Text("\n\n").join([Text("\n").join([name, styled(lines, style_of=style)]) for name, lines in blocks])
 
 
-def _block(table: Columns, row: int) -> tuple[Text, list[Line]]:
+def _block(table: Columns, row: int) -> tuple[Text, list[GridLine]]:
     lines = block(table.all[1:], row=row)
     measured = [line for line in lines if not line.text.endswith(f"{GAP}{MISSING}")]
     return Text(table.name.cells[row], style="bold"), measured if len(measured) < len(lines) / 2 else lines

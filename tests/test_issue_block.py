@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profiler.cli import answer
 from profiler.engines.local import Local
 from profiler.measuring import devices
-from profiler.views.export.issue_block import fenced
+from profiler.views.export.markdown import fenced
 from tests import examples, make
 
 HERE = str(Path.home() / "secret" / "project" / "train.py")

@@ -1,4 +1,4 @@
-"""How lines of strategies are told apart, and what limits them: knows nothing of any one plot."""
+"""A line for each strategy: how lines are told apart, and the device's memory that limits them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from profiler.analysis.fit import device_memory
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.units import bytes_text
+from profiler.views.geometry import Pair
 from profiler.views.plots.style import sized
-from profiler.views.tables.theme import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
+from profiler.views.plots.theme import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 MARKERS = "o^vDPX<>ph"
-Pair = tuple[float, float]
 
 
-class Line(NamedTuple):
+class StrategyLine(NamedTuple):
     """The rows of one strategy, and how they are drawn. In grey, and of many lines, the marks tell them apart."""
 
     strategy: Choice
@@ -28,20 +28,20 @@ class Line(NamedTuple):
     marker: str
 
 
-def of_strategies(rows: Sequence[Row]) -> list[Line]:
+def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
     """A line for each strategy, `none` first."""
     found: dict[Choice, list[Row]] = {}
     for row in rows:
         found.setdefault(row.case.strategy, []).append(row)
     none = found.pop(Choice("none"), None)
     others = [
-        Line(strategy, of_it, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+        StrategyLine(strategy, of_it, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
         for number, (strategy, of_it) in enumerate(found.items())
     ]
-    return [Line(Choice("none"), none, INK, "s"), *others] if none else others
+    return [StrategyLine(Choice("none"), none, INK, "s"), *others] if none else others
 
 
-def draw(axes: Axes, line: Line, points: Sequence[Pair], *, hollow: Sequence[Pair] = ()) -> None:
+def draw(axes: Axes, line: StrategyLine, points: Sequence[Pair], *, hollow: Sequence[Pair] = ()) -> None:
     """The points of a line and what is between them; some of its points are hollow."""
     shape: dict[str, Any] = {"marker": line.marker, "markersize": sized(6), "color": line.colour}
     axes.plot(

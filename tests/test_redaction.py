@@ -9,7 +9,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core.record import Note
-from profiler.views.path_redaction import hidden
+from profiler.views.redaction import hidden
 from tests import examples, make
 
 HERE = str(Path.home() / "secret" / "project" / "train.py")

@@ -1,4 +1,4 @@
-"""How every plot looks: colours, names, titles, axes. Knows nothing of any one plot."""
+"""How every plot looks: colours, names, titles, axes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.analysis.rows import Row
+from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
-from profiler.views.sanitize import plain
-from profiler.views.tables.columns import batch, device, is_predicted, model, one_strategy, outcome, setting
+from profiler.views.sanitize import plain, short
+from profiler.views.tables.columns import (
+    batch,
+    device,
+    environment_of,
+    model,
+    one_strategy,
+    outcome,
+    setting,
+)
 from profiler.views.tables.grid import broken
 
 BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work has them
@@ -34,11 +43,7 @@ def name(row: Row) -> str:
 
 def shortened(value: object) -> str:
     """Anything as one short line."""
-    text = plain(str(value))
-    if len(text) <= LONGEST_NAME:
-        return text
-    end = LONGEST_NAME // 2  # where names of one strategy differ
-    return f"{text[: LONGEST_NAME - 1 - end]}…{text[-end:]}"
+    return short(value, LONGEST_NAME)
 
 
 def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
@@ -52,14 +57,14 @@ def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
 
 def number_axis(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_major_locator(MaxNLocator(6, steps=list(STEPS)))
+    axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
 
 
 def log_axis(axis: Axis) -> None:
     """Plain numbers at 1, 2 and 5 of every decade."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
     axis.set_minor_locator(NullLocator())
 
 
@@ -115,8 +120,21 @@ def bars_height(rows: Sequence[Row]) -> float:
     return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
 
 
+def write_beside(axes: Axes, text: str, *, end: float, at: int, gap: float) -> None:
+    """Writes a text behind the end of a bar."""
+    axes.annotate(
+        text,
+        (end, at),
+        xytext=(sized(gap), 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=sized(FONT - 1),
+        color=INK,
+    )
+
+
 def absent(axes: Axes, row: Row, at: int) -> None:
-    """Say in words why there is no bar."""
+    """Writes why there is no bar."""
     text = outcome(row) if row.outcome != "ok" else "not measured"
     axes.annotate(
         text,
@@ -132,13 +150,13 @@ def absent(axes: Axes, row: Row, at: int) -> None:
 
 
 def is_shown(row: Row) -> bool:
-    """Only what went well is drawn: wrong gradients are never a saving."""
+    """Whether a row is drawn: only if it went well, since wrong gradients are no saving."""
     return row.outcome == "ok"
 
 
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
-    """Model and batch; below it, what they ran on. What is not the same in all rows is an axis, and is left out."""
-    environment = next((row.environment for row in rows if row.environment), None)
+    """Writes model and batch, and the device below; a setting that varies is an axis and is left out."""
+    environment = environment_of(rows)
     batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     with_what = [word for word in setting(rows) if word not in batches]
@@ -169,13 +187,13 @@ def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
 
 
 def _where(rows: Sequence[Row]) -> str:
-    """What they ran on, or were predicted for."""
-    environment = next((row.environment for row in rows if row.environment), None)
+    """Names the device that the rows ran on or were predicted for."""
+    environment = environment_of(rows)
     if len({row.case.device for row in rows}) > 1:
         return device(rows)
     name = environment.device_name if environment else None
     asked = rows[0].case.device
-    if is_predicted(rows[0]):
+    if rows[0].case.is_predicted:
         return f"predicted for {asked}, not measured"
     return f"{name}: rehearsed, not measured" if rows[0].evidence == "rehearsed" else name or asked
 
@@ -186,7 +204,7 @@ def _wrapped(text: str, inches: float, size: float) -> str:
 
 
 def _cut(lines: Sequence[str], width: int) -> list[str]:
-    """No line is wider, also where a word is: a picture has an edge."""
+    """Cuts lines to the width, even inside a word, since a picture has an edge."""
     return [line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)]
 
 

@@ -1,0 +1,145 @@
+"""Names beside points, and at the right ends of lines, none over another: the same picture every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.text import Annotation
+
+from profiler.views.geometry import Box, Occupied, Pair, choose, dotted, everywhere, leader, rings, spread
+from profiler.views.plots.style import sized
+from profiler.views.plots.theme import FONT, GREY, INK
+
+MARGIN = 2.0  # pixels kept free around every name
+MARK = 5.0  # half the side of the square that a marker takes, in pixels
+RADII = (9.0, 16.0, 26.0, 38.0, 54.0, 74.0, 100.0, 130.0, 170.0, 220.0, 280.0)
+NEAR = 3  # so many of them for a name that may be left out
+FAR = 14.0  # a name further off than this many pixels gets a line to its point
+GAP, BETWEEN = 14.0, 3.0  # pixels from the end of a line to its name, and between names
+WIDE = 0.62  # em, of a letter
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    """A name for a point, in data coordinates. Those that must be there come first in the list."""
+
+    x: float
+    y: float
+    text: str
+    must: bool = True  # else it is left out where there is no room close by
+    weight: str = "normal"
+
+
+def place(
+    axes: Axes, labels: Sequence[Label], *, others: Sequence[Pair] = (), lines: Sequence[Sequence[Pair]] = ()
+) -> list[Annotation]:
+    """Write the labels where they meet neither each other, nor a point, nor the edge; and a line only where it must be.
+
+    `others` are points without a label. The figure's layout must be final. Earlier labels have the first choice.
+    """
+    renderer = _renderer(axes)
+    points = [_pixel(axes, point) for point in (*((label.x, label.y) for label in labels), *others)]
+    frame = axes.get_window_extent(renderer)
+    occupied = Occupied(
+        frame=Box(*map(float, frame.extents)),
+        marks=[Box.centered(x, y, 2 * sized(MARK), 2 * sized(MARK)) for x, y in points],
+        names=[],
+        ink=[dot for line in lines for dot in dotted([_pixel(axes, point) for point in line])],
+    )
+    written = []
+    for label, point in zip(labels, points, strict=False):
+        text = _write(axes, label, ha="center")
+        box = _box(text, point, occupied, must=label.must)
+        if box is None:
+            text.remove()
+            continue
+        _move(axes, text, point, box)
+        occupied.names.append(box)
+        occupied.ink.extend(leader(point, box, far=sized(FAR)))
+        written.append(text)
+    return written
+
+
+def place_at_line_ends(axes: Axes, labels: Sequence[Label]) -> list[Annotation]:
+    """Write each name to the right of its point, in one column, moved up or down where another is in its way.
+
+    The figure's layout must be final; more names than fit below each other are written closer together.
+    """
+    renderer, frame = _renderer(axes), axes.get_window_extent()
+    ordered = sorted(labels, key=lambda label: label.y)
+    points = [_pixel(axes, (label.x, label.y)) for label in ordered]
+    line = {"arrowstyle": "-", "color": GREY, "linewidth": sized(0.6), "shrinkA": 0, "shrinkB": sized(4)}
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": sized(1), "alpha": 0.85}
+    written = [
+        _write(axes, label, ha="left", bbox=ground, arrowprops={**line, "relpos": (0, 0.5)}) for label in ordered
+    ]
+    heights = [text.get_window_extent(renderer).height + sized(BETWEEN) for text in written]
+    middles = spread([y for _, y in points], heights, low=float(frame.y0), high=float(frame.y1))
+    column = max((x for x, _ in points), default=0.0) + sized(GAP)
+    scale = 72 / axes.figure.dpi
+    for text, (x, y), middle in zip(written, points, middles, strict=True):
+        text.set_position(((column - x) * scale, (middle - y) * scale))
+    return written
+
+
+def line_end_share(axes: Axes, texts: Sequence[str]) -> float:
+    """The part of the axes' width that these names take beside each other's points; at most two thirds."""
+    longest = max(len(line) for text in texts for line in text.split("\n"))
+    inches = sized(FONT - 1.5) / 72 * WIDE * longest + sized(GAP) / axes.figure.dpi
+    return float(min(2 / 3, inches / (axes.get_window_extent().width / axes.figure.dpi)))
+
+
+def _renderer(axes: Axes) -> RendererAgg:
+    canvas = axes.figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg), "plot.py gives every figure Agg's canvas"
+    renderer: RendererAgg = canvas.get_renderer()
+    return renderer
+
+
+def _pixel(axes: Axes, point: Pair) -> Pair:
+    x, y = axes.transData.transform(point)
+    return float(x), float(y)
+
+
+def _write(axes: Axes, label: Label, *, ha: str, **more: Any) -> Annotation:
+    keywords: dict[str, Any] = {"parse_math": False, "fontsize": sized(FONT - 1.5), "color": INK, "ha": ha, **more}
+    return axes.annotate(
+        label.text,
+        (label.x, label.y),
+        xytext=(0, 0),
+        textcoords="offset points",
+        va="center",
+        weight=label.weight,
+        annotation_clip=False,
+        **keywords,
+    )
+
+
+def _box(text: Annotation, point: Pair, occupied: Occupied, *, must: bool) -> Box | None:
+    """Where a name goes: close by, or anywhere in the frame if it must be there."""
+    size, margin = text.get_window_extent(), 2 * sized(MARGIN)
+    width, height = float(size.width) + margin, float(size.height) + margin
+    near: Iterator[Box] = rings(point, width, height, map(sized, RADII if must else RADII[:NEAR]))
+    boxes = chain(near, everywhere(point, width, height, occupied.frame)) if must else near
+    return choose(boxes, point, occupied, far=sized(FAR), must=must)
+
+
+def _move(axes: Axes, text: Annotation, point: Pair, box: Box) -> None:
+    """Write a name into its box, with a line to its point where that is far."""
+    scale = 72 / axes.figure.dpi
+    x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+    text.set_position(((x - point[0]) * scale, (y - point[1]) * scale))
+    if leader(point, box, far=sized(FAR)):
+        near = box.nearest(point)
+        line = axes.annotate(
+            "",
+            text.xy,
+            xytext=((near[0] - point[0]) * scale, (near[1] - point[1]) * scale),
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": sized(0.6), "shrinkA": 0, "shrinkB": 4},
+        )
+        line.set_zorder(1)
