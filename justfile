@@ -27,7 +27,7 @@ golden:
 
 # every kind of picture from committed runs: writes docs/gallery.md and docs/gallery/
 gallery *words:
-    {{python}} -m benchmarks.gallery {{words}}
+    {{python}} -m tests.gallery {{words}}
 
 # on a CUDA machine, in 8 minutes: its tests, then measured, rehearsed and predicted side by side
 gpu folder="results/gpu" *words:
@@ -63,7 +63,7 @@ bench-readers:
 
 # kill -9 of the parent, then of workers, at random moments
 bench-kill times="50":
-    {{python}} -m benchmarks.kill --times {{times}}
+    {{python}} -m tests.kill --times {{times}}
 
 # how often comparisons are right: intervals, verdicts; and how long three devices take
 bench-compare:
@@ -75,7 +75,7 @@ bench-published *names:
 
 # one small model of every family: writes docs/models.md
 bench-families *words:
-    {{python}} -m benchmarks.families {{words}}
+    {{python}} -m tests.families {{words}}
 
 # when sampling stops, on simulated steps of which the median is known
 bench-sampling:
@@ -108,11 +108,11 @@ faults *words:
 
 # mutated files for as long as you like
 fuzz *words:
-    {{python}} -m benchmarks.fuzz {{words}}
+    {{python}} -m tests.fuzz {{words}}
 
 # a run of 10,000 trials and one of 1,000 real ones: costs, and what is left behind
 bench-load *words:
-    {{python}} -m benchmarks.load {{words}}
+    {{python}} -m tests.load {{words}}
 
 # a Ray cluster of two nodes here: one killed at work, and what the driver costs
 bench-ray *words:

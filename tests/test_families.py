@@ -1,4 +1,4 @@
-"""Families of torchvision, timm and transformers: built, blocks found, gradients equal. All: `benchmarks.families`."""
+"""Families of torchvision, timm and transformers: built, blocks found, gradients equal. All: `tests.families`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from benchmarks.families import DOCUMENT, FAMILIES
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
@@ -18,6 +17,7 @@ from profiler.training.assemble import assemble
 from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
+from tests.families import DOCUMENT, FAMILIES
 
 BLOCKS = {  # by the papers or the config: what each is made of
     "torchvision:googlenet": 7 + 9,  # convolutions and pools, and nine inception modules

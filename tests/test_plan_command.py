@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from benchmarks import killed
 from profiler import engines
 from profiler.cli import answer
 from profiler.core import code_digests, plan_file
@@ -23,6 +22,7 @@ from profiler.planning.plan import parse
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.runs import store
+from tests import killed
 from tests.conftest import run_folder
 from tests.planning_chains import FOLDER, equal_stages
 from tests.program import PATIENCE_SECONDS, Started, next_words

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.distributed.launcher.api import LaunchConfig
 
-from benchmarks import killed
 from profiler.analysis.flat_row import line
 from profiler.analysis.rows import rows
 from profiler.analysis.sanity import impossible
@@ -31,7 +30,7 @@ from profiler.training.assemble import assemble
 from profiler.training.distributed.fsdp2 import distribute
 from profiler.training.models.transformer import build as transformer
 from profiler.views.tables import columns, ranks
-from tests import make
+from tests import killed, make
 from tests.plans import written
 from tests.program import PATIENCE_SECONDS, Started
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.killed import TAG, survivors
 from profiler import __version__, engines
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial, decode, encode
@@ -25,6 +24,7 @@ from profiler.engines import ray_driver, ray_task
 from profiler.engines.local import Local
 from profiler.runs import store
 from tests import examples, make, ray_nodes
+from tests.killed import TAG, survivors
 from tests.ray_nodes import Nodes, await_, begun, is_gone, meanwhile, raylet
 
 SECRET = "a-long-and-secret-word"

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kill, killed
 from profiler.cli import answer
 from profiler.core.files import atomic_write
 from profiler.engines import local
 from profiler.runs import store
 from profiler.views.export import derived
-from tests import examples, make
+from tests import examples, kill, killed, make
 from tests.program import PATIENCE_SECONDS, Endless, Started
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")

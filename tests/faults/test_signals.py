@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import killed
 from profiler.cli import answer
 from profiler.core.record import Record
 from profiler.runs import store
 from profiler.workflows import runner
-from tests import make
+from tests import killed, make
 from tests.program import PATIENCE_SECONDS, Endless, Started, next_words
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")

@@ -4,7 +4,7 @@ Ends `gcprof run` by kill -9 at random moments, uniform over the time that a who
 trials, while files are written. After each kill all that was printed must be in trials.jsonl, and no process of the
 run may live two seconds longer. The same run is resumed and killed until it is complete, and then a new one begins; at
 the end each must hold every trial of its plan once, with the bytes of a run that nobody disturbed. Then the same
-number of its workers is killed: `benchmarks/kill_worker.py`.
+number of its workers is killed: `tests/kill_worker.py`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import kill_worker, killed
-from benchmarks.killed import PATIENCE_SECONDS, SWEEP, Key, differences, printed, stored, survivors, violations
 from profiler.analysis import progress
 from profiler.core.errors import UserError
 from profiler.runs import store
 from profiler.runs.store import Run
+from tests import kill_worker, killed
+from tests.killed import PATIENCE_SECONDS, SWEEP, Key, differences, printed, stored, survivors, violations
 
 WORKERS = 2  # at a time
 

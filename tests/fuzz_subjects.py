@@ -1,4 +1,4 @@
-"""The committed files that `benchmarks.fuzz` damages, and the commands that read each: knows nothing of damage."""
+"""The committed files that `tests.fuzz` damages, and the commands that read each: knows nothing of damage."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every kind of picture from runs that are committed: writes docs/gallery.md and docs/gallery/*.png. Takes a minute.
 
-Run it as `python -m benchmarks.gallery`; with words, only the pictures whose names hold one of them are drawn anew.
+Run it as `python -m tests.gallery`; with words, only the pictures whose names hold one of them are drawn anew.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks import killed
-from benchmarks.killed import SWEEP, Key
 from profiler.analysis import progress
 from profiler.runs import store
 from profiler.runs.store import Run
+from tests import killed
+from tests.killed import SWEEP, Key
 
 KILLS = 8  # in the time of an undisturbed run, at least: between two passes an eighth of it at most
 SERVERS = 0.1  # of the kills

@@ -1,6 +1,6 @@
 """One small model of every family, with and without checkpointing: writes docs/models.md. Takes minutes.
 
-Run it as `python -m benchmarks.families`; with words, only the models whose names hold one of them are measured, and
+Run it as `python -m tests.families`; with words, only the models whose names hold one of them are measured, and
 the table is printed instead of written.
 """
 
@@ -76,7 +76,7 @@ HEAD = """# Models that have been run
 One small model of every family of `torchvision:` and some of `hf:`, measured on a CPU in fp32 at a batch of {batch},
 without checkpointing and with `all`: every block by itself. `saved` is what the forward leaves live for the backward.
 A change above 0 is no mistake: at these sizes the inputs that checkpoints keep, and the random state of 5056 bytes
-beside each, may be more than what a block saves. Made by `python -m benchmarks.families` with gcprof {version} and
+beside each, may be more than what a block saves. Made by `python -m tests.families` with gcprof {version} and
 torch {torch}.
 
 | model | blocks | of class | saved | with `all` | gradients |

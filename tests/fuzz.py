@@ -27,8 +27,6 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.fuzz_subjects import ROOT, Subject, subjects
-from benchmarks.mutations import mutated
 from profiler import engines
 from profiler.cli import GARBAGE, answer
 from profiler.core import gpu_specs, plan_file
@@ -37,6 +35,8 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.workflows import published
 from tests import examples
+from tests.fuzz_mutations import mutated
+from tests.fuzz_subjects import ROOT, Subject, subjects
 
 SECONDS, PATIENCE_SECONDS = 2.0, 60.0  # of the processor, which a busy machine does not change, and of the clock
 PICTURE_SECONDS = 20.0  # a picture of a sound file takes up to five
@@ -224,7 +224,7 @@ def _prepare() -> None:
     """In each worker: every reader once, so that what they import does not count; then the limits."""
     gc.set_threshold(GARBAGE)
     warnings.simplefilter("always")
-    engines.TABLE["local"] = "benchmarks.fuzz:connect"
+    engines.TABLE["local"] = "tests.fuzz:connect"
     for subject in {one.commands: one for one in subjects()}.values():
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
             lay(subject, subject.files[subject.target])

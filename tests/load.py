@@ -1,4 +1,4 @@
-"""Long runs: what a trial costs beside its own steps, and what is left behind: `python -m benchmarks.load`.
+"""Long runs: what a trial costs beside its own steps, and what is left behind: `python -m tests.load`.
 
 Two runs through the runner, as `gcprof run` follows them. One of many trials by an engine that has its records ready:
 it must stay below 300 MiB, and cost at most 3 ms a trial: of the processor, which other work on the machine hardly
