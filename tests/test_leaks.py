@@ -16,9 +16,9 @@ from profiler.measuring import measure
 from profiler.training import models
 from profiler.training.workload import Workload
 from tests import make
+from tests.catalogue_choices import EVERY
 from tests.left_behind import bytes_left_by, bytes_left_on_cuda_by, num_alive, parameters
 from tests.plans import written
-from tests.test_equality import EVERY
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 MODELS = ("mlp:width=16,depth=5", "transformer:layers=4,width=32,sequence=16,vocabulary=50", "cifar-resnet:depth=2")

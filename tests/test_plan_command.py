@@ -23,10 +23,10 @@ from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.runs import store
 from tests import killed
+from tests.commands import gcprof
 from tests.conftest import run_folder
 from tests.planning_chains import FOLDER, equal_stages
 from tests.program import PATIENCE_SECONDS, Started, next_words
-from tests.test_cli_readers import gcprof
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -18,7 +18,7 @@ from profiler.runs import store
 from profiler.workflows import published
 from profiler.workflows.published import SIZES, System
 from tests import make
-from tests.test_cli_readers import gcprof
+from tests.commands import gcprof
 
 ROOT = Path(__file__).parents[1]
 NAMES = published.names()

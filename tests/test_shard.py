@@ -26,6 +26,7 @@ from profiler.runs.merge import merge, write
 from profiler.runs.store import Run
 from profiler.workflows import runner
 from tests import examples, make
+from tests.shard_folders import by_plan, read
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
 STRATEGIES = ("none", "all", "segments:k=2", "segments:k=64")
@@ -218,19 +219,6 @@ def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
     assert merged.manifest.plan == whole.manifest.plan
     assert [read(record) for record in by_plan(merged)] == [read(record) for record in by_plan(whole)]
     assert answer(["validate", "merged"]) == 0
-
-
-def by_plan(run: Run) -> list[Record]:
-    found = {(record.case, record.round): record for record in run.records}
-    assert len(found) == len(run.records)
-    return [found[key] for trial in run.manifest.plan if (key := (trial.case, trial.round)) in found]
-
-
-def read(record: Record) -> tuple[Any, ...]:
-    """All of a record that is exact: bytes, and what the comparison of gradients gave."""
-    readings, equality = record.readings, record.equality
-    exact = (readings.static_bytes, readings.saved_bytes, readings.peak_bytes, readings.phases, readings.hidden_bytes)
-    return record.case, record.round, record.outcome, record.detail, exact, equality and equality.digests
 
 
 @pytest.mark.usefixtures("shared")

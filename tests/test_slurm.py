@@ -31,7 +31,7 @@ from profiler.runs.merge import merge
 from profiler.workflows import runner, slurm_job
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
-from tests.test_shard import by_plan, read
+from tests.shard_folders import by_plan, read
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a GPU")
 LOGIN = Environment(gcprof=__version__, python=sys.version.split()[0], system="Linux")  # knows of no device

@@ -20,8 +20,8 @@ from profiler.core.stats.stopping import Sampling
 from profiler.training import models, strategies
 from profiler.views.tables import blocks, explanation, fits, listing, overviews, reproduction, samples, terminal
 from tests import examples, golden_files, make
+from tests.long_explanation import longest
 from tests.make import MIB
-from tests.test_explanation_views import longest
 from tests.traced import SMALL, traced
 
 GIB = 1024 * MIB

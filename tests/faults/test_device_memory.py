@@ -16,8 +16,8 @@ from profiler.engines.child import Ended
 from profiler.engines.local import Local
 from profiler.engines.memory_release import SLACK_BYTES, still_held
 from tests import make
+from tests.gpu_records import notes, on_a_gpu, record
 from tests.make import MIB
-from tests.test_trust import notes, on_a_gpu, record
 
 # --- 49: device memory that does not come back
 
