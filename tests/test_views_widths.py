@@ -110,10 +110,10 @@ VIEWS: dict[str, Callable[..., Text]] = {
 }
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [80, 40, 200])
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_view_looks_as_it_did(name: str, width: int):
-    golden_files.compare(f"{name}-{width}.txt", VIEWS[name](width=width).plain)
+    golden_files.compare_at(width, name, VIEWS[name](width=width).plain)
 
 
 @pytest.mark.parametrize("name", VIEWS)
