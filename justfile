@@ -13,13 +13,26 @@ check:
     {{python}} -m ruff format --check .
     {{python}} -m mypy
 
-# all tests that need no GPU
+# the quick tests that need no GPU: those of every capability, in six minutes on two cores
 test:
     {{python}} -m pytest
 
+# all tests that need no GPU, the slow ones too; `just test-all -m slow` runs these alone
+test-all *words:
+    {{python}} -m pytest -m "" {{words}}
+
+# CUDA's tests, by PyTorch's own CUDA code, on devices that have memory and do no arithmetic
+test-hollow:
+    {{python}} -m pytest --hollow h100,count=8 -m gpu
+    {{python}} -m pytest --hollow t4 -m gpu
+
+# small changes to the code that tests must notice, in the rooms where truth is made: writes docs/mutants.md; takes hours
+mutants *words:
+    {{python}} -m tests.mutants {{words}}
+
 # the files whose tests measure for real, or others of your choice, on doubles of other machines (tests/machines.py)
 test-machines *files=measuring:
-    for machine in fast slow coarse; do {{python}} -m pytest --machine $machine {{files}} || exit 1; done
+    for machine in fast slow coarse; do {{python}} -m pytest -m "" --machine $machine {{files}} || exit 1; done
 
 # write the golden files anew; look at the difference before committing it
 golden:
@@ -117,6 +130,28 @@ bench-load *words:
 # a Ray cluster of two nodes here: one killed at work, and what the driver costs
 bench-ray *words:
     {{python}} -m benchmarks.ray_cases {{words}}
+
+# wheel and source distribution in dist/, looked through; then the wheel in an empty folder, without test packages
+wheel:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    {{python}} -m build --outdir dist .
+    wheel=$(ls -t "$PWD"/dist/gcprof-*.whl | head -n 1)
+    {{python}} -m tests.wheel "$wheel"
+    empty=$(mktemp -d)
+    trap 'rm -rf "$empty"' EXIT
+    cd "$empty"
+    python3 -m venv venv
+    venv/bin/pip install "$wheel"
+    venv/bin/python -c "import importlib.util as u; assert not u.find_spec('pytest')"
+    venv/bin/gcprof --help
+    venv/bin/gcprof doctor
+    venv/bin/gcprof run --model mlp --segments 1,2 --rounds 1
+    venv/bin/gcprof show
+
+# fails where a tag is not the version: `just tag-is-version v0.1.0`
+tag-is-version tag:
+    test "{{tag}}" = "v$({{python}} -c 'import profiler; print(profiler.__version__)')"
 
 # known vulnerabilities of what CI installs; says so where the advisory service cannot be reached
 audit:
