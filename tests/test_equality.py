@@ -155,6 +155,7 @@ def test_every_built_in_model_is_tried_here():
     assert {name.partition(":")[0] for name in MODELS} == built_in
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_test_models")
 def test_compiled_code_is_equal_but_for_rounding_as_measured_on_this_model():
     record = measured("mlp", "compile-budget:budget=0.5", passes=PASSES)

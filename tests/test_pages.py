@@ -40,7 +40,10 @@ def test_there_are_examples():
     assert all(commands(name) for name in WITH_EXAMPLES)
 
 
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "tutorial.md" else pytest.mark.slow) for name in WITH_EXAMPLES],
+)
 @pytest.mark.usefixtures("shared")
 def test_every_example_of_a_page_runs_in_order(name, tmp_path, monkeypatch, capfd):
     shutil.copy(DOCS / "examples" / "mine.py", tmp_path)

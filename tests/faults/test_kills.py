@@ -36,6 +36,7 @@ def peer(here: Path, shared: None, capsys: pytest.CaptureFixture[str]) -> store.
     return store.load(here / "peer")
 
 
+@pytest.mark.slow
 def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_behind(here: Path, peer: store.Run):
     moments = random.Random(20261120)
     folder = here / "run"
