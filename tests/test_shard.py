@@ -204,6 +204,7 @@ def test_a_part_goes_on_with_what_it_owes(tmp_path):
 # The command
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
     words = ["run", "--model", "mlp", "--segments", "2,8", "--batch-size", "8,16", *QUICK]
