@@ -13,21 +13,34 @@ check:
     {{python}} -m ruff format --check .
     {{python}} -m mypy
 
-# all tests that need no GPU
+# the quick tests that need no GPU: those of every capability, in six minutes on two cores
 test:
     {{python}} -m pytest
 
+# all tests that need no GPU, the slow ones too; `just test-all -m slow` runs these alone
+test-all *words:
+    {{python}} -m pytest -m "" {{words}}
+
+# CUDA's tests, by PyTorch's own CUDA code, on devices that have memory and do no arithmetic
+test-hollow:
+    {{python}} -m pytest --hollow h100,count=8 -m gpu
+    {{python}} -m pytest --hollow t4 -m gpu
+
+# small changes to the code that tests must notice, in the rooms where truth is made: writes docs/mutants.md; takes hours
+mutants *words:
+    {{python}} -m tests.mutants {{words}}
+
 # the files whose tests measure for real, or others of your choice, on doubles of other machines (tests/machines.py)
 test-machines *files=measuring:
-    for machine in fast slow coarse; do {{python}} -m pytest --machine $machine {{files}} || exit 1; done
+    for machine in fast slow coarse; do {{python}} -m pytest -m "" --machine $machine {{files}} || exit 1; done
 
 # write the golden files anew; look at the difference before committing it
 golden:
-    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_comparison_views.py tests/test_axes_views.py
+    GCPROF_GOLDEN=1 {{python}} -m pytest tests/test_views.py tests/test_views_files.py tests/test_views_widths.py tests/test_comparison_views.py tests/test_axes_views.py tests/test_plan_views.py
 
 # every kind of picture from committed runs: writes docs/gallery.md and docs/gallery/
 gallery *words:
-    {{python}} -m benchmarks.gallery {{words}}
+    {{python}} -m tests.gallery {{words}}
 
 # on a CUDA machine, in 8 minutes: its tests, then measured, rehearsed and predicted side by side
 gpu folder="results/gpu" *words:
@@ -63,7 +76,7 @@ bench-readers:
 
 # kill -9 of the parent, then of workers, at random moments
 bench-kill times="50":
-    {{python}} -m benchmarks.kill --times {{times}}
+    {{python}} -m tests.kill --times {{times}}
 
 # how often comparisons are right: intervals, verdicts; and how long three devices take
 bench-compare:
@@ -75,7 +88,7 @@ bench-published *names:
 
 # one small model of every family: writes docs/models.md
 bench-families *words:
-    {{python}} -m benchmarks.families {{words}}
+    {{python}} -m tests.families {{words}}
 
 # when sampling stops, on simulated steps of which the median is known
 bench-sampling:
@@ -108,15 +121,37 @@ faults *words:
 
 # mutated files for as long as you like
 fuzz *words:
-    {{python}} -m benchmarks.fuzz {{words}}
+    {{python}} -m tests.fuzz {{words}}
 
 # a run of 10,000 trials and one of 1,000 real ones: costs, and what is left behind
 bench-load *words:
-    {{python}} -m benchmarks.load {{words}}
+    {{python}} -m tests.load {{words}}
 
 # a Ray cluster of two nodes here: one killed at work, and what the driver costs
 bench-ray *words:
     {{python}} -m benchmarks.ray_cases {{words}}
+
+# wheel and source distribution in dist/, looked through; then the wheel in an empty folder, without test packages
+wheel:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    {{python}} -m build --outdir dist .
+    wheel=$(ls -t "$PWD"/dist/gcprof-*.whl | head -n 1)
+    {{python}} -m tests.wheel "$wheel"
+    empty=$(mktemp -d)
+    trap 'rm -rf "$empty"' EXIT
+    cd "$empty"
+    python3 -m venv venv
+    venv/bin/pip install "$wheel"
+    venv/bin/python -c "import importlib.util as u; assert not u.find_spec('pytest')"
+    venv/bin/gcprof --help
+    venv/bin/gcprof doctor
+    venv/bin/gcprof run --model mlp --segments 1,2 --rounds 1
+    venv/bin/gcprof show
+
+# fails where a tag is not the version: `just tag-is-version v0.1.0`
+tag-is-version tag:
+    test "{{tag}}" = "v$({{python}} -c 'import profiler; print(profiler.__version__)')"
 
 # known vulnerabilities of what CI installs; says so where the advisory service cannot be reached
 audit:

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and tiny models gain nothing by threads
 
-from benchmarks import killed
 from profiler.cli import crash_report
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
@@ -24,7 +23,7 @@ from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.rehearsal import device as hollow_device
 from profiler.training import models
-from tests import machines, make
+from tests import killed, machines, make
 from tests.hollow import Hollow, absent
 
 # How long an example takes is the machine's affair.

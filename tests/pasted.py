@@ -15,8 +15,8 @@ from profiler.core.plan_file import Recipe
 from profiler.training import models
 from profiler.training.blocks import find_blocks
 from profiler.training.workload import Workload
+from tests.chain_models import Counted, InTuples, Looping, workload
 from tests.plans import Saving, plan_of
-from tests.test_strategies import Counted, InTuples, Looping, workload
 
 LLAMA = (
     "hf:llama:hidden_size=32,intermediate_size=64,num_attention_heads=2,num_key_value_heads=2,num_hidden_layers=6,"

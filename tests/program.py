@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.killed import TAG
 from tests import machines
+from tests.killed import TAG
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 120.0  # for what surely comes; nothing waits so long unless it is broken

@@ -59,3 +59,22 @@ def table() -> str:
         imports = " ".join(other for other in ROOMS if other in room.imports)
         lines.append(f"| `{name}` | {about(name)} | {imports or '-'} | {' '.join(sorted(room.libraries)) or '-'} |")
     return "\n".join(lines) + "\n"
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Every module that a file imports, and whether at its top level."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tried = [node for attempt in tree.body if isinstance(attempt, ast.Try) for node in attempt.body]  # optional ones
+    found = []
+    for node in ast.walk(tree):
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [
+                f"{node.module}.{alias.name}" if node.module == "profiler" else str(node.module) for alias in node.names
+            ]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        found += [(name, node in tree.body or node in tried) for name in names]
+    return found

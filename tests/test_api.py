@@ -11,8 +11,8 @@ from torch import nn
 import profiler
 from profiler.core import plan_file
 from profiler.core.errors import Unsupported, UserError
+from tests.chain_models import Branching, Counted, Looping
 from tests.plans import all_sorts, plan_of
-from tests.test_strategies import Branching, Counted, Looping
 
 
 def factory():

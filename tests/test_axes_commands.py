@@ -11,7 +11,7 @@ from profiler.cli import answer
 from profiler.core.case import Case, Choice
 from profiler.views.tables.progress import describe, varying
 from tests import examples, machines, make
-from tests.test_cli_readers import gcprof
+from tests.commands import gcprof
 
 RUN = "results/batches"
 

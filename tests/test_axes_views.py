@@ -35,7 +35,7 @@ CASES = {
         ["batch_size", "depth"],
     ),
 }
-WIDTHS = (40, 80, 200)
+WIDTHS = (80, 40, 200)
 
 
 def printed(name: str, **how) -> str:
@@ -63,7 +63,7 @@ def legend(figure: Figure) -> list[str]:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_tables_look_as_they_did(name: str, width: int):
-    golden_files.compare(f"{name}-{width}.txt", printed(name, width=width))
+    golden_files.compare_at(width, name, printed(name, width=width))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,6 +14,7 @@ from profiler.core.case import Trial
 from profiler.runs.find import run_folder
 from profiler.training import models, strategies
 from tests import examples, machines, make
+from tests.commands import gcprof
 
 ROOT = Path(__file__).parents[1]
 FIRST, SECOND = "20261120T174900Z-mnist-cnn-3fa9c1", "20261121T090000Z-mnist-cnn-77ab02"
@@ -28,27 +29,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, time in ((FIRST, 1_000_000_000), (SECOND, 2_000_000_000)):
         os.utime(tmp_path / "results" / name / "manifest.json", (time, time))
     return tmp_path / "results"
-
-
-def gcprof(
-    *words: str, torch: bool = True, stdout: int = subprocess.PIPE, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """The command in its own process; where torch is False, importing it raises."""
-    hook = "" if torch else (
-        "class Refuse:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] in ('torch', 'torchvision'): raise ImportError('torch is not installed')\n"
-        "sys.meta_path.insert(0, Refuse())\n"
-    )  # fmt: skip
-    code = f"import sys\n{hook}from profiler.cli import main\nmain(sys.argv[1:])"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env={**os.environ, "PYTHONPATH": machines.python_path(), **environment},
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
 
 
 def test_show_prints_the_table_and_only_that_to_stdout(results: Path, capsys: pytest.CaptureFixture[str]):

@@ -13,8 +13,8 @@ import pytest
 from profiler.cli import answer
 from profiler.runs import find, store
 from tests import examples
+from tests.commands import modules_after
 from tests.make import MIB
-from tests.test_layers import modules_after
 
 REFERENCES = [f"ref:predicted-{device}/transformer" for device in ("t4", "a100-40", "h100")]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -12,28 +10,10 @@ from profiler.analysis.comparison import Comparison, Match, compare
 from profiler.analysis.pairing import ALIGN
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.record import Environment, Record
+from profiler.core.record import Record
 from tests import make
+from tests.compared_runs import H100, T4, against, record
 from tests.make import MIB
-
-T4 = Environment(
-    gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="Tesla T4", device_bytes=1000 * MIB
-)
-H100 = msgspec.structs.replace(T4, device_name="NVIDIA H100 80GB HBM3", device_bytes=80 * 1000 * MIB)
-STEADY = (0.100, 0.101, 0.099, 0.100, 0.102)
-
-
-def record(strategy: str = "none", *, device: str = "cpu", slower: float = 1.0, **fields: Any) -> Record:
-    """A record whose case is of these fields, with steps of a tenth of a second."""
-    case = {name: fields.pop(name) for name in tuple(fields) if name in make.case().__struct_fields__}
-    seconds = tuple(second * slower for second in STEADY)
-    return make.record(
-        strategy, **{"seconds": seconds, "environment": T4, **fields}, case=make.case(strategy, device=device, **case)
-    )
-
-
-def against(first: list[Record], second: list[Record], **options: Any) -> Comparison:
-    return compare([("one", first), ("two", second)], **options)
 
 
 def only(found: Comparison) -> Match:

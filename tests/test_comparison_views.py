@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 
@@ -12,31 +11,17 @@ import pytest
 from profiler.analysis.comparison import Comparison, compare
 from profiler.core.record import Environment, Record
 from profiler.core.units import MISSING
-from profiler.views.tables import comparison, terminal
+from profiler.views.tables import comparison
 from profiler.views.tables.comparison_parts import parts
 from tests import examples, golden_files, make
 from tests.make import MIB
+from tests.printed_comparisons import before_and_after, printed
 
 H100 = msgspec.structs.replace(
     examples.ENVIRONMENT, device_name="NVIDIA H100 80GB HBM3", device_bytes=900 * MIB, driver="580.65.06"
 )
 T4 = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Tesla T4", device_bytes=1100 * MIB)
 HOSTILE = "all:with=\x1b[31m[bold]a|b`c\x07"
-
-
-def before_and_after() -> Comparison:
-    """One device twice, in two rounds: rows that are gone, new, out of memory, without a time, slower, and the same."""
-    untimed = examples.point("segments:k=16", segments=16, seconds=0.13)
-    untimed = msgspec.structs.replace(untimed, readings=examples.untimed_readings(untimed.readings))
-    before = examples.sweep((2, 4, 8)) + examples.sweep((2, 4, 8), round=2) + [untimed]
-    after = [
-        *(examples.point("none", segments=1, seconds=0.1, round=number) for number in (1, 2)),
-        *(examples.point("segments:k=2", segments=2, seconds=0.14, round=number) for number in (1, 2)),
-        make.failed("segments:k=4", "out_of_memory", "tried to allocate 96 MiB", environment=examples.ENVIRONMENT),
-        untimed,
-        examples.point("sqrt", segments=17, seconds=0.14),
-    ]
-    return compare([("20261120T174900Z-mnist-cnn-3fa9c1", before), ("20261121T090000Z-mnist-cnn-77ab02", after)])
 
 
 def devices() -> Comparison:
@@ -80,21 +65,15 @@ def hostile() -> Comparison:
 CASES = {"pair": before_and_after, "devices": devices, "one": one, "hostile": hostile}
 
 
-def printed(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> str:
-    file = io.StringIO()
-    terminal.write(comparison.table(found, width=width, encoding=encoding), file=file)
-    return file.getvalue()
-
-
 def number_texts(found: Comparison) -> Counter[str]:
     columns = [column for part in parts(found) for column in part.columns if column.is_number]
     return Counter(cell for column in columns for cell in column.cells if cell != MISSING)
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [80, 40, 200])
 @pytest.mark.parametrize("name", ["pair", "devices", "one"])
 def test_the_comparison_looks_as_it_did(name: str, width: int):
-    golden_files.compare(f"compare-{name}-{width}.txt", printed(CASES[name](), width=width))
+    golden_files.compare_at(width, f"compare-{name}", printed(CASES[name](), width=width))
 
 
 @pytest.mark.parametrize("name", ["pair", "devices"])

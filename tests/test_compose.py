@@ -30,6 +30,7 @@ MODELS = (
     "torchvision:resnet18:size=32",  # blocks in several Sequentials
 )
 DEVICES = ("fake:cpu", "fake:cuda")
+SLOW = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in ("all", "every:k=2", "segments:k=4")]
 PACKING = "aten.detach"  # what checkpoints pack is detached: views, of which a composed step has none
 
 
@@ -69,7 +70,7 @@ def kinds(trace: Trace) -> Counter:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", ["all", "every:k=2", "segments:k=2", "segments:k=4"])
+@pytest.mark.parametrize("strategy", ["segments:k=2", *SLOW])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_composed_step_is_the_traced_one_operator_by_operator(model, strategy, device):
     traced, composed = both(strategy, model=Choice(model), batch_size=2, device=device)

@@ -159,6 +159,7 @@ def test_a_round_on_several_devices_finds_what_it_is_verified_against(two: Local
     assert [record.equality.gradients_equal for record in records] == [True] * 4
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(lane_worker.FOLDER, str(tmp_path))
     before = {one.pid for one in psutil.Process().children(recursive=True)}
@@ -239,6 +240,7 @@ def test_the_command_refuses_all_devices_where_there_are_none(capsys, tmp_path, 
     assert "no CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_over_several_devices_is_of_cases_that_run_on_any_of_them(tmp_path, capsys, monkeypatch):
     """They are not really there, and so every trial fails, and says so."""
     monkeypatch.chdir(tmp_path)

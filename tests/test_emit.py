@@ -14,10 +14,10 @@ from profiler.core.plan_file import Recipe
 from profiler.planning.plan_code import KINDS, emit
 from profiler.predicting.prediction import memory_readings
 from profiler.training.strategies.plan import carry_out
+from tests.chain_models import Counted
 from tests.pasted import BUILDS, LLAMA, apply, in_place, named, planned, random_runs, same, stepped
 from tests.plans import Saving, all_sorts, plan_of
-from tests.test_layers import imports
-from tests.test_strategies import Counted
+from tests.rooms import imports
 from tests.traced import traced
 
 PLANS: dict[str, list[Any]] = {

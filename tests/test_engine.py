@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from profiler.core.case import Choice, Trial
 from profiler.engines.local import Local
 from tests import make
@@ -58,6 +60,7 @@ def test_relative_paths_begin_where_the_client_is_now(engine, here):
     assert gone.outcome != "ok"
 
 
+@pytest.mark.slow
 def test_a_server_that_died_is_replaced():
     with Local(stage_seconds=60.0) as engine:
         list(engine.run([trial()]))

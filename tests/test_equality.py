@@ -20,26 +20,11 @@ from profiler.measuring.meters import equality
 from profiler.training import models
 from profiler.training.strategies import TABLE, compile_budget
 from tests import make
+from tests.catalogue_choices import EVERY
+from tests.chain_models import workload
 from tests.conftest import measured
 from tests.plans import written
-from tests.test_strategies import workload
 
-EVERY = {
-    "none": ["none"],
-    "segments": ["segments:k=1", "segments:k=2", "segments:k=4", "segments:k=3,split=balanced"],
-    "sqrt": ["sqrt"],
-    "all": ["all"],
-    "every": ["every:k=2", "every:k=3"],
-    "first": ["first:n=2"],
-    "recursive": ["recursive"],
-    "from-start": ["from-start"],
-    "selective": ["selective:save=matmul", "selective:save=conv", "selective:save=attention", "selective:save=mm+relu"],
-    "offload": ["offload"],
-    "plan": ["plan"],  # a file is written for each model
-    "hf": [],  # on models of Hugging Face, in test_families
-    "compile-budget": [],  # other kernels: equal but for rounding, below
-    "_planted": [],  # wrong on purpose, below
-}
 SKIPPED = {("mnist-cnn:channels=4", "from-start"): "301 blocks would nest 301 checkpoints; 48 are the most"}
 MODELS = (
     "mlp",
@@ -170,6 +155,7 @@ def test_every_built_in_model_is_tried_here():
     assert {name.partition(":")[0] for name in MODELS} == built_in
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_test_models")
 def test_compiled_code_is_equal_but_for_rounding_as_measured_on_this_model():
     record = measured("mlp", "compile-budget:budget=0.5", passes=PASSES)

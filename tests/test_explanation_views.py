@@ -2,12 +2,9 @@
 
 import json
 
-from profiler.analysis.explanation import Explanation, Remedy, explain
-from profiler.analysis.floor import Floor
-from profiler.analysis.live_bytes import Peak, Share
-from profiler.analysis.reasons import Reason
-from profiler.core.trace_data import CATEGORIES
-from profiler.views.tables.explanation import REMEDIES, document, explanation
+from profiler.analysis.explanation import explain
+from profiler.views.tables.explanation import document, explanation
+from tests.long_explanation import longest
 from tests.traced import SMALL, by_hand, traced
 
 
@@ -23,29 +20,6 @@ def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
 
     assert text.isascii()
     assert len(text.splitlines()) <= 25
-
-
-def longest() -> Explanation:
-    name = "model.decoder.layers.{}.self_attention.projection.that.goes.on"
-    shares = tuple(Share(name=name.format(10 + at), nbytes=2**33 + at) for at in range(10))
-    work = "aten._scaled_dot_product_efficient_attention_backward.default"
-    least = Floor(nbytes=2**36, static_bytes=2**35, stage=name, phase="backward", operator=work, module=name)
-    text = (
-        "one segment dominates: 'encoder.layers.encoder_layer_10' to 'encoder.layers.encoder_layer_110', 101 of 128"
-        " blocks, are recomputed at once and hold 1,021 MiB of the peak's 1,022 MiB"
-    )
-    return Explanation(
-        peak=Peak(nbytes=2**37 - 1, number=9, phase="recompute", operator=work, module=name),
-        categories=tuple(Share(name=category, nbytes=2**35) for category in CATEGORIES),
-        modules=shares,
-        num_others=1234,
-        others_bytes=2**34,
-        floor=least,
-        remedies=tuple(Remedy(kind=kind, nbytes=1021 * 2**20) for kind in REMEDIES),
-        baseline_bytes=2**38,
-        split="1+2+3+4+5+6+7+8+9+10+11+12+13+14+15+16+17",
-        reason=Reason(kind="segment", text=text),
-    )
 
 
 def test_the_text_names_peak_floor_reason_and_what_is_live():

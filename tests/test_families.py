@@ -1,4 +1,4 @@
-"""Families of torchvision, timm and transformers: built, blocks found, gradients equal. All: `benchmarks.families`."""
+"""Families of torchvision, timm and transformers: built, blocks found, gradients equal. All: `tests.families`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from benchmarks.families import DOCUMENT, FAMILIES
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
@@ -18,6 +17,7 @@ from profiler.training.assemble import assemble
 from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
+from tests.families import DOCUMENT, FAMILIES
 
 BLOCKS = {  # by the papers or the config: what each is made of
     "torchvision:googlenet": 7 + 9,  # convolutions and pools, and nine inception modules
@@ -36,6 +36,7 @@ BLOCKS = {  # by the papers or the config: what each is made of
     "hf:vit": 3,
     "hf:whisper": 3 + 3,
 }
+QUICK = ("torchvision:resnet18", "hf:gpt2", "hf:t5")
 LINE = re.compile(r"\| `(?P<model>[^`]+)` \| (?P<blocks>\d+) \| .* \| (?P<gradients>[^|]+) \|$", re.MULTILINE)
 
 
@@ -47,7 +48,14 @@ def built(model: str) -> Workload:
     return assemble(make.case("none", model=Choice(model), batch_size=2)).workload
 
 
-@pytest.mark.parametrize("model", [model for model in FAMILIES if family(model) in BLOCKS], ids=family)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, marks=() if family(model) in QUICK else pytest.mark.slow, id=family(model))
+        for model in FAMILIES
+        if family(model) in BLOCKS
+    ],
+)
 def test_a_family_is_built_its_blocks_found_and_its_gradients_are_equal(model):
     none = measured(model, "none", batch_size=2, passes=("equality",))
 
@@ -113,6 +121,7 @@ def test_a_model_of_timm_is_built_and_its_gradients_are_equal(model, blocks):
     assert record.equality.gradients_equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in FAMILIES if family(model) in ("hf:bert", "hf:gpt2", "hf:t5")])
 def test_the_models_own_switch_saves_memory_and_its_gradients_are_equal(model):
     none, switched = (measured(model, s, batch_size=2, passes=("equality", "memory")) for s in ("none", "hf"))
@@ -122,6 +131,7 @@ def test_the_models_own_switch_saves_memory_and_its_gradients_are_equal(model):
     assert switched.readings.saved_bytes < none.readings.saved_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "model"),
     [("causal", "hf:gpt2:n_embd=32,n_head=2,n_layer=2"), ("masked", "hf:bert:hidden_size=32,num_attention_heads=2")],

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fuzz, mutations
-from benchmarks.fuzz_subjects import OF_RUNS, subjects
 from profiler import engines
 from profiler.core.errors import UserError
+from tests import fuzz
+from tests.fuzz_mutations import mutated
+from tests.fuzz_subjects import OF_RUNS, subjects
 
 NOBODY_WAITS = float("inf")
 KNOWN = {one.name: one for one in subjects()}
@@ -22,7 +23,7 @@ RATES = next(one for one in subjects() if one.commands == ("rates file.toml",))
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """All tests before count for the size of this process; the engine is the fuzz's own."""
     monkeypatch.setattr(fuzz, "_mib", lambda what: 100.0)
-    monkeypatch.setitem(engines.TABLE, "local", "benchmarks.fuzz:connect")
+    monkeypatch.setitem(engines.TABLE, "local", "tests.fuzz:connect")
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, reader) -> list[str]:
@@ -94,7 +95,7 @@ def test_a_number_makes_the_same_file_again():
     text = KNOWN["measured/trials.jsonl"].files["results/run/trials.jsonl"]
 
     first, second = (
-        [mutations.mutated(text, random.Random(f"0-{number}"), kind="jsonl") for number in range(50)] for _ in range(2)
+        [mutated(text, random.Random(f"0-{number}"), kind="jsonl") for number in range(50)] for _ in range(2)
     )
 
     assert first == second
@@ -104,7 +105,7 @@ def test_a_number_makes_the_same_file_again():
 def test_every_kind_of_damage_comes_up():
     text = b'{"a": 1, "b": [2.5, "words"], "c": {"d": null}}'
 
-    made = b"\n".join(mutations.mutated(text, random.Random(number), kind="json") for number in range(2500))
+    made = b"\n".join(mutated(text, random.Random(number), kind="json") for number in range(2500))
 
     for kind in (b"1e400", b"NaN", b"-0", b"9" * 5000, b"[" * 500, b'{"a":' * 30, b"\\u202e", b"\0", b"\x1f\x8b"):
         assert kind in made, kind

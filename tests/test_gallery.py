@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from benchmarks import gallery
 from profiler.cli import ClickError, application
 from profiler.runs.find import run_folder
 from profiler.views import PLOTS
 from profiler.views.plots.style import STYLES
+from tests import gallery
 
 OTHERS = {"timeline", "plan"}  # commands that draw besides `plot`
 LARGEST = 120_000  # bytes of a picture

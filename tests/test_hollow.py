@@ -352,6 +352,7 @@ def compiled(hollow, tmp_path_factory):
     return [{str(one.case.strategy): one for one in store.load(here / name).records} for name in ("with", "without")]
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(compiled):
     none, half = compiled[0].values()
@@ -362,6 +363,7 @@ def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(
     assert none.readings.static_bytes == half.readings.static_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_where_triton_finds_no_compiler_that_is_the_reason_of_the_row(compiled):
     none, half = compiled[1].values()
@@ -380,6 +382,7 @@ def peaks(hollow, here, *words):
     return {str(one.case.strategy): one.readings.peak_bytes for one in store.load(here / "run").records}
 
 
+@pytest.mark.slow
 def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, here):
     rows = peaks(hollow, here, "--segments", "1,2,4,8,16,32")
 
@@ -387,6 +390,7 @@ def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, he
     assert all(1011 * MIB <= peak <= 1018 * MIB for peak in rows.values())
 
 
+@pytest.mark.slow
 def test_two_segments_of_a_transformer_save_31_percent_of_its_peak(hollow, here):
     rows = peaks(hollow, here, "--model", "transformer:layers=4,width=256", "--batch-size", "16", "--segments", "2")
 

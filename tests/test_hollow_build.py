@@ -40,6 +40,7 @@ def built(hollow, tmp_path_factory):
     return cache, [process.returncode for process in both], said
 
 
+@pytest.mark.slow
 def test_two_builds_at_once_leave_one_whole_folder(built):
     cache, codes, said = built
     (folder,) = (cache / "gcprof" / "hollow").iterdir()
@@ -104,6 +105,7 @@ def test_a_cache_that_is_a_file_is_refused(hollow, tmp_path, monkeypatch):
     assert refused.value.exit_code == 74
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_folder_that_looks_whole(hollow, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
     process = started(tmp_path, limit + CAUGHT)

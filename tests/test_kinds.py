@@ -15,7 +15,7 @@ from profiler.engines import EngineChoice
 from profiler.request.device_choice import any_device, choose_device
 from profiler.request.spec import Request, plan
 from tests import make
-from tests.test_trust import PAGES
+from tests.gpu_records import PAGES
 
 
 @pytest.mark.parametrize(

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.rooms import PACKAGE, ROOMS, table
+from tests.commands import modules_after
+from tests.rooms import PACKAGE, ROOMS, imports, table
 
 HEAVY = frozenset().union(*(room.libraries for room in ROOMS.values()))
-
-
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """Every module that a file imports, and whether at its top level."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    tried = [node for attempt in tree.body if isinstance(attempt, ast.Try) for node in attempt.body]  # optional ones
-    found = []
-    for node in ast.walk(tree):
-        names = (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [
-                f"{node.module}.{alias.name}" if node.module == "profiler" else str(node.module) for alias in node.names
-            ]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-        found += [(name, node in tree.body or node in tried) for name in names]
-    return found
 
 
 def room(path: Path) -> str:
@@ -120,16 +99,6 @@ def test_functions_import_nothing_outside_the_command_line(path):
     assert not late or excused, late
 
 
-def modules_after(words: list[str]) -> set[str]:
-    """The names of all modules in a fresh process that ran this command."""
-    code = (
-        "import sys\nfrom profiler.cli import answer\n"
-        f"code = answer({words!r})\nprint(); print('MODULES', *sys.modules)\nsys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.rpartition("MODULES ")[2].split())
-
-
 def test_help_imports_nothing_heavy():
     assert not modules_after(["--help"]) & {"torch", "numpy", "pandas", "matplotlib", "rich"}
 
@@ -139,3 +108,28 @@ def test_listing_models_and_strategies_does_not_import_torch():
         found = modules_after([command])
         assert "torch" not in found
         assert "profiler.core.catalogue" in found  # the twin: imports are seen
+
+
+def test_tests_import_neither_each_other_nor_benchmarks():
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+
+    found = [f"{path.name}: {name}" for path in files for name, _ in imports(path) if borrowed(name)]
+
+    assert len(files) > 100
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line", ["from tests.test_run import one", "import benchmarks.cost", "from benchmarks import cost"]
+)
+def test_a_borrowed_test_or_benchmark_is_seen(tmp_path, line):
+    (tmp_path / "wrong.py").write_text(line)
+
+    assert [borrowed(name) for name, _ in imports(tmp_path / "wrong.py")] == [True]
+    assert not borrowed("tests.make")
+
+
+def borrowed(module: str) -> bool:
+    """Whether a module is a test or a benchmark, which no test may lean on."""
+    first, *rest = module.split(".")
+    return first == "benchmarks" or (first == "tests" and any(part.startswith("test_") for part in rest))

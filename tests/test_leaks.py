@@ -16,9 +16,9 @@ from profiler.measuring import measure
 from profiler.training import models
 from profiler.training.workload import Workload
 from tests import make
+from tests.catalogue_choices import EVERY
 from tests.left_behind import bytes_left_by, bytes_left_on_cuda_by, num_alive, parameters
 from tests.plans import written
-from tests.test_equality import EVERY
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 MODELS = ("mlp:width=16,depth=5", "transformer:layers=4,width=32,sequence=16,vocabulary=50", "cifar-resnet:depth=2")
@@ -32,7 +32,7 @@ def run(model: str, strategy: str, passes: tuple[str, ...], **fields: object) ->
     return measure(Trial(case=make.case(strategy, **fields), passes=passes, digests={}))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[1:])])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_pass_of_every_strategy_leaves_no_byte_on_the_cpu(model, strategy, tmp_path):
     choice = written(strategy, model, tmp_path)
@@ -57,6 +57,7 @@ def test_every_pass_of_every_strategy_leaves_no_byte_on_cuda(model, strategy, tm
     assert left == dict.fromkeys(left, 0)
 
 
+@pytest.mark.slow
 def test_compiled_code_keeps_no_model():
     """Where a dispatch mode cannot be entered, parameters are watched: every graph leads to them."""
     build, options = catalogue.load(Choice("mlp"), models.TABLE)

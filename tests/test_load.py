@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import load
-from tests import make
+from tests import load, make
 
 
 def test_a_run_of_many_trials_costs_little_and_loses_none(tmp_path, monkeypatch):

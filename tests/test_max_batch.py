@@ -46,6 +46,7 @@ def peaks(engine: Any) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(here, peaks, capsys):
     each = peaks[5] - peaks[4]
     limit = peaks[4] + 2 * each + each // 2  # so that none has six samples, and not seven

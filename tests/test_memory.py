@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 
 import pytest
-import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint_sequential
@@ -15,8 +14,9 @@ from profiler.core.case import Choice
 from profiler.measuring.devices import Span
 from profiler.measuring.devices.cpu import sum_events
 from profiler.measuring.meters import memory
-from profiler.training import models, optimizers
+from profiler.training import optimizers
 from tests.conftest import measured
+from tests.unpatched import plain
 
 
 def allocations(tree: list, found: list[tuple[int, int]], marks: list[int]) -> None:
@@ -48,19 +48,6 @@ def peak_of_a_plain_loop(build, optimizer, *, accumulate: int = 1, keep: bool = 
         live += size
         peak = max(peak, live) if when >= marks[0] else 0
     return peak
-
-
-def plain(model: str, batch_size: int, change=lambda module: None):
-    """Builds the model without gcprof's passes; `change` may alter it."""
-
-    def build():
-        function, options = catalogue.load(Choice(model), models.TABLE)
-        torch.manual_seed(0)
-        workload = function(batch_size=batch_size, **options)
-        change(workload.module)
-        return workload.module, workload.batch, workload.loss
-
-    return build
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 import torch
 from torch import nn
@@ -12,16 +10,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.training.models import mlp, mnist_cnn
 from tests.conftest import measured
-
-
-def write_mnist(folder, count: int) -> None:
-    """Real IDX files: a magic number with type and rank, the sizes, the bytes."""
-    folder.mkdir(parents=True)
-    for kind in ("train", "t10k"):
-        images = struct.pack(">IIII", 0x803, count, 28, 28) + bytes(i % 256 for i in range(count * 28 * 28))
-        labels = struct.pack(">II", 0x801, count) + bytes(i % 10 for i in range(count))
-        (folder / f"{kind}-images-idx3-ubyte").write_bytes(images)
-        (folder / f"{kind}-labels-idx1-ubyte").write_bytes(labels)
+from tests.mnist_files import write_mnist
 
 
 def test_the_mlp_is_10_20_20_5_with_relu_between():

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from benchmarks import killed
 from profiler import engines
 from profiler.cli import answer
 from profiler.core import plan_file
@@ -23,10 +22,11 @@ from profiler.planning.plan import parse
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.runs import run_diff, store
+from tests import killed
+from tests.commands import gcprof
 from tests.conftest import run_folder
 from tests.planning_chains import FOLDER, equal_stages
 from tests.program import PATIENCE_SECONDS, Started, next_words
-from tests.test_cli_readers import gcprof
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -457,6 +457,7 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
     assert none["readings"]["peak_bytes"] > found["budget_bytes"] >= planned["readings"]["peak_bytes"]
 
 
+@pytest.mark.slow
 def test_without_measuring_each_is_traced(here, capsys):
     code = plan(*WORDS, "--budget", "60%", "--no-measure")
 
@@ -468,6 +469,7 @@ def test_without_measuring_each_is_traced(here, capsys):
     assert [one.case.strategy for one in measured] == ["none"]  # whose operators calibrate the predictions
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_planned_for_by_estimates(here, capsys):
     code = plan(SMALL, "--device", "fake:t4", "--batch-size", "8", "--budget", "95%", "--json")
 
@@ -534,6 +536,7 @@ def test_a_server_that_would_be_left_would_be_seen(noted, here):
     assert noted == [True]
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here, tag):
     with Started("plan", *WORDS, "--budget", "60%", "--rounds", "50", cwd=here, tag=tag) as run:
         run.wait_for("round 1: ok")

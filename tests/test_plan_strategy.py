@@ -15,23 +15,11 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import Recipe
 from profiler.training.strategies.chain import OwnCheckpoint, checkpoint_segments, checkpoint_without_reentry
 from profiler.training.strategies.plan import carry_out
+from tests.chain_models import Branching, Counted, Looping, workload
 from tests.conftest import measured
+from tests.counted_chains import calls, chain, plan
 from tests.pasted import BUILDS, random_runs, stepped
 from tests.plans import Saving, plan_of, written
-from tests.test_strategies import Branching, Counted, Looping, workload
-
-
-def chain(length: int = 4) -> nn.Sequential:
-    return nn.Sequential(*[Counted() for _ in range(length)])
-
-
-def plan(length: int = 4, runs: tuple[list[int], ...] = ([0, 1],)) -> Recipe:
-    return plan_of(chain(length), [str(index) for index in range(length)], runs)
-
-
-def calls(module: nn.Module) -> list[int]:
-    module(torch.ones(2, 3)).sum().backward()
-    return [block.calls for block in module.children()]
 
 
 @pytest.mark.usefixtures("with_test_models")

@@ -67,7 +67,7 @@ def test_brute_force_tries_every_plan():
             assert len({plan.items for plan in every_plan(equal_stages(number))}) == counted
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10))])
 def test_the_frontier_is_that_of_brute_force(part):
     for seed, number in list(enumerate(SIZES))[part::10]:
         chain = random_chain(seed, number)
@@ -95,7 +95,7 @@ def equal_random_stages(seed: int, number: int) -> chains.Chain:
     return replace(chain, input_bytes=stage.output_bytes, stages=(stage,) * number)
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 3))])
 def test_equal_stages_share_their_intervals_and_are_those_of_brute_force(part):
     for seed in range(part, 90, 3):
         chain = equal_random_stages(seed, 1 + seed % 6)
@@ -118,6 +118,7 @@ def test_no_plan_gets_below_the_largest_stage_at_work_and_many_reach_it():
     assert reached > 100
 
 
+@pytest.mark.slow
 def test_a_wrong_recurrence_is_noticed_by_the_judge_and_by_brute_force(monkeypatch):
     def without_gradients(self, stage, target, way):
         return max(self.output[target] + way.forward, way.backward)

@@ -18,7 +18,7 @@ from profiler.runs import store
 from profiler.workflows import published
 from profiler.workflows.published import SIZES, System
 from tests import make
-from tests.test_cli_readers import gcprof
+from tests.commands import gcprof
 
 ROOT = Path(__file__).parents[1]
 NAMES = published.names()
@@ -157,7 +157,10 @@ EXPECTED: dict[str, list[Any]] = {  # ours, in the order of the file
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+quick, *rest = EXPECTED
+
+
+@pytest.mark.parametrize("name", [quick, *(pytest.param(name, marks=pytest.mark.slow) for name in rest)])
 @pytest.mark.usefixtures("shared")
 def test_what_can_be_counted_by_hand_is_what_comes_out(name, here, capfd):
     code = answer(["reproduce", name, "--device", "cpu", "-o", "run", "--json"])

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.distributed.launcher.api import LaunchConfig
 
-from benchmarks import killed
 from profiler.analysis.fit import samples_per_second
 from profiler.analysis.flat_row import flat_row
 from profiler.analysis.rows import rows
@@ -31,7 +30,7 @@ from profiler.training.assemble import assemble
 from profiler.training.distributed.fsdp2 import distribute
 from profiler.training.models.transformer import build as transformer
 from profiler.views.tables import columns, samples
-from tests import make
+from tests import killed, make
 from tests.plans import written
 from tests.program import PATIENCE_SECONDS, Started
 
@@ -78,6 +77,7 @@ def predicted(one):
 EVERY = [(model, way, one) for model in MODELS for way in WAYS for one in STRATEGIES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_every_strategy_trains_with_ranks_and_has_the_gradients_of_none(records, key):
     record = records[key]
@@ -88,6 +88,7 @@ def test_every_strategy_trains_with_ranks_and_has_the_gradients_of_none(records,
     assert record.equality.random_state_equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_what_one_rank_was_predicted_to_hold_is_what_each_rank_holds(records, key):
     foreseen = records[(*key, "predicted")].readings
@@ -98,12 +99,14 @@ def test_what_one_rank_was_predicted_to_hold_is_what_each_rank_holds(records, ke
         assert sum(foreseen.static_bytes.values()) == pytest.approx(sum(rank.static_bytes.values()), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients_of_two_ranks_are_to_the_bit_those_of_one_process_with_both_batches(records, model, way):
     assert records[model, way, "none"].equality.ranks_difference == 0.0  # halves are exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_the_bytes_of_a_record_are_those_of_the_rank_with_the_highest_peak(records, key):
     readings = records[key].readings
@@ -118,6 +121,7 @@ def parameters(model):
     return list(assemble(make.case(model=Choice(MODELS[model][0]), batch_size=2)).workload.module.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", STRATEGIES)
 @pytest.mark.parametrize("model", MODELS)
 def test_with_ddp_each_rank_holds_the_whole_model_and_as_much_in_buckets_as_in_gradients(records, model, one):
@@ -129,6 +133,7 @@ def test_with_ddp_each_rank_holds_the_whole_model_and_as_much_in_buckets_as_in_g
         assert rank.gathered_bytes is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", STRATEGIES)
 @pytest.mark.parametrize("model", MODELS)
 def test_with_fsdp2_each_rank_holds_its_part_of_every_parameter_and_nothing_gathered_between_steps(records, model, one):
@@ -142,6 +147,7 @@ def test_with_fsdp2_each_rank_holds_its_part_of_every_parameter_and_nothing_gath
         assert part < rank.gathered_bytes + part <= whole + part
 
 
+@pytest.mark.slow
 def test_fsdp2_gathers_the_root_and_one_block_at_a_time_and_a_run_of_blocks_no_more(records):
     block = 4 * (12 * 32**2 + 13 * 32)
     root = 4 * (2 * 64 * 32 + 16 * 32 + 2 * 32)
@@ -152,12 +158,14 @@ def test_fsdp2_gathers_the_root_and_one_block_at_a_time_and_a_run_of_blocks_no_m
     assert gathered["plan"] <= root + 2 * block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpointing_saves_memory_with_ranks_too(records, model, way):
     assert records[model, way, "all"].readings.saved_bytes < records[model, way, "none"].readings.saved_bytes
 
 
+@pytest.mark.slow
 def test_a_record_with_ranks_says_how_it_was_made(records):
     record = records["transformer", "fsdp2", "none"]
     (row,) = rows([record])
@@ -229,6 +237,7 @@ def test_a_rounding_that_the_last_bit_of_the_weights_explains_is_no_fault():
     assert "gradients differ by 5.0e-07" in judged(ranks_difference=5e-7, rounding_floor=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "outcome", "detail"),
     [
@@ -249,6 +258,7 @@ def faulty(fault):
     return case(model=f"{FAULTY}:make:fault={fault}", optimizer=Choice("sgd"))
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_ended_with_the_others_when_the_stage_is_over():
     with Local(stage_seconds=8.0) as engine:
         (record,) = engine.run([Trial(case=faulty("hang"))])
@@ -265,6 +275,7 @@ def test_the_same_batch_on_all_ranks_is_noted(engine):
     assert [note.code for note in record.notes] == ["GCP035"]
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_a_run_that_is_killed(here, tag):
     words = ("--model", f"{FAULTY}:make:fault=hang", "--ranks", "2", "--strategies", "none", "--device", "cpu")
     with Started("run", *words, "-o", "run", cwd=here, tag=tag) as run:

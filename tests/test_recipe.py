@@ -12,8 +12,8 @@ import profiler
 from profiler.core import plan_file
 from profiler.core.errors import UserError
 from profiler.core.plan_file import Recipe, Segment
+from tests.counted_chains import calls, chain, plan
 from tests.plans import Saving
-from tests.test_plan_strategy import calls, chain, plan
 
 
 def edited(**fields: object) -> bytes:

@@ -25,8 +25,8 @@ from profiler.views.report.areas import Area, PhaseMark, areas
 from profiler.views.report.bars import dot_rows
 from profiler.views.report.frontier import NARROW, frontier
 from tests import examples, make
+from tests.commands import modules_after
 from tests.make import MIB
-from tests.test_layers import modules_after
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "cpu" / "mnist-cnn"
 UUID = "GPU-3f9a1c22-77aa-4be1-9c1d-0123456789ab"

@@ -22,8 +22,8 @@ from profiler.training import models
 from profiler.views.tables.progress import Follow
 from tests import make
 from tests.conftest import run_folder
+from tests.mnist_files import write_mnist
 from tests.program import Done, gcprof, next_words
-from tests.test_models import write_mnist
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
 SECRET = "hunter2-3fa9c1"
@@ -178,6 +178,7 @@ def test_what_the_files_tell_would_be_found(whole: Whole):
 # Files and folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelling", ["-o {}", "-o{}", "--output {}", "--output={}"])
 def test_the_stored_command_names_no_folder(
     spelling: str, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from profiler.cli import answer
 from profiler.core.case import Case, Choice, decode, encode
 from profiler.core.errors import UserError
-from profiler.core.record import Conditions, Record
+from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
 from profiler.request import sweep
@@ -21,39 +21,9 @@ from profiler.request.spec import Request, override, plan
 from profiler.runs.store import load
 from tests import make
 from tests.conftest import measured
+from tests.scripted_steps import Scripted, step
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference" / "cpu" / "mnist-cnn" / "trials.jsonl"
-
-
-class Scripted:
-    """A device on which every step takes what is written down, half of it forward and half backward."""
-
-    tick_seconds = 1e-9
-    is_asynchronous = False
-
-    def __init__(self, seconds: list[float]) -> None:
-        self.left = list(seconds)
-        self.num_read = 0
-
-    def synchronize(self) -> None: ...
-
-    def stopwatch(self) -> Scripted:
-        return self
-
-    def mark(self) -> None: ...
-
-    def seconds(self) -> list[float]:
-        taken = self.left.pop(0)
-        return [taken / 2, taken / 2]
-
-    def conditions(self) -> Conditions:
-        self.num_read += 1
-        return Conditions(at_seconds=float(self.num_read))
-
-
-def step(mark):
-    for phase in ("forward", "backward", "end"):
-        mark(phase)
 
 
 def test_a_fixed_number_of_samples_is_kept_to_however_noisy_they_are():

@@ -26,6 +26,7 @@ from profiler.runs.merge import merge, write
 from profiler.runs.store import Run
 from profiler.workflows import runner
 from tests import examples, make
+from tests.shard_folders import by_plan, read
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
 STRATEGIES = ("none", "all", "segments:k=2", "segments:k=64")
@@ -203,6 +204,7 @@ def test_a_part_goes_on_with_what_it_owes(tmp_path):
 # The command
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
     words = ["run", "--model", "mlp", "--segments", "2,8", "--batch-size", "8,16", *QUICK]
@@ -220,19 +222,7 @@ def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
     assert answer(["validate", "merged"]) == 0
 
 
-def by_plan(run: Run) -> list[Record]:
-    found = {(record.case, record.round): record for record in run.records}
-    assert len(found) == len(run.records)
-    return [found[key] for trial in run.manifest.plan if (key := (trial.case, trial.round)) in found]
-
-
-def read(record: Record) -> tuple[Any, ...]:
-    """All of a record that is exact: bytes, and what the comparison of gradients gave."""
-    readings, equality = record.readings, record.equality
-    exact = (readings.static_bytes, readings.saved_bytes, readings.peak_bytes, readings.phases, readings.hidden_bytes)
-    return record.case, record.round, record.outcome, record.detail, exact, equality and equality.digests
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_part_of_a_later_round_alone_can_be_read_and_gone_on_with(here, capsys):
     words = ["run", "--model", "mlp", "--strategies", "all", *QUICK, "--rounds", "2", "--shard", "2/2"]
@@ -249,6 +239,7 @@ def test_a_part_of_a_later_round_alone_can_be_read_and_gone_on_with(here, capsys
     assert answer([*words[:-2], "--resume", "part"]) == 0  # by the words of the whole sweep
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_measuring_a_part_anew_is_that_part_again(here, capsys):
     words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, "--rounds", "3"]

@@ -31,7 +31,7 @@ from profiler.runs.merge import merge
 from profiler.workflows import runner, slurm_job
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
-from tests.test_shard import by_plan, read
+from tests.shard_folders import by_plan, read
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a GPU")
 LOGIN = Environment(gcprof=__version__, python=sys.version.split()[0], system="Linux")  # knows of no device
@@ -483,6 +483,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_TOKEN", SECRET)
 
 
+@pytest.mark.slow
 def test_two_real_jobs_give_what_one_run_gives(here, shared, jobs, capsys):
     assert answer(["run", *SWEEP, "--engine", f"{LOCAL},jobs=2", "-o", "run"]) == 0
     assert answer(["run", *SWEEP, "-o", "alone"]) == 0
@@ -529,6 +530,7 @@ class Hanging:
         os.close(self._begun)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_after_its_time_was_up_and_after_it_was_killed_the_run_does(here, jobs):
     """Nothing is lost or doubled, in the parts or in the run."""
     hanging = Hanging(here)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 from profiler.training.strategies.observe import observe
 from profiler.training.strategies.split import ChainBytes, Split, peak, split_as_torch, split_balanced
-from tests.test_memory import plain
+from tests.unpatched import plain
 
 
 def calls_of_checkpoint_sequential(length: int, segments: int) -> list[int]:

@@ -15,39 +15,9 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.training.strategies import segments
 from profiler.training.strategies.chain import checkpoint_segments
-from profiler.training.workload import Workload
+from tests.chain_models import Branching, Counted, InTuples, Looping, workload
 from tests.conftest import measured
 from tests.plans import written
-
-
-class Counted(nn.Module):
-    """Counts its calls and saves its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        self.calls += 1
-        return (self.linear(x) * scale).sin()
-
-
-class Looping(nn.Module):
-    """A list of blocks and a loop with an argument beside the activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Counted() for _ in range(6)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x, scale=0.5)
-        return x
-
-
-def workload(module: nn.Module, blocks: tuple[str, ...]) -> Workload:
-    return Workload(module=module, blocks=blocks, batch=torch.ones(2, 3), loss=lambda module, x: module(x).sum())
 
 
 def test_a_run_is_computed_again_in_the_backward_and_only_that_run():
@@ -186,18 +156,6 @@ def test_the_square_root_is_rounded_to_the_nearest(length, root):
     assert round_root(length) == root
 
 
-class Branching(nn.Module):
-    """Its second block takes more than the first one's output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Counted() for _ in range(3)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = self.layers[0](x)
-        return self.layers[2](self.layers[1](first + x))
-
-
 def test_blocks_that_do_not_feed_each_other_are_not_run_together_and_the_reason_names_them():
     work = workload(Branching(), ("layers.0", "layers.1", "layers.2"))
 
@@ -288,23 +246,6 @@ def test_what_follows_a_run_may_do_as_it_likes_with_its_output():
     applied = profiler.apply(module, "segments:k=2", example=torch.ones(2, 3))
 
     assert applied.split == "2+2"
-
-
-class InTuples(nn.Module):
-    """Blocks that return a tuple of one, as many models of Hugging Face do."""
-
-    class Block(Counted):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            return (super().forward(x),)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([self.Block() for _ in range(4)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)[0]
-        return x
 
 
 def test_blocks_that_return_a_tuple_of_one_are_run_together_too():

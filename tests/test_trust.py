@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,36 +10,9 @@ import pytest
 from profiler.analysis.rows import rows
 from profiler.core.record import Conditions, Record
 from profiler.core.stats import Sampling
-from tests import make
+from tests.gpu_records import CALM, PAGES, THROTTLED, WELL, notes, on_a_gpu, record
 
-PAGES = Path(__file__).parent.parent / "docs" / "notes"
-CALM = (0.100, 0.101, 0.099, 0.100, 0.101, 0.099)
 FALLING = tuple(0.16 - index * 0.001 for index in range(40))
-THROTTLED = Conditions(
-    at_seconds=1.0, clock_hertz=1.41e9, highest_clock_hertz=1.98e9, celsius=84, watts=690, limit_watts=700,
-    held_by=("heat",),
-)  # fmt: skip
-WELL = Conditions(at_seconds=0.0, clock_hertz=1.98e9, highest_clock_hertz=1.98e9, celsius=60, watts=400)
-
-
-def record(
-    strategy: str = "none", *, seconds: tuple[float, ...] = CALM, round: int = 1, sampling=None, **told
-) -> Record:
-    made = make.record(strategy, seconds=seconds, round=round)
-    case = msgspec.structs.replace(made.case, sampling=sampling) if sampling else made.case
-    return msgspec.structs.replace(made, case=case, readings=msgspec.structs.replace(made.readings, **told))
-
-
-def on_a_gpu(one: Record, *, total: int, device: str = "cuda:0") -> Record:
-    """The same on a device of so many bytes."""
-    case = msgspec.structs.replace(one.case, device=device)
-    environment = msgspec.structs.replace(one.environment, device_bytes=total)
-    return msgspec.structs.replace(one, case=case, environment=environment)
-
-
-def notes(*records: Record) -> dict[str, str]:
-    """Of the first row, by code."""
-    return {note.code: note.text for note in rows(records)[0].notes}
 
 
 def busy(*others_seconds: float, num_cores: int = 2) -> tuple[Conditions, ...]:

@@ -20,8 +20,8 @@ from profiler.core.stats import Sampling
 from profiler.training import models, strategies
 from profiler.views.tables import explanation, listing, max_batch, reproduction, samples, terminal
 from tests import examples, golden_files, make
+from tests.long_explanation import longest
 from tests.make import MIB
-from tests.test_explanation_views import longest
 from tests.traced import SMALL, traced
 
 GIB = 1024 * MIB
@@ -116,10 +116,10 @@ VIEWS: dict[str, Callable[..., Text]] = {
 }
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [80, 40, 200])
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_view_looks_as_it_did(name: str, width: int):
-    golden_files.compare(f"{name}-{width}.txt", VIEWS[name](width=width).plain)
+    golden_files.compare_at(width, name, VIEWS[name](width=width).plain)
 
 
 @pytest.mark.parametrize("name", VIEWS)

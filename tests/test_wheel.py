@@ -12,6 +12,7 @@ from tests.wheel import wrong
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_no_test_no_secret_and_no_absolute_path(tmp_path):
     builders = pytest.importorskip("hatchling.builders.wheel")
     (path,) = builders.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])

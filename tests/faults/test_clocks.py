@@ -20,8 +20,8 @@ from profiler.measuring.devices.cpu import CpuStopwatch
 from profiler.measuring.meters import time as timing
 from tests import make
 from tests.conftest import measured
-from tests.test_sampling import Scripted, step
-from tests.test_trust import notes, record
+from tests.gpu_records import notes, record
+from tests.scripted_steps import Scripted, step
 
 YEAR = 365 * 24 * 3600.0
 

@@ -20,8 +20,8 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.views.tables import comparison_parts
 from tests import examples, make
-from tests.test_comparison import H100, STEADY, T4, against, record
-from tests.test_comparison_views import before_and_after, printed
+from tests.compared_runs import H100, STEADY, T4, against, record
+from tests.printed_comparisons import before_and_after, printed
 
 
 @pytest.fixture

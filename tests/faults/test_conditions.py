@@ -14,8 +14,8 @@ from profiler.measuring.devices import nvml
 from profiler.measuring.devices.cpu import Cpu
 from profiler.measuring.devices.cuda import Cuda
 from tests.conftest import measured
-from tests.test_conditions import ANSWERS, NotSupported, Nvml
-from tests.test_trust import THROTTLED, WELL, notes, record
+from tests.gpu_records import THROTTLED, WELL, notes, record
+from tests.nvml import ANSWERS, NotSupported, Nvml
 
 MISMATCH = "Driver/library version mismatch"
 SLOW = msgspec.structs.replace(WELL, clock_hertz=0.99e9)  # half of the usual

@@ -15,8 +15,8 @@ from profiler.engines import local
 from profiler.engines.child import Ended
 from profiler.engines.local import SLACK_BYTES, Local, still_held
 from tests import make
+from tests.gpu_records import notes, on_a_gpu, record
 from tests.make import MIB
-from tests.test_trust import notes, on_a_gpu, record
 
 # --- 49: device memory that does not come back
 

@@ -13,7 +13,7 @@ from profiler.core.case import Trial
 from profiler.core.record import Conditions, Note, Record
 from profiler.engines.local import Local
 from profiler.runs import store
-from tests.test_trust import WELL, notes, record
+from tests.gpu_records import WELL, notes, record
 
 SHARED = msgspec.structs.replace(WELL, num_others=1, others_bytes=3 * 2**30)
 UNTOLD = Note(code="GCP031", text="other processes of the device are not known: no NVML")

@@ -163,6 +163,7 @@ def on_a_bare_machine(*command: str, cwd: Path, **more: str) -> subprocess.Compl
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
     done = on_a_bare_machine("-m", "profiler", *RUN, "-o", "run", cwd=here)
 
@@ -171,6 +172,7 @@ def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_fault_59_where_torch_finds_no_place_at_all_it_is_one_line(here: Path):
     done = on_a_bare_machine("-m", "profiler", *RUN, "-o", "run", cwd=here, NOWHERE="1")
 

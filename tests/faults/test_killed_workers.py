@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import kill_worker, killed
 from profiler.analysis import progress
 from profiler.analysis.rows import latest, rows
 from profiler.core.case import Trial
@@ -19,7 +18,7 @@ from profiler.engines.local import Local
 from profiler.engines.order import in_waves
 from profiler.runs import store
 from profiler.workflows import runner
-from tests import examples, make
+from tests import examples, kill_worker, killed, make
 
 
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kill, killed
 from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.engines import local
 from profiler.runs import store
 from profiler.views.export import files
-from tests import examples, make
+from tests import examples, kill, killed, make
 from tests.program import PATIENCE_SECONDS, Endless, Started
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
@@ -37,6 +36,7 @@ def peer(here: Path, shared: None, capsys: pytest.CaptureFixture[str]) -> store.
     return store.load(here / "peer")
 
 
+@pytest.mark.slow
 def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_behind(here: Path, peer: store.Run):
     moments = random.Random(20261120)
     folder = here / "run"

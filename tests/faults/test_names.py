@@ -15,8 +15,6 @@ from matplotlib.figure import Figure
 
 from profiler import views
 from profiler.cli import answer
-from profiler.core.case import Choice
-from profiler.core.record import Record
 from profiler.runs import store
 from profiler.views.export import csv as csv_view
 from profiler.views.export import latex, markdown
@@ -27,31 +25,8 @@ from profiler.views.tables import terminal
 from profiler.views.tables.notebook import frame
 from tests import examples, make
 from tests.conftest import run_folder
+from tests.faults.names import NAMES, records
 from tests.make import MIB
-
-NAMES = {
-    "formula": "=cmd|' /C calc'!A0",
-    "quoted formula": "'=1+1",
-    "script": "</script><script>alert(1)</script>",
-    "markup": "[/][bold red]x[/bold red]",
-    "path": "../../x",
-    "device": "CON",
-    "lines": "two\nlines\r\tand a tab",
-    "long": "ab" * 5000,
-    "right-to-left": "\u202egnp.exe\u202c\u200b",
-    "mathematics": r"$x$ and $\frac{$",
-    "pipe": "a|b|c",
-    "specials": 'a|b*c_d`e[f]<g>&h%i$j#k{l}m~n^o\\p"q',
-    "escape": "\x1b]0;title\x07\x1b[31mred\x9b2J",
-}
-
-
-def records(text: str) -> list[Record]:
-    """A model of this name under a strategy of this name, which is the slower, and one that failed with these words."""
-    model = Choice(text)
-    none = make.record("none", case=make.case("none", model=model), peak=200 * MIB)
-    named = make.record(text, case=make.case(text, model=model), seconds=(0.2, 0.2, 0.2))
-    return [none, named, make.failed("all", "failed", text, case=make.case("all", model=model))]
 
 
 def lines_of(text: str) -> list[dict[str, str]]:
@@ -180,6 +155,7 @@ def test_twin_56_unescaped_a_pipe_would_be_one_cell_more(monkeypatch):
 # --- in pictures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["frontier", "memory", "time", "samples"])
 def test_fault_56_a_picture_shows_them_all_as_text(tmp_path: Path, kind: str):
     rows = examples.table([one for text in NAMES.values() for one in records(text)])

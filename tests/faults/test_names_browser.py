@@ -13,7 +13,9 @@ from profiler.views.report import render
 from profiler.views.sanitize import plain
 from tests import examples
 from tests.browser import Visit, chromium
-from tests.faults.test_names import NAMES, records
+from tests.faults.names import NAMES, records
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = '<script>alert(1)</script><img src="http://example.invalid/x" onerror="alert(2)">'
 PAGES = {**NAMES, "image": f"</script></style></textarea>{SCRIPT}", "link": f"{SCRIPT}javascript:alert(3)"}

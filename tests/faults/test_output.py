@@ -20,6 +20,7 @@ def controls(lines: list[str]) -> set[str]:
     return {one for line in lines for one in line if unicodedata.category(one) in ("Cc", "Cf")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [4, 1024])
 def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out(engine, megabytes):
     (record,) = engine.run([trial(f"spam,megabytes={megabytes}")])

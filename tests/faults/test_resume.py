@@ -91,6 +91,7 @@ def complaint(err: str) -> tuple[str, str]:
     return message, hint
 
 
+@pytest.mark.slow
 def test_fault_39_a_run_in_progress_is_not_resumed(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setattr(safe_files, "sleep", lambda seconds: None)
     writer = Writer(half)

@@ -78,6 +78,7 @@ def found(*places: Path, secrets: tuple[str, ...] = (*SECRETS.values(), SHAPED, 
     return [(secret, path.name) for path in files for secret in secrets if secret.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_fault_58_no_file_of_a_run_holds_one_nor_what_was_printed(folder: Path):
     assert [record.outcome for record in store.load(folder).records] == ["failed", "ok"]
     assert found(folder, Path("told.txt")) == []
@@ -106,6 +107,7 @@ def test_fault_58_nor_does_a_picture_or_a_block_to_paste(folder: Path, tmp_path:
     assert found(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_fault_58_nor_does_the_doctor_tell_one(tmp_path: Path):
     done = gcprof("doctor", "--paste", cwd=tmp_path, **SECRETS)
     (tmp_path / "pasted.md").write_text(done.stdout + done.stderr)

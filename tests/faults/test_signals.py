@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import killed
 from profiler.cli import answer
 from profiler.core.record import Record
 from profiler.runs import store
 from profiler.workflows import runner
-from tests import make
+from tests import killed, make
 from tests.program import PATIENCE_SECONDS, Endless, Started, next_words
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
@@ -89,6 +88,7 @@ def test_twin_31_an_interrupt_that_is_not_heeded_shows_and_writes_nothing(
     assert not (here / "run" / "derived" / "table.csv").exists()
 
 
+@pytest.mark.slow
 def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here: Path, tag: str):
     with Started("run", *STUCK, "-o", "run", "--json", cwd=here, tag=tag) as run:
         run.wait_for("[1/2] mlp none round 1: ok")  # the other one hangs for an hour
@@ -135,6 +135,7 @@ def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
     assert stored(here / "run") == {("none", 1): 1}
 
 
+@pytest.mark.slow
 def test_twin_32_a_second_interrupt_that_is_not_let_through_does_nothing(here: Path, tag: str):
     reading, writing = full_pipe()
     deaf = "import signal; signals.end_at_once = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)"

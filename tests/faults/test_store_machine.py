@@ -150,6 +150,7 @@ def run_machine(*, examples: int) -> None:
     run_state_machine_as_test(Machine, settings=checks)
 
 
+@pytest.mark.slow
 def test_fault_35_the_store_holds_what_a_plain_list_holds_over_2000_steps():
     Machine.num_steps = 0
 
@@ -180,6 +181,7 @@ def prefixes(folder: Path) -> list[int]:
             yield len(run.records)
 
 
+@pytest.mark.slow
 def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path: Path):
     whole = (REAL / "trials.jsonl").read_bytes()
 

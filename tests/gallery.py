@@ -1,0 +1,160 @@
+"""Every kind of picture from runs that are committed: writes docs/gallery.md and docs/gallery/*.png. Takes a minute.
+
+Run it as `python -m tests.gallery`; with words, only the pictures whose names hold one of them are drawn anew.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+from PIL import Image
+
+from profiler.cli import answer
+
+ROOT = Path(__file__).parent.parent
+PAGE, FOLDER = ROOT / "docs" / "gallery.md", ROOT / "docs" / "gallery"
+WIDTH, COLOURS = 1200, 128  # pixels, and how many colours they have: small enough for a page of many
+MEASURED = "ref:cpu/mnist-cnn"
+BATCHES = "ref:predicted-t4/transformer-batches"
+DEPTHS = "ref:predicted-t4/cifar-resnet-depths"
+RANKS = "ref:predicted-h100/llama-70b-ranks"
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """One picture: what it is called, the command that draws it, and what one sees."""
+
+    name: str
+    command: str
+    title: str
+    about: str
+
+    @property
+    def words(self) -> list[str]:
+        """The command, but for `gcprof`."""
+        return shlex.split(self.command)[1:]
+
+
+def plot(run: str, kind: str, more: str = "", *, name: str | None = None, title: str, about: str) -> Picture:
+    name = name or kind
+    extra = f" {more}" if more else ""
+    command = f"gcprof plot {run} --kind {kind}{extra} -o {name}.png"
+    return Picture(name=name, command=command, title=title, about=about)
+
+
+PICTURES = (
+    plot(
+        MEASURED, "frontier", title="Memory against time",
+        about="What each strategy saves and what it costs. Below the line came none; the faint bars are the spread of "
+        "the times.",
+    ),
+    plot(
+        MEASURED, "memory", title="What a peak is made of",
+        about="The static memory that no checkpointing passes, what the forward saves, and what comes and goes.",
+    ),
+    plot(
+        MEASURED, "time", title="What a step takes",
+        about="Forward, backward with its recomputation, optimizer; the dot is the median of the whole step.",
+    ),
+    plot(
+        MEASURED, "samples", title="Every sample",
+        about="Drift, outliers and noise as they were: no sample is dropped.",
+    ),
+    plot(
+        BATCHES, "heat", title="The peak over two axes",
+        about="A list on an option is an axis. The black line is where the device's memory ends; what ran out of it is "
+        "crossed.",
+    ),
+    plot(
+        DEPTHS, "heat", "--over depth,batch_size", name="heat-depth", title="... over axes that are named",
+        about="A panel for each value of the others, here the strategies; one colour is one peak in all of them.",
+    ),
+    plot(
+        BATCHES, "growth", title="How the peak grows",
+        about="Logarithmic axes, on which powers are straight, with the exponent of the nearest. What is saved grows "
+        "as the batch does; the peak grows less, since the weights stay as they are.",
+    ),
+    plot(
+        DEPTHS, "growth", "--over depth", name="growth-depth", title="... with an option of the model",
+        about="The square root is seen in what sqrt saves.",
+    ),
+    plot(
+        RANKS, "growth", "--over ranks", name="growth-ranks", title="... with the ranks that share a model",
+        about="Llama-70B over FSDP2, predicted for one of the ranks. The static bytes fall as the ranks grow; the peak "
+        "comes to rest on activations and on what a rank gathers of the others.",
+    ),
+    plot(
+        BATCHES, "throughput", title="Samples a second at equal memory",
+        about="A line a strategy through its batches. Go up from a budget to the grey stairs, then left to the mark "
+        "where the step begins: that strategy and batch give the most.",
+    ),
+    Picture(
+        name="timeline", title="A step over time",
+        command="gcprof timeline mnist-cnn:channels=32 --device cpu --strategies none,segments:k=8 -o timeline.png",
+        about="What is live at every operator, by category, with the phases and the peak. Nothing is run.",
+    ),
+    Picture(
+        name="plans", title="Every plan that no other beats",
+        command="gcprof plan transformer:layers=12 --device fake:t4 --frontier -o plans.png",
+        about="Beside what one would pick instead: uniform splits, the first N blocks, every j-th.",
+    ),
+    plot(
+        BATCHES, "growth", "--style slides", name="slides", title="For slides",
+        about="`--style slides`: 16:9, 1920 pixels wide, larger type. For every kind.",
+    ),
+    plot(
+        BATCHES, "heat", "--style paper", name="paper", title="For papers",
+        about="`--style paper`: one column wide, small type, colours that are told apart in grey. Without `-o` it is a "
+        "PDF with its fonts embedded.",
+    ),
+)  # fmt: skip
+
+
+def main(words: Sequence[str]) -> None:
+    """Draw the pictures whose names hold one of the words, and write the page."""
+    FOLDER.mkdir(exist_ok=True)
+    for picture in PICTURES:
+        if not words or any(word in picture.name for word in words):
+            (FOLDER / f"{picture.name}.png").write_bytes(small(drawn(picture)))
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def drawn(picture: Picture) -> bytes:
+    """What the command writes, drawn elsewhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.png"
+        code = answer([*picture.words[:-1], str(path)])
+        assert code == 0, f"{picture.command} ended with {code}"
+        return path.read_bytes()
+
+
+def small(png: bytes) -> bytes:
+    """The picture with fewer pixels and colours."""
+    found = Image.open(BytesIO(png)).convert("RGB")
+    if found.width > WIDTH:
+        found = found.resize((WIDTH, round(found.height * WIDTH / found.width)), Image.Resampling.LANCZOS)
+    text = BytesIO()
+    found.quantize(COLOURS, dither=Image.Dither.NONE).save(text, format="PNG", optimize=True)
+    return text.getvalue()
+
+
+def page() -> str:
+    """The gallery as Markdown."""
+    parts = [
+        "# Gallery",
+        "",
+        "Every kind of picture, drawn from runs that come with gcprof: the commands work as they stand.",
+    ]
+    for one in PICTURES:
+        parts += ["", f"## {one.title}", "", "```", one.command, "```", "", one.about, ""]
+        parts += [f"![{one.title}](gallery/{one.name}.png)"]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
