@@ -231,7 +231,6 @@ REFERENCE = "ref:predicted-t4/transformer"
         (["show", REFERENCE, "-o", "NAME"], 2),
         (["compare", REFERENCE, "NAME"], 4),
         (["validate", "NAME"], 4),
-        (["migrate", "NAME"], 4),
         (["merge", "NAME", "NAME/b", "-o", "new"], 4),
         (["merge", REFERENCE, "ref:predicted-t4/transformer-batches", "-o", "NAME"], 74),
         (["list", "--folder", "NAME"], 2),
