@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, say, say_bytes, width
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.analysis.comparison import Comparison

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, next_command, one_of, say_bytes
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import aside, next_command, one_of, say_bytes
 
 if TYPE_CHECKING:
     from profiler.runs.store import Run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from profiler.cli.consent import refuse_code
+from profiler.cli.output import COMMAND
 from profiler.core.errors import UserError
 from profiler.runs import RESULTS
 
@@ -103,9 +103,10 @@ def _trials_of(target: str, records: Sequence[Record], words: Request) -> list[T
 
     from profiler.analysis.calibration import calibrations
     from profiler.core.case import FAKE, Trial
+    from profiler.workflows.typed import refuse_code
 
     first = records[0].case.baseline
-    refuse_code(first, target)
+    refuse_code(first, target, COMMAND.get())
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(words, cases)]
     twins = [msgspec.structs.replace(case, device=FAKE + case.twin.device) for case in chosen]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import aside, command_line, encoding, next_command, say, say_bytes, say_failure, width
-from profiler.cli.signals import Interrupted, heeded
+from profiler.cli.output import COMMAND, Terminal, aside, encoding, next_command, say, say_bytes, say_failure, width
+from profiler.cli.signals import heeded
 from profiler.core.errors import UserError
 from profiler.runs import RESULTS
+from profiler.workflows import Interrupted
 
 if TYPE_CHECKING:
     from profiler.cli.planning import Model
@@ -135,20 +136,23 @@ def _measured(
     asked: Model, found: list[Largest], folder: Path, rounds: int, context_bytes: int, *, measure: bool
 ) -> tuple[list[Line], int]:
     from profiler.analysis import progress
-    from profiler.cli.carry import follow
     from profiler.core import code_digests
     from profiler.request import device_choice
     from profiler.runs import store
     from profiler.views.tables.max_batch import line
     from profiler.workflows import max_batch as capacity
+    from profiler.workflows import runner
+    from profiler.workflows.typed import command_line
 
     case, code = asked.case, 0
     if measure and not case.is_predicted:
         environment = device_choice.environment(case.device, asked.devices)
         planned = capacity.trials(case, found, rounds=rounds)
         digests = code_digests.digests(trial.case for trial in planned)
-        store.create(folder, plan=planned, command=command_line(), environment=environment, sources=digests)
-        code = follow(asked.engine, folder)
+        store.create(
+            folder, plan=planned, command=command_line(COMMAND.get()), environment=environment, sources=digests
+        )
+        code = runner.follow(asked.engine, folder, Terminal())
         run = store.load(folder)
         aside(f"wrote {folder / 'trials.jsonl'}")
         found = capacity.beside(case, found, run.records)

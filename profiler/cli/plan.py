@@ -9,7 +9,8 @@ import typer
 
 from profiler.cli import completion
 from profiler.cli.output import one_of, say_failure
-from profiler.cli.signals import Interrupted, heeded
+from profiler.cli.signals import heeded
+from profiler.workflows import Interrupted
 
 DEEPEST = 8
 CODE = ("python", "hf", "fsdp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from profiler.cli.output import aside, command_line
+from profiler.cli.output import COMMAND, Terminal, aside
 from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
 
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
-    from profiler.cli.carry import follow
     from profiler.core import code_digests, plan_file
     from profiler.core.case import FAKE
     from profiler.request import device_choice
     from profiler.runs import store
-    from profiler.workflows import planner
+    from profiler.workflows import planner, runner
+    from profiler.workflows.typed import command_line
 
     case, calibrate = model.case, not wish.measure and not model.case.is_predicted
     if calibrate:
@@ -56,11 +56,11 @@ def prove(model: Model, chain: Chain, ways: Sequence[Way], wish: Wish) -> Proof:
     environment = device_choice.environment(case.device, model.devices)
     digests = code_digests.digests(trial.case for trial in planned)
     digests |= {str(path): code_digests.digest(plan_file.encoded(one)) for path, one in files.items()}  # written below
-    store.create(folder, plan=planned, command=command_line(), environment=environment, sources=digests)
+    store.create(folder, plan=planned, command=command_line(COMMAND.get()), environment=environment, sources=digests)
     (folder / "plans").mkdir()
     for path, one in files.items():
         plan_file.write(one, path)
-    code = follow(model.engine, folder)
+    code = runner.follow(model.engine, folder, Terminal())
     run = store.load(folder)
     aside(f"wrote {folder / 'trials.jsonl'}")
     found = rows(run.records)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.output import RUN_HELP, aside, next_command, one_of
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import aside, next_command, one_of
 
 
 def report(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.carry import follow
-from profiler.cli.output import aside, command_line, encoding, next_command, say, say_bytes, say_first, width
-from profiler.cli.signals import Interrupted, heeded
+from profiler.cli.output import COMMAND, Terminal, aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.signals import heeded
 from profiler.core.errors import UserError
 from profiler.runs import RESULTS
+from profiler.workflows import Interrupted
 
 if TYPE_CHECKING:
     from profiler.analysis.reproduction import Reproduction
@@ -94,7 +94,9 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
     from profiler.runs import store
     from profiler.views.export.files import write_whole
     from profiler.views.tables import reproduction
-    from profiler.workflows import published
+    from profiler.workflows import published, runner
+    from profiler.workflows.run import opening
+    from profiler.workflows.typed import command_line
 
     if output is not None and output.exists():
         raise UserError(f"'{output}' is there already", hint="name a new folder with -o")
@@ -110,12 +112,13 @@ def _run(system: System, full: bool, device: str | None, output: Path | None, js
         store.create(
             folder,
             plan=plan.trials,
-            command=command_line(),
+            command=command_line(COMMAND.get()),
             environment=device_choice.environment(where, devices),
             sources=code_digests.digests(trial.case for trial in plan.trials),
         )
-        say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
-        code = follow(engine, folder)
+        for line in opening(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
+            aside(line)
+        code = runner.follow(engine, folder, Terminal())
     run = store.load(folder)
     code = code or progress.exit_code(run.records)
     found = published.beside(system, size, run)

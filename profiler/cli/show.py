@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, say, say_bytes, width
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, shard_text, width
 
 if TYPE_CHECKING:
     from profiler.analysis.rows import Row
@@ -34,7 +35,6 @@ def show(
     """
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
-    from profiler.cli.carry import part_words
     from profiler.runs.find import run_folder
     from profiler.runs.store import load
 
@@ -61,7 +61,7 @@ def show(
     if owed:
         aside(f"partial: {owed} of {len(found.manifest.plan)} trials are not there yet")
     if found.manifest.shard:
-        aside(part_words(found))
+        aside(shard_text(found))
     if over:
         next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, encoding, next_command, say, say_bytes, width
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import encoding, next_command, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.runs.validate import Report
