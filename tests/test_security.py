@@ -19,7 +19,7 @@ from profiler.runs import store
 from profiler.training import models
 from profiler.views.export import derived, files
 from profiler.views.sanitize import plain
-from profiler.workflows import resume, typed
+from profiler.workflows import explain, resume
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1] / "profiler"
@@ -178,7 +178,7 @@ def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, cap
 @pytest.mark.parametrize("theirs", FOLDERS_MODELS[:1], indirect=True)
 @pytest.mark.parametrize("words", [READINGS[0], READINGS[-1]], ids=" ".join)
 def test_code_of_a_run_folder_that_would_be_run_would_be_seen(words, theirs, here, shared, monkeypatch):
-    monkeypatch.setattr(typed, "refuse_code", lambda *of: None)
+    monkeypatch.setattr(explain, "refuse_code", lambda *of: None)
     monkeypatch.setattr(resume, "refuse_unnamed", lambda *of: None)
 
     answer(list(words))

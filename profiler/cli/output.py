@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from profiler.views.tables.terminal import Printed
     from profiler.workflows import Show
 
-COMMAND: ContextVar[Sequence[str]] = ContextVar("COMMAND", default=())  # the words of the command at work
+COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the command at work
 
 
 def one_of(word: str, known: Iterable[str], *, flag: str) -> str:

@@ -57,5 +57,5 @@ def predict(
         keep_grads=keep_grads, calibrate=calibrate,
         device=",".join(word if word.startswith(FAKE) else FAKE + word for word in device.split(",")),
     )  # fmt: skip
-    request = RunRequest(words=words, output=output, typed=tuple(COMMAND.get()))
+    request = RunRequest(words=words, output=output, typed=COMMAND.get())
     end_with(lambda: print_run(run(request, Terminal()), json=json, fit=fit), json=json)

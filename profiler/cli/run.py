@@ -132,7 +132,7 @@ def run(
         raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
     request = RunRequest(
         words=words, config=config, output=output, resume=resume, anew=new_run, stage_seconds=stage_limit,
-        exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error", typed=tuple(COMMAND.get()),
+        exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error", typed=COMMAND.get(),
         placement=Placement(engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard),
     )  # fmt: skip
     _refuse_without_effect(request, dry_run=dry_run, json=json)
