@@ -1,19 +1,20 @@
-"""The largest batch that a memory holds, by strategy and by plan: predicted first, then measured there and one further.
+"""The largest batch that a memory holds, by strategy and by plan: what `gcprof max-batch` does.
 
-Knows nothing of command lines or screens.
+Predicted first, then measured there and with one sample more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
+from profiler.analysis import progress
 from profiler.analysis.fit import CONTEXT
 from profiler.analysis.search import largest
-from profiler.core import gpu_specs, plan_file
+from profiler.core import code_digests, gpu_specs, plan_file
 from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.plan_file import Recipe
@@ -22,9 +23,38 @@ from profiler.core.schedule import in_rounds
 from profiler.engines import Engine
 from profiler.planning.plan_files import recipe as recipe_of
 from profiler.planning.solver import frontier
-from profiler.workflows import planner
+from profiler.request import device_choice
+from profiler.request.spec import Request
+from profiler.runs import RESULTS, store
+from profiler.workflows import SILENT, Screen, plan_fitting, runner
+from profiler.workflows.stages import ModelOnDevice, calibrate, stages
+from profiler.workflows.typed import command_line
 
 PLAN = Choice("plan")
+ROUNDS = 3
+
+
+class MaxBatchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, under which strategies besides the plan, and what it has to fit."""
+
+    words: Request
+    strategies: tuple[Choice, ...]
+    limit: int  # bytes of the device's memory
+    context_bytes: int | None = None  # of it, what CUDA takes besides tensors; None: as measured, or assumed
+    measure: bool = True
+    rounds: int = ROUNDS
+    typed: tuple[str, ...] = ()  # the words of the command line
+
+
+class LargestBatches(msgspec.Struct, frozen=True, kw_only=True):
+    """Each strategy's largest batch, the plan's last."""
+
+    case: Case
+    words: tuple[str, ...]  # the model as it was asked for, for the next command
+    batches: tuple[Largest, ...]
+    context_bytes: int  # what CUDA takes of the memory besides tensors; 0 on a CPU
+    context_source: str | None  # as asked, measured or assumed; None on a CPU
+    exit_code: int = 0
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +80,83 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
         samples = [second for record in self.measured for second in record.readings.step_seconds or ()]
         accumulate = self.measured[0].case.accumulate if self.measured else 1
         return self.batch_size * accumulate / median(samples) if samples else None
+
+
+def max_batch(
+    request: MaxBatchRequest,
+    screen: Screen = SILENT,
+    *,
+    show: Callable[[str, Largest], None] = lambda strategy, largest: None,
+) -> LargestBatches:
+    """Search for each strategy's largest batch, and measure them; `show` is given each one as soon as it is predicted.
+
+    Raises UserError.
+    """
+    with ModelOnDevice(request.words) as model:
+        case = model.case
+        if case.batch_size is None:
+            hint = "give the function a parameter batch_size"
+            raise UserError(f"'{case.model}' makes its own batch, of one size", hint=hint)
+        context_bytes, source = _context(model, request)
+        folder, batches = _predicted(model, request, context_bytes, show)
+        code = 0
+        if request.measure and not case.is_predicted:
+            code, batches = _measured(model, request, folder, batches, screen)
+        return LargestBatches(
+            case=case,
+            words=model.words,
+            batches=tuple(batches),
+            context_bytes=context_bytes,
+            context_source=source,
+            exit_code=code,
+        )
+
+
+def _context(model: ModelOnDevice, request: MaxBatchRequest) -> tuple[int, str | None]:
+    """What is left to CUDA: as asked, else as one sample on the device shows, else as assumed."""
+    if "cpu" in model.case.device:
+        if request.context_bytes is not None:
+            raise UserError("--context has no effect on a CPU", hint="leave it out")
+        return 0, None
+    if request.context_bytes is not None:
+        return request.context_bytes, "as asked"
+    measured = measured_context(model.engine, model.case) if request.measure else None
+    return (CONTEXT, "assumed") if measured is None else (measured, "measured")
+
+
+def _predicted(
+    model: ModelOnDevice, request: MaxBatchRequest, context_bytes: int, show: Callable[[str, Largest], None]
+) -> tuple[Path, list[Largest]]:
+    """The folder of a run that measures them, and each strategy's batch; the plan's file is beside that folder."""
+    batches = []
+    for strategy in request.strategies:
+        case = msgspec.structs.replace(model.case, strategy=strategy)
+        batches.append(predict(model.engine, case, request.limit, context_bytes))
+        show(str(strategy), batches[-1])
+    folder = store.new_folder(RESULTS, [f"max batch {model.case.model.name}"])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f"{folder.name}.json")  # beside the run's folder, which is not there yet
+    planned = predict_planned(model.engine, model.case, request.limit, path, context_bytes)
+    show("plan", planned)
+    return folder, [*batches, planned]
+
+
+def _measured(
+    model: ModelOnDevice, request: MaxBatchRequest, folder: Path, batches: Sequence[Largest], screen: Screen
+) -> tuple[int, list[Largest]]:
+    case = model.case
+    planned = trials(case, batches, rounds=request.rounds)
+    store.create(
+        folder,
+        plan=planned,
+        command=command_line(request.typed),
+        environment=device_choice.environment(case.device, model.devices),
+        sources=code_digests.digests(trial.case for trial in planned),
+    )
+    code = runner.follow(model.engine, folder, screen)
+    run = store.load(folder)
+    screen.say(f"wrote {folder / 'trials.jsonl'}")
+    return code or progress.exit_code(run.records), beside(case, batches, run.records)
 
 
 def needed(readings: Readings, device: str, context_bytes: int = CONTEXT) -> int | None:
@@ -115,7 +222,7 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
 
     def smallest(batch_size: int) -> int | None:
         sized = msgspec.structs.replace(_fake(case), batch_size=batch_size)
-        chain = planner.stages(engine, sized, None, passes=("memory",))
+        chain = stages(engine, sized, None, passes=("memory",))
         plan = recipe_of(chain, frontier(chain).point(0).plan)
         plan_file.write(plan, path)
 
@@ -123,7 +230,7 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
             needs[batch_size] = _need(readings, sized.device, context_bytes)
             return needed(readings, sized.device, context_bytes)
 
-        traced = planner.traced_need(engine, sized, path, None, need)
+        traced = plan_fitting.traced_need(engine, sized, path, None, need)
         plans[batch_size] = plan, traced
         return traced
 
@@ -177,10 +284,10 @@ def _has_times(case: Case) -> bool:
 
 def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int) -> int | None:
     """What the fastest plan that fits needs by a traced step; it is left in the file. None where none does."""
-    calibration = planner.calibrate(engine, case)
+    calibration = calibrate(engine, case)
     passes = ("memory", "time") if _has_times(case) else ("memory",)  # without times, the smallest plan is the fastest
-    chain = planner.stages(engine, case, calibration, passes=passes)
-    settled = planner.settle(
+    chain = stages(engine, case, calibration, passes=passes)
+    settled = plan_fitting.settle(
         engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,
         need=lambda readings: needed(readings, case.device, context_bytes),
     )  # fmt: skip
