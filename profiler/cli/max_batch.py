@@ -23,7 +23,8 @@ from profiler.core.errors import UserError
 from profiler.workflows import Interrupted
 
 if TYPE_CHECKING:
-    from profiler.workflows.max_batch import Largest, LargestBatches
+    from profiler.workflows.batch_search import Largest
+    from profiler.workflows.max_batch import LargestBatches
 
 
 def max_batch(
@@ -92,7 +93,7 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
 def _print(found: LargestBatches, limit: int, *, json: bool) -> None:
     from profiler.core.units import bytes_text
     from profiler.views.tables import max_batch as view
-    from profiler.workflows.max_batch import needed
+    from profiler.workflows.batch_search import needed
 
     case, context_bytes = found.case, found.context_bytes
     lines = [

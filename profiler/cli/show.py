@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion
-from profiler.cli.options import RUN_HELP
+from profiler.cli import options
 from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, shard_text, width
 
 if TYPE_CHECKING:
@@ -18,16 +17,14 @@ if TYPE_CHECKING:
 
 
 def show(
-    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
+    run: options.RunName = "last",
     samples: Annotated[bool, typer.Option("--samples", help="Every raw time sample instead of the table.")] = False,
     over: Annotated[
         str | None, typer.Option(help="Two axes instead of the table: batch_size, or batch_size,precision.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole run as one JSON document.")] = False,
     form: Annotated[str, typer.Option("--format", help="table; or md, a block to paste into an issue.")] = "table",
-    columns: Annotated[
-        int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")
-    ] = None,
+    columns: options.Width = None,
 ) -> None:
     """Show a run: memory, time, equality of gradients.
 

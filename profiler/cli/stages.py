@@ -21,7 +21,7 @@ def stages(
     device: options.PlannedDevice = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the costs: costs.json.")] = None,
     force: options.Force = False,
-    json: options.Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the costs as JSON.")] = False,
 ) -> None:
     """Measure what each stage of a model holds and takes, one at a time: what `gcprof plan` works on.
 
