@@ -25,7 +25,8 @@ from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.plan import render
 from profiler.planning.solver import Point, frontier
 from profiler.training import models
-from profiler.workflows import planner
+from profiler.workflows.plan_fitting import under
+from profiler.workflows.stages import calibrate, stages
 
 MODELS = {  # with the batch
     "transformer:layers=8,width=64,sequence=128": 4,
@@ -74,13 +75,13 @@ def case_of(model: str, batch_size: int) -> Case:
 
 def proved(engine: Local, case: Case, path: Path) -> Iterator[tuple[Point, int, Record]]:
     """Plans with their traced peaks and measured records."""
-    calibration = planner.calibrate(engine, case)
-    chain = planner.stages(engine, case, calibration)
+    calibration = calibrate(engine, case)
+    chain = stages(engine, case, calibration)
     (baseline,) = engine.run([Trial(case=case, passes=("equality",))])
     assert baseline.equality, baseline.detail
     for point in walked(chain):
         plan_file.write(recipe_of(chain, point.plan), path)
-        real = planner.under(case, path)
+        real = under(case, path)
         fake = msgspec.structs.replace(real, device=FAKE + real.twin.device)
         predicted, measured = engine.run(
             [

@@ -41,7 +41,8 @@ from profiler.planning.plan import Plan, render
 from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
-from profiler.workflows import planner
+from profiler.workflows.plan_fitting import under
+from profiler.workflows.stages import calibrate, stages
 
 ROUNDS, SAMPLES = 4, 2
 GROUP = 4  # plans between two measurements without checkpointing
@@ -75,7 +76,7 @@ class _Bench:
     def __init__(self, engine: Local, case: Case, folder: Path) -> None:
         self._engine, self._folder = engine, folder
         self._case = msgspec.structs.replace(case, warmup=1, samples=SAMPLES, verify="off")
-        self.chain: Chain = planner.stages(engine, case, planner.calibrate(engine, case))
+        self.chain: Chain = stages(engine, case, calibrate(engine, case))
         self.whole = none(self.chain)
         self.frontier = frontier(self.chain, points=POINTS)
         self.times: dict[str, list[float]] = {}
@@ -86,7 +87,7 @@ class _Bench:
         for number, plan in enumerate(dict.fromkeys(plans)):
             path = self._folder / f"{number}.json"
             plan_file.write(recipe_of(self.chain, plan), path)
-            cases[render(plan)] = planner.under(self._case, path)
+            cases[render(plan)] = under(self._case, path)
         for number in range(ROUNDS):
             order = list(cases.items())[:: 1 if number % 2 else -1]
             before = self._seconds(self._case)
@@ -106,7 +107,7 @@ class _Bench:
         """Measured, in bytes."""
         path = self._folder / "plan.json"
         plan_file.write(recipe_of(self.chain, plan), path)
-        (record,) = self._engine.run([Trial(case=planner.under(self._case, path), passes=("memory",))])
+        (record,) = self._engine.run([Trial(case=under(self._case, path), passes=("memory",))])
         assert record.readings.peak_bytes, record.detail
         return record.readings.peak_bytes
 

@@ -78,7 +78,7 @@ PICTURES = ("frontier", "memory", "time", "samples", "heat", "growth")
 OF_RUNS = (
     "show run", "show run --width 60", "show run --samples", "show run --json", "show run --over batch_size",
     "show run --format md", "show run --over batch_size,strategy", "list", "list --json", "validate run",
-    "validate run --json", "migrate run -o new", "migrate run --in-place", "merge run other -o merged",
+    "validate run --json", "merge run other -o merged",
     *(f"export run --to {kind}" for kind in ("csv", "md", "latex", "json")),
     *(f"compare {pair} --format {kind}" for pair in ("run other", "other run") for kind in ("table", "json", "csv")),
     "compare run other --allow-different torch", "compare run other --fail-on peak:>2%", "report run -o report.html",

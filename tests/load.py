@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from profiler.cli.carry import follow
+from profiler.cli.output import Terminal
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Environment, Record
 from profiler.engines.local import Local
 from profiler.engines.order import in_waves
 from profiler.runs import store
 from profiler.runs.validate import KNOWN
+from profiler.workflows.runner import follow
 from tests import examples, make
 
 ROUNDS, FAILING = 5, 10  # every so manieth case is not ok, and loses its later rounds
@@ -102,7 +103,7 @@ def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
     alone = alone.each(len(plan[:SYNCED]))
     made = costs(lambda: [answered(trial) for trial in plan]).each(len(plan))
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-        spent = costs(lambda: follow(Ready(), folder))
+        spent = costs(lambda: follow(Ready(), folder, Terminal()))
     records = store.load(folder).records
     whole = spent.each(len(records))
     overhead = whole.processor - alone.processor - made.processor
@@ -134,7 +135,7 @@ def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
         engine.survey()
         server = left(temporary)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-            follow(engine, folder / "run")
+            follow(engine, folder / "run", Terminal())
         at_work = left(temporary)
     seconds = time.monotonic() - began
     records = store.load(folder / "run").records

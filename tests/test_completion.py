@@ -50,7 +50,7 @@ def test_the_options_of_a_command_are_proposed():
     assert proposed("gcprof max-batch --mem") == ["--memory"]
 
 
-@pytest.mark.parametrize("command", ["show", "plot", "export", "merge", "validate", "migrate"])
+@pytest.mark.parametrize("command", ["show", "plot", "export", "merge", "validate"])
 def test_runs_are_proposed_the_newest_first(results, command):
     newest, oldest = "20261121T090000Z-mlp-77ab02", "20261120T174900Z-mlp-3fa9c1"
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from profiler.analysis.cost import Bounds, Speed, cost, num_steps, num_timed, step_seconds
 from profiler.cli import answer
-from profiler.cli import cost as telling
 from profiler.core import schedule
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Environment
@@ -25,6 +24,7 @@ from profiler.engines.local import Local
 from profiler.request.spec import Plan
 from profiler.training.workload import Workload
 from profiler.views.tables.progress import cost_lines
+from profiler.workflows import dry_run
 from tests import make
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -131,6 +131,11 @@ def plan_of(*strategies: str, **fields: Any) -> Plan:
     return Plan(trials=schedule.measured(cases, 2), data_directory=None)
 
 
+def told(*what: Any) -> list[str]:
+    estimate = dry_run.estimate(*what)
+    return cost_lines(estimate.cost, basis=estimate.basis, start=estimate.start, unknown=estimate.unknown)
+
+
 @pytest.fixture
 def lent(shared: None) -> Local:
     """An engine whose look at a device is made up: a process is started all the same."""
@@ -146,7 +151,7 @@ def test_the_seconds_of_a_known_gpu_are_predicted_with_their_stated_error(lent):
     plan = plan_of("none", "all", samples=5, sampling=Sampling())
     devices = {"cuda:0": Environment(gcprof="", python="", system="", device_name=H100)}
     with lent:
-        found = telling.told(plan, devices, lent, "local")
+        found = told(plan, devices, lent, "local")
 
     assert found[0] == "4 trials"
     least, most = re.fullmatch(r"GPU seconds: (\S+) to (\S+), predicted, not measured", found[2]).groups()
@@ -160,7 +165,7 @@ def test_the_seconds_of_a_known_gpu_are_predicted_with_their_stated_error(lent):
 def test_a_gpu_that_nobody_knows_has_steps_and_no_seconds(lent):
     devices = {"cuda:0": Environment(gcprof="", python="", system="", device_name="ACME 1")}
     with lent:
-        found = telling.told(plan_of("none"), devices, lent, "local")
+        found = told(plan_of("none"), devices, lent, "local")
 
     assert found[-1] == "GPU seconds of 2 trials: not known: no GPU is named whose rates are known"
     assert not any("predicted, not measured" in line for line in found)
@@ -170,7 +175,7 @@ def test_what_cannot_be_predicted_in_time_is_told(lent, monkeypatch):
     monkeypatch.setattr(time, "monotonic", iter(range(0, 10_000, 100)).__next__)
     devices = {"cuda:0": Environment(gcprof="", python="", system="", device_name=H100)}
     with lent:
-        found = telling.told(plan_of("none"), devices, lent, "slurm:jobs=2")
+        found = told(plan_of("none"), devices, lent, "slurm:jobs=2")
 
     assert found[-1] == "GPU seconds of 2 trials: not known: not predicted within 15 s"
 
@@ -212,4 +217,4 @@ def test_ddp_settles_as_long_as_it_is_told_to():
 def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():
     where = EngineChoice("slurm:constraint=h100,slurm_gres=gpu:h100:1")
 
-    assert telling._kind("cuda:0", {}, where) == "h100"
+    assert dry_run._kind("cuda:0", {}, where) == "h100"

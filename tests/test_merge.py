@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from profiler.cli import answer
 from profiler.core.case import Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.runs import migrate, store
+from profiler.runs import store
 from profiler.runs.merge import merge, write
 from tests import make
 
@@ -135,17 +136,20 @@ def test_another_device_by_another_name_is_no_harm(tmp_path):
     assert len(merge([one, other]).records) == 2
 
 
-def test_a_run_of_an_old_schema_is_sent_to_migrate(shards, monkeypatch):
+def test_a_run_of_an_old_schema_is_merged_in_the_present_one(shards, tmp_path, monkeypatch):
     from profiler.core import migration
 
+    expected = merge(shards)
     monkeypatch.setitem(migration.STEPS, 0, migration.Step(manifest=dict, record=dict))
-    path = shards[1] / "trials.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":0', 1))
+    for name in ("manifest.json", "trials.jsonl"):
+        path = shards[1] / name
+        path.write_text(re.sub('"schema": ?1', '"schema": 0', path.read_text(), count=1))
 
-    with pytest.raises(UserError, match="older schema") as refused:
-        merge(shards)
+    write(merge(shards), tmp_path / "whole")
 
-    assert (refused.value.exit_code, refused.value.hint) == (4, f"gcprof migrate {shards[1]} --in-place")
+    assert merge(shards).records == expected.records
+    documents = [msgspec.json.decode(text) for _, text in store.documents(tmp_path / "whole")]
+    assert {document["schema"] for document in documents} == {1}
 
 
 def test_a_damaged_run_is_not_merged(shards, tmp_path):
@@ -225,6 +229,5 @@ def test_who_writes_is_not_merged(shards, tmp_path):
         (folder / ".writer").write_text("process 1 on somewhere")
 
     write(merge(shards), tmp_path / "whole")
-    migrate.copied(shards[0], tmp_path / "copied")
 
-    assert not list((tmp_path / "whole").rglob(".writer")) + list((tmp_path / "copied").rglob(".writer"))
+    assert not list((tmp_path / "whole").rglob(".writer"))

@@ -374,7 +374,7 @@ def test_where_one_level_gets_as_low_as_any_no_deeper_one_is_tried(costs, monkey
         asked.append(levels)
         return frontier(chain, levels=levels, points=points)
 
-    monkeypatch.setattr("profiler.planning.solver.frontier", noted)
+    monkeypatch.setattr("profiler.workflows.planner.frontier", noted)
 
     assert plan("--stages", costs, "--budget", "535MiB") == 5
     assert asked == [1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.cli import answer, following, resume
+from profiler.cli import answer
 from profiler.core import catalogue, safe_files
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
@@ -18,6 +18,7 @@ from profiler.runs import run_diff, store
 from profiler.training import models
 from profiler.views.export import files
 from profiler.views.sanitize import plain
+from profiler.workflows import explain, resume
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1] / "profiler"
@@ -174,8 +175,8 @@ def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, cap
 @pytest.mark.parametrize("theirs", FOLDERS_MODELS[:1], indirect=True)
 @pytest.mark.parametrize("words", [READINGS[0], READINGS[-1]], ids=" ".join)
 def test_code_of_a_run_folder_that_would_be_run_would_be_seen(words, theirs, here, shared, monkeypatch):
-    monkeypatch.setattr(following, "refuse_code", lambda case, target: None)
-    monkeypatch.setattr(resume, "refuse_unnamed", lambda cases, named: None)
+    monkeypatch.setattr(explain, "refuse_code", lambda *of: None)
+    monkeypatch.setattr(resume, "refuse_unnamed", lambda *of: None)
 
     answer(list(words))
 

@@ -17,9 +17,7 @@ import pytest
 from profiler import __version__, engines
 from profiler.analysis import progress
 from profiler.analysis.rows import rows
-from profiler.cli import answer, resume
-from profiler.cli.consent import resume_words
-from profiler.cli.output import COMMAND
+from profiler.cli import answer
 from profiler.core import schedule
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
@@ -28,7 +26,8 @@ from profiler.engines.slurm_results import Gathered, ShardFolder
 from profiler.engines.slurm_shards import Array, write_agreed
 from profiler.runs import run_diff, store
 from profiler.runs.merge import merge
-from profiler.workflows import runner, slurm_job
+from profiler.workflows import resume, runner, slurm_job
+from profiler.workflows.typed import resume_words
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
 from tests.shard_folders import by_plan, read
@@ -586,11 +585,7 @@ def test_a_run_of_jobs_goes_on_by_jobs_and_on_the_device_that_they_had(tmp_path)
 def test_the_command_that_goes_on_names_the_engine(tmp_path, words):
     before = begun(tmp_path / "run", "a GPU")
 
-    told = []
-    for typed in (("run", *words, "-o", "run"), ("run", "-o", "run")):
-        typed_before = COMMAND.set(typed)
-        told.append(resume_words(before))
-        COMMAND.reset(typed_before)
+    told = [resume_words(before, typed) for typed in (("run", *words, "-o", "run"), ("run", "-o", "run"))]
 
     again = ["gcprof", "run", "--resume", str(tmp_path / "run")]
     assert told == [[*again, "--engine", "slurm:jobs=2"], again]

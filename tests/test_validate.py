@@ -74,7 +74,7 @@ def test_an_older_schema_is_worth_knowing(run):
     path = run / "trials.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":0', 1))
 
-    assert found(run) == [("trials.jsonl:1", "schema 0, and 1 is the present one: gcprof migrate", False)]
+    assert found(run) == [("trials.jsonl:1", "schema 0, and 1 is the present one", False)]
 
 
 @pytest.mark.parametrize(

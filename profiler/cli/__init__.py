@@ -24,7 +24,6 @@ from profiler.cli.export import export
 from profiler.cli.list import list_runs
 from profiler.cli.max_batch import max_batch
 from profiler.cli.merge import merge
-from profiler.cli.migrate import migrate
 from profiler.cli.models import models
 from profiler.cli.output import COMMAND
 from profiler.cli.plan import plan
@@ -63,7 +62,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "list": list_runs,
     "merge": merge,
     "validate": validate,
-    "migrate": migrate,
     "models": models,
     "strategies": strategies,
     "blocks": blocks,

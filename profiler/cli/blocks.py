@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from profiler.cli import completion
+from profiler.cli import options
 from profiler.cli.output import encoding, next_command, say, say_bytes, width
 
 if TYPE_CHECKING:
@@ -16,14 +16,12 @@ FEW = 2  # samples: enough to see every shape
 
 
 def blocks(
-    model: Annotated[
-        str, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)
-    ],
+    model: options.Model,
     pattern: Annotated[str | None, typer.Option("--pattern", help="Choose by name: 'model.layers.*'.")] = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Samples in the one forward; 2 unless told otherwise.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Show the blocks of a model: what checkpointing works on, with parameters, shapes, and what feeds what.
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, say, say_bytes, width
+from profiler.cli import options
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.analysis.comparison import Comparison
@@ -32,9 +34,7 @@ def compare(
         str | None, typer.Option("--fail-on", help="End with 5 where a row is over: 'peak:>2%,time:>5%'.")
     ] = None,
     format: Annotated[str, typer.Option("--format", help="table, md, json or csv.")] = "table",
-    columns: Annotated[
-        int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")
-    ] = None,
+    columns: options.Width = None,
 ) -> None:
     """Compare runs: what differs around them, peaks, times with intervals, which strategy each device should use.
 

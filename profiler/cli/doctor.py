@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from profiler.cli import options
 from profiler.cli.output import say_bytes
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: options.Json = False,
     paste: Annotated[bool, typer.Option("--paste", help="Print a block to paste into an issue.")] = False,
 ) -> None:
     """Tell versions and devices, run one tiny trial on each device, and check a product that it computes.

@@ -2,60 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion
-from profiler.cli.following import heading, measured, request, steps
-from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
-from profiler.core.errors import UserError
+from profiler.cli import completion, options
+from profiler.cli.output import COMMAND, aside, encoding, next_command, say, say_bytes, width
+
+if TYPE_CHECKING:
+    from profiler.core.case import Case
+    from profiler.workflows.explain import TracedStep
 
 
 def explain(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="A model as for `gcprof run --model`, or a run folder.", autocompletion=completion.runs_or_models
-        ),
-    ],
+    target: options.Target,
     strategy: Annotated[
         str,
         typer.Option(
             help="The strategy to explain; `gcprof strategies` lists them.", autocompletion=completion.strategies
         ),
     ] = "none",
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
-    batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")] = None,
-    accumulate: Annotated[str | None, typer.Option(help="Micro-batches a step. [default: 1]")] = None,
-    blocks: Annotated[str | None, typer.Option(help="The blocks by name, as 'model.layers.*'.")] = None,
+    optimizer: options.Optimizer = None,
+    batch_size: options.BatchSize = None,
+    precision: options.Precision = None,
+    accumulate: options.Accumulate = None,
+    blocks: options.Blocks = None,
     keep_grads: Annotated[bool | None, typer.Option("--keep-grads", help="Gradients persist between steps.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ... [default: cuda]")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    device: options.TracedDevice = None,
+    json: options.Json = False,
 ) -> None:
     """Explain where the peak of a training step is, what holds it, how low it could be, and why it is no lower.
 
     Nothing is run: the step is traced. Example: gcprof explain transformer --strategy all --optimizer adamw
     """
-    from profiler.analysis.explanation import explain as explained
     from profiler.views.tables.explanation import document, explanation
+    from profiler.workflows.explain import TraceRequest, prediction
+    from profiler.workflows.explain import explain as work
 
-    words = request(
+    words = prediction(
         strategies=strategy, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
         blocks=blocks, keep_grads=keep_grads, device=device,
     )  # fmt: skip
-    found = steps(target, words)
-    if found[-1].case.ranks:
-        hint = f"gcprof timeline {target} draws what one of them holds"
-        raise UserError("what ranks gather for each other has no floor yet: it cannot be explained", hint=hint)
-    none, chosen = found[0].followed, found[-1].followed
-    why = explained(chosen.trace, blocks=chosen.blocks, baseline=none.trace, split=chosen.split)
+    explained = work(TraceRequest(target=target, words=words, typed=COMMAND.get()))
+    step, why = explained.step, explained.explanation
     if json:
         say_bytes(document(why))
         return
-    title = heading(found[-1].case, with_strategy=True)
+    title = heading(step.case, with_strategy=True)
     say(explanation(why, title=title, width=width(), encoding=encoding()))
-    for remark in (*measured(found[-1], why.peak.nbytes), *chosen.remarks):
+    for remark in (*_measured(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
     next_command("gcprof", "timeline", target, "--strategies", strategy, "-o", "timeline.png")
+
+
+def heading(case: Case, *, with_strategy: bool = False) -> str:
+    """What was traced, in one line."""
+    from profiler.views.tables.columns import batch
+
+    strategy = [str(case.strategy)] if with_strategy else []
+    setting = ", ".join([*strategy, batch(case), str(case.optimizer), case.precision, case.device])
+    return f"{case.model}, {setting}: predicted"
+
+
+def _measured(step: TracedStep, peak_bytes: int) -> list[str]:
+    """What a run measured of the same step, and how far the prediction is from it."""
+    from profiler.core.units import bytes_text, error_text
+
+    measured = step.measured.readings.peak_bytes if step.measured else None
+    if measured is None:
+        return []
+    return [f"measured: {bytes_text(measured)}; the prediction is {error_text(peak_bytes / measured - 1)} off"]

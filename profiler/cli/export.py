@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, next_command, one_of, say_bytes
+from profiler.cli import completion, options
+from profiler.cli.output import aside, next_command, one_of, say_bytes
 
 if TYPE_CHECKING:
     from profiler.runs.store import Run
 
 
 def export(
-    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
+    run: options.RunName = "last",
     to: Annotated[
         str,
         typer.Option(
@@ -28,7 +28,7 @@ def export(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file to write, else stdout; of trackers, the folder.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    force: options.ForceIfThere = False,
 ) -> None:
     """Export a run as csv, parquet, json, md or latex, or to tensorboard, wandb or mlflow.
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, next_command
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import aside, next_command
 from profiler.runs import RESULTS
 
 

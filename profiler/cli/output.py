@@ -1,24 +1,30 @@
-"""What users write -> what is meant, and the words back to them: knows nothing of any one command."""
+"""What commands print, and how they end."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import typer
+
+from profiler.cli.signals import end_at_once, heeded
 from profiler.core.errors import UserError, nearest
+from profiler.workflows import Interrupted, Screen
 
 if TYPE_CHECKING:
-    from profiler.core.case import Trial
-    from profiler.core.record import Environment
-    from profiler.views.tables.terminal import Printed
+    from pathlib import Path
 
-COMMAND: ContextVar[Sequence[str]] = ContextVar("COMMAND", default=())  # the words of the command at work
-RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
+    from profiler.core.case import Case
+    from profiler.core.record import Record
+    from profiler.runs.store import Run
+    from profiler.views.tables.terminal import Printed
+    from profiler.workflows import Show
+
+COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the command at work
 
 
 def one_of(word: str, known: Iterable[str], *, flag: str) -> str:
@@ -92,54 +98,43 @@ def next_command(*words: str) -> None:
     aside(f"next: {shlex.join(words)}")
 
 
-def command_line() -> str:
-    """What was typed, each file and folder by its last name alone, and without secrets."""
-    import re
-    import shlex
-
-    from profiler.core.secret_filter import hide
-
-    words = ["gcprof"]
-    for before, word in pairwise(["gcprof", *COMMAND.get()]):
-        alone = before in ("--data", "--config", "--output", "-o")
-        flag = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
-        words.append(flag + Path(word[len(flag) :]).name if alone or flag else word)
-    return shlex.join(hide(word) for word in words)
+def shard_text(run: Run) -> str:
+    """What a reader of one part of a sweep must know, and what to do next."""
+    told = f"part {run.manifest.shard} of a sweep: what is measured in other parts is not here"
+    return f"{told}; gcprof merge makes one run of all parts"
 
 
-def say_first(plan: tuple[Trial, ...], devices: dict[str, Environment], remarks: tuple[str, ...]) -> None:
-    """The first lines of a run: what is measured or predicted, and what the user should know of the plan."""
-    from profiler.core import gpu_kinds
-    from profiler.core.case import FAKE
-    from profiler.request import device_choice
+class Terminal(Screen):
+    """Shows on stderr what a workflow tells: lines, and a bar while trials run."""
 
-    names = dict.fromkeys(trial.case.device for trial in plan)
-    name = next(iter(names))
-    predicted = [one for one in names if one.startswith(FAKE)]
-    device = device_choice.environment(name, devices)
-    where = "; ".join([*_described(device), f"torch {device.torch}"])
-    why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
-    kind = "the CPU" if name == "cpu" else "the GPU"
-    verb = "rehearsing on" if gpu_kinds.is_hollow(device.device_name) else "measuring"
-    doing = f"predicting for {', '.join(predicted)}" if plan[0].case.is_predicted else f"{why}{verb} {kind}"
-    aside(f"{doing} ({where if len(predicted) < 2 else f'torch {device.torch}'})")
-    for remark in (*_code(plan), *remarks):
-        aside(f"note: {remark}")
+    def say(self, text: str) -> None:
+        aside(text)
 
+    @contextmanager
+    def watch(self, cases: Sequence[Case]) -> Iterator[Show]:
+        """After the last trial a signal ends the process at once."""
+        from profiler.views.tables.progress import Follow
 
-def _code(plan: tuple[Trial, ...]) -> Iterator[str]:
-    """Where the code of the user's own models is that will run."""
-    from profiler.core import catalogue
-    from profiler.training import models
+        def show(record: Record, left: int, log: Path) -> None:
+            progress.show(record, left=left)
+            progress.tell_log(record, log)
 
-    for name in dict.fromkeys(trial.case.model.name for trial in plan):
-        if catalogue.is_code(name, models.TABLE):
-            yield f"{name} is the code in {catalogue.place(name).resolve()}"
+        try:
+            with Follow(sys.stderr, cases) as progress:
+                yield show
+        finally:
+            end_at_once()
 
 
-def _described(device: Environment) -> list[str]:
-    from profiler.core.units import bytes_text
-
-    if device.device_name is None or device.device_bytes is None:
-        return []
-    return [f"{device.device_name}, {bytes_text(device.device_bytes)}"]
+def end_with(work: Callable[[], int], *, json: bool = False) -> NoReturn:
+    """Do the work, and end the command with its exit code, or with that of a signal that came before there was anything
+    to keep.
+    """
+    try:
+        with heeded():
+            code = work()
+    except Interrupted as interrupted:
+        code = interrupted.exit_code
+        if json:
+            say_failure(code)
+    raise typer.Exit(code)

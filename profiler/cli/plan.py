@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from profiler.cli import completion
-from profiler.cli.output import one_of, say_failure
-from profiler.cli.signals import Interrupted, heeded
+from profiler.cli import completion, options
+from profiler.cli.output import (
+    COMMAND,
+    Terminal,
+    aside,
+    encoding,
+    end_with,
+    next_command,
+    one_of,
+    say,
+    say_bytes,
+    width,
+)
+from profiler.core.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.planning.solver import Point
+    from profiler.views.tables.plans import Shown
+    from profiler.workflows.plan_fitting import Settled
+    from profiler.workflows.planner import Planned, PlanRequest
 
 DEEPEST = 8
 CODE = ("python", "hf", "fsdp")
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def plan(
@@ -28,29 +46,27 @@ def plan(
     frontier: Annotated[bool, typer.Option("--frontier", help="Show the fastest plan for every peak.")] = False,
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure the plan beside others.")] = True,
     emit: Annotated[str | None, typer.Option(help="Print code to paste: python, hf or fsdp.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
-    batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")] = None,
-    accumulate: Annotated[str | None, typer.Option(help="Micro-batches a step. [default: 1]")] = None,
-    blocks: Annotated[str | None, typer.Option(help="The blocks by name, as 'model.layers.*'.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")
-    ] = None,
+    optimizer: options.Optimizer = None,
+    batch_size: options.BatchSize = None,
+    precision: options.Precision = None,
+    accumulate: options.Accumulate = None,
+    blocks: options.Blocks = None,
+    device: options.PlannedDevice = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 3]")] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="plan.json for the plan; .csv, .png, .svg, .pdf: the frontier."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: options.Force = False,
+    json: options.Json = False,
 ) -> None:
     """Find where to checkpoint so that the peak fits a budget at the least extra time, and prove it by measuring.
 
     Example: gcprof plan transformer --budget 60% -o plan.json
     """
-    from profiler.cli.plan_options import Wish
-    from profiler.cli.planned import carry_out
     from profiler.request.spec import Request
+    from profiler.workflows.planner import PlanRequest
+    from profiler.workflows.planner import plan as work
 
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
@@ -58,15 +74,223 @@ def plan(
     )  # fmt: skip
     if emit is not None:
         one_of(emit, CODE, flag="--emit")
-    wish = Wish(
-        budget=budget, stages=stages, levels=levels, frontier=frontier, measure=measure, emit=emit, rounds=rounds,
-        output=output, force=force, json=json,
+    request = PlanRequest(
+        words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds,
+        is_compared=emit is None, has_recipe=emit is not None or _is_plan(output), typed=COMMAND.get(),
     )  # fmt: skip
-    try:
-        with heeded():
-            code = carry_out(words, wish)
-    except Interrupted as interrupted:
-        code = interrupted.exit_code
-        if json:
-            say_failure(code)
-    raise typer.Exit(code)
+    asked = _Asked(frontier=frontier, emit=emit, output=output, force=force, json=json)
+    _refuse(request, asked)
+    end_with(lambda: _print(work(request, Terminal()), request, asked), json=json)
+
+
+class _Asked(NamedTuple):
+    """What is to be printed and written."""
+
+    frontier: bool
+    emit: str | None
+    output: Path | None
+    force: bool
+    json: bool
+
+
+def _is_plan(output: Path | None) -> bool:
+    """Whether a file is one of a plan; else it is one of the frontier."""
+    return output is not None and output.suffix.lower() == ".json"
+
+
+def _refuse(request: PlanRequest, asked: _Asked) -> None:
+    """Raises UserError for what cannot be, or would have no effect."""
+    from profiler.views.export.files import refuse_existing_file
+
+    request.check(has_frontier=asked.frontier)
+    if request.budget is None and asked.emit:
+        raise UserError("--emit needs a budget", hint="--budget 60% --emit python")
+    if asked.output is not None:
+        refuse_existing_file(asked.output, force=asked.force)
+        suffix = asked.output.suffix.lower()
+        if suffix not in (".json", ".csv", *PICTURES):
+            raise UserError(f"cannot write '{asked.output.name}'", hint="plan.json, or frontier.csv, .png, .svg, .pdf")
+        if suffix == ".json" and request.budget is None:
+            raise UserError("a plan needs a budget", hint="--budget 60% -o plan.json")
+    _refuse_without_effect(request, asked)
+
+
+def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
+    from profiler.workflows.stages import FLAGS, flag
+
+    words = request.words
+    given = [flag(name) for name in FLAGS if getattr(words, name) is not None]
+    if words.model is None and given:
+        raise UserError(f"{given[0]} has no effect on costs from a file", hint="name the model, or leave it out")
+    others = {"--json": asked.json, "--frontier": asked.frontier, "-o": asked.output is not None}
+    idle = [name for name, is_there in others.items() if is_there and asked.emit]
+    if idle:
+        raise UserError(f"{idle[0]} has no effect with --emit", hint="it prints the code alone; leave one of them out")
+    measuring = ["--no-measure"] if not request.measure else ["--rounds"] if request.rounds is not None else []
+    if measuring and (words.model is None or request.budget is None):
+        message = f"{measuring[0]} has no effect where nothing is measured"
+        raise UserError(message, hint="a model and --budget are measured")
+    if request.rounds is not None and (not request.measure or (words.device or "").startswith("fake:")):
+        raise UserError("--rounds has no effect on a prediction", hint="leave it out")
+
+
+def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
+    """Print the plan, the frontier, or why there is none, and write the file that was asked for; the exit code."""
+    words = [*planned.words, *(["--stages", str(request.stages)] if request.stages else [])]
+    if planned.budget_bytes is None:
+        _print_frontier(planned, asked)
+        next_command("gcprof", "plan", *words, "--budget", "60%")
+    elif planned.settled is None:
+        _print_infeasible(planned, planned.budget_bytes, asked)
+    elif asked.emit:
+        from profiler.planning.plan import recipe
+        from profiler.planning.plan_code import emit
+
+        print(emit(recipe(planned.chain, planned.settled.point.plan), asked.emit), end="")
+    else:
+        _print_plan(planned, planned.settled, planned.budget_bytes, asked)
+        _say_next(planned, request, asked, words)
+    return planned.exit_code
+
+
+def _print_frontier(planned: Planned, asked: _Asked) -> None:
+    from profiler.views.tables import plans
+
+    points = list(planned.frontier)
+    if asked.json:
+        _say_document(planned, points)
+    else:
+        title = f"{planned.title}: {len(points)} plans, none of which another beats; by the costs of the stages"
+        say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
+        aside(plans.legend(planned.chain))
+    _write(planned, points, asked)
+
+
+def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
+    from profiler.core.units import bytes_text
+    from profiler.planning.candidates import largest_stage
+
+    chain = planned.chain
+    name, working = largest_stage(chain)
+    gradients = sum(stage.gradient_bytes for stage in chain.stages)
+    if asked.json:
+        _say_document(planned, list(planned.frontier))
+    smallest = planned.frontier.peak_bytes[0]
+    more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
+    aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
+    aside(
+        f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
+        f"every step, and up to {bytes_text(gradients)} are gradients of parameters"
+    )
+    aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
+
+
+def _print_plan(planned: Planned, settled: Settled, budget: int, asked: _Asked) -> None:
+    from profiler.core.units import bytes_text
+    from profiler.views.tables import plans
+
+    draws = asked.output is not None and not _is_plan(asked.output)
+    points = list(planned.frontier) if asked.frontier or asked.json or draws else []
+    if asked.json:
+        _say_document(planned, points)
+    else:
+        if asked.frontier:
+            say(plans.frontier(points, planned.none, title=planned.title, width=width(), encoding=encoding()))
+            print()
+        peak = planned.none.cost.peak_bytes
+        percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
+        title = f"{planned.title}: at most {bytes_text(budget)}{percent}"
+        below = [plans.legend(planned.chain), "times are against the step without checkpointing"]
+        lines = _lines(planned)
+        say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))
+    for line in (*_facts(planned, settled), *_remarks(planned)):
+        aside(line)
+    _write(planned, points, asked)
+
+
+def _lines(planned: Planned) -> list[Shown]:
+    from profiler.views.tables.plans import Shown
+
+    compared = planned.comparison.plans if planned.comparison else ()
+    return [Shown(way=one.way, predicted=one.predicted, measured=one.measured) for one in compared]
+
+
+def _facts(planned: Planned, settled: Settled) -> list[str]:
+    """What the user should know of the plan besides its line."""
+    from profiler.core.units import bytes_text
+    from profiler.planning.candidates import largest_stage
+
+    frontier = planned.frontier
+    name, floor = largest_stage(planned.chain)
+    lost = frontier.lost_fraction
+    exact = "no plan of these stages this deep is faster" if not lost else f"no plan is faster by {lost * 100:.2g} %"
+    facts = [
+        f"floor: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
+        f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
+        f"{exact}; {len(frontier)} plans are on the frontier",
+    ]
+    if settled.reserve_bytes:
+        reserve = bytes_text(settled.reserve_bytes)
+        facts.append(f"{reserve} are kept in reserve: the step needs more than its stages tell")
+    return facts
+
+
+def _remarks(planned: Planned) -> list[str]:
+    """What went wrong, what recomputes do to buffers, once, and which rival was faster."""
+    from profiler.views.tables.columns import outcome
+
+    comparison = planned.comparison
+    if comparison is None:
+        return []
+    rows = [(one.way.label, row) for one in comparison.plans for row in (one.measured, one.predicted) if row]
+    remarks = [
+        f"{label}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
+        for label, row in rows
+        if row.outcome != "ok"
+    ]
+    notes = {note.code: note.text for one in comparison.plans if one.measured for note in one.measured.notes}
+    remarks += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
+    return [*remarks, *([comparison.lost] if comparison.lost else [])]
+
+
+def _say_document(planned: Planned, points: list[Point]) -> None:
+    from profiler.planning.candidates import largest_stage
+    from profiler.views.tables import plans
+
+    name, floor = largest_stage(planned.chain)
+    document = plans.document(
+        model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
+        points=points, lines=_lines(planned), facts={"floor_bytes": floor, "largest_stage": name},
+    )  # fmt: skip
+    say_bytes(document)
+
+
+def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
+    """The file that was asked for: the plan, or the frontier as a table or a picture."""
+    from profiler.core import optional_deps, plan_file
+    from profiler.planning.plan import recipe
+    from profiler.views.export.files import write_whole
+    from profiler.views.tables import plans
+
+    path, force = asked.output, asked.force
+    if path is None:
+        return
+    if _is_plan(path):
+        assert planned.settled
+        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.settled.point.plan)), force=force)
+    elif path.suffix.lower() == ".csv":
+        write_whole(path, plans.csv(points), force=force)
+    else:
+        foreseen = ": predicted, not measured" if planned.case and planned.case.is_predicted else ""
+        plan_curves = optional_deps.load("profiler.views.plots.plan_curves", needs="matplotlib")
+        plan_curves.plot(points, planned.chain, title=f"{planned.title}{foreseen}", path=path, force=force)
+    aside(f"wrote {path}")
+
+
+def _say_next(planned: Planned, request: PlanRequest, asked: _Asked, words: list[str]) -> None:
+    if _is_plan(asked.output) and planned.case:
+        next_command("gcprof", "run", "--model", *planned.words, "--strategies", f"plan:file={asked.output}")
+    elif any(stage.blocks for stage in planned.chain.stages):
+        next_command("gcprof", "plan", *words, "--budget", str(request.budget), "--emit", "python")
+    else:
+        next_command("gcprof", "plan", *words, "--frontier", "-o", "frontier.png")

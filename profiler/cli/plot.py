@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, next_command, one_of
+from profiler.cli import completion, options
+from profiler.cli.output import aside, next_command, one_of
 
 
 def plot(
-    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
+    run: options.RunName = "last",
     kind: Annotated[
         str,
         typer.Option(
@@ -28,7 +28,7 @@ def plot(
         str | None, typer.Option(help="Axes of heat (two) and growth (one): batch_size,depth; else as fits.")
     ] = None,
     style: Annotated[str, typer.Option(help="default, slides (16:9, larger type) or paper (one column).")] = "default",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    force: options.ForceIfThere = False,
 ) -> None:
     """Draw a run.
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.output import RUN_HELP, aside, next_command, one_of
+from profiler.cli import options
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import aside, next_command, one_of
 
 
 def report(
@@ -18,7 +20,7 @@ def report(
         str,
         typer.Option(help="default hides folders and numbers of devices; all hides names, options and commands; none."),
     ] = "default",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    force: options.ForceIfThere = False,
 ) -> None:
     """Write runs as one page for a browser, which needs no network: what to do, the frontier, every number.
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.carry import follow
-from profiler.cli.output import aside, command_line, encoding, next_command, say, say_bytes, say_first, width
-from profiler.cli.signals import Interrupted, heeded
+from profiler.cli import options
+from profiler.cli.output import (
+    COMMAND,
+    Terminal,
+    aside,
+    encoding,
+    end_with,
+    next_command,
+    say,
+    say_bytes,
+    width,
+)
 from profiler.core.errors import UserError
-from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
-    from profiler.analysis.reproduction import Reproduction
-    from profiler.runs.store import Run
-    from profiler.workflows.published import System
+    from profiler.workflows.reproduce import Reproduced, ReproduceRequest
 
 
 def reproduce(
@@ -28,19 +33,18 @@ def reproduce(
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda or cuda:N; with --predict also t4, h100, ... [default: auto]")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")
-    ] = None,
+    output: options.RunFolder = None,
     before: Annotated[
         list[str] | None, typer.Option("--from", help="Read this run instead of running; may be given again.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    json: options.JsonOrTable = False,
 ) -> None:
     """Run a published system, and show its figures beside ours.
 
     Full size on CUDA, reduced on a CPU. Example: gcprof reproduce three-policies
     """
     from profiler.workflows import published
+    from profiler.workflows.reproduce import ReproduceRequest, read
 
     if name is None:
         if full or predict or device or output or before or json:
@@ -55,18 +59,14 @@ def reproduce(
         if json and len(before) > 1:
             raise UserError("--json prints one run", hint="give --from once")
         for word in before:
-            _show_before(system, word, json=json)
+            _print(read(system, word, Terminal()), json=json)
         return
     if predict:
         if system.engine != "local":
             raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
         device = f"fake:{(device or 'v100').removeprefix('fake:')}"
-    try:
-        with heeded():
-            code = _run(system, full, device, output, json)
-    except Interrupted as interrupted:
-        code = interrupted.exit_code
-    raise typer.Exit(code)
+    request = ReproduceRequest(system=system, full=full, device=device, output=output, typed=COMMAND.get())
+    end_with(lambda: _run(request, json=json))
 
 
 def _list() -> None:
@@ -74,82 +74,37 @@ def _list() -> None:
     from profiler.views.tables.terminal import fitted
     from profiler.workflows import published
 
-    found = [published.find(name) for name in published.names()]
+    systems = [published.find(name) for name in published.names()]
     columns = (
-        Column(head=("name", ""), cells=tuple(one.name for one in found)),
-        Column(head=("what is published", ""), cells=tuple(one.title for one in found)),
+        Column(head=("name", ""), cells=tuple(system.name for system in systems)),
+        Column(head=("what is published", ""), cells=tuple(system.title for system in systems)),
     )
     say(fitted(columns, width=width(), encoding=encoding()))
-    next_command("gcprof", "reproduce", found[0].name)
+    next_command("gcprof", "reproduce", systems[0].name)
 
 
-def _run(system: System, full: bool, device: str | None, output: Path | None, json: bool) -> int:
-    import msgspec
-
-    from profiler import engines
-    from profiler.analysis import progress
-    from profiler.core import catalogue
-    from profiler.core.case import FAKE, Choice
-    from profiler.request import device_choice, spec
-    from profiler.runs import run_diff, store
+def _run(request: ReproduceRequest, *, json: bool) -> int:
     from profiler.views.export.files import write_whole
     from profiler.views.tables import reproduction
-    from profiler.workflows import published
+    from profiler.workflows.reproduce import reproduce
 
-    if output is not None and output.exists():
-        raise UserError(f"'{output}' is there already", hint="name a new folder with -o")
-    connect, _ = catalogue.load(Choice(system.engine), engines.TABLE)
-    with connect() as engine:
-        devices = engine.survey()
-        where = device_choice.choose_device(device or "auto", list(devices))
-        size = system.size_on(where, full=full)
-        rounds = None if where.startswith(FAKE) else size.request.rounds
-        rounds = 1 if where in device_choice.hollow(devices) else rounds
-        plan = spec.plan(msgspec.structs.replace(size.request, device=where, rounds=rounds), lambda word: word)
-        folder = output or store.new_folder(RESULTS, [system.name])
-        store.create(
-            folder,
-            plan=plan.trials,
-            command=command_line(),
-            environment=device_choice.environment(where, devices),
-            sources=run_diff.code_digests(trial.case for trial in plan.trials),
-        )
-        say_first(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ())
-        code = follow(engine, folder)
-    run = store.load(folder)
-    code = code or progress.exit_code(run.records)
-    found = published.beside(system, size, run)
-    _print(found, run, json=json, code=code)
-    path = write_whole(folder / "derived" / "reproduction.md", reproduction.markdown(found).encode(), force=True)
-    aside(f"wrote {path}")
-    if system.engine == "local" and progress.owed(run.manifest.plan, run.records):
+    reproduced = reproduce(request, Terminal())
+    folder = reproduced.run.folder
+    _print(reproduced, json=json)
+    text = reproduction.markdown(reproduced.reproduction).encode()
+    aside(f"wrote {write_whole(folder / 'derived' / 'reproduction.md', text, force=True)}")
+    if request.system.engine == "local" and reproduced.is_partial:
         next_command("gcprof", "run", "--resume", str(folder))
     else:
         next_command("gcprof", "show", str(folder))
-    return code
+    return reproduced.exit_code
 
 
-def _show_before(system: System, word: str, *, json: bool) -> None:
-    from profiler.analysis import progress
-    from profiler.runs import store
-    from profiler.runs.find import run_folder
-    from profiler.workflows import published
-
-    run = store.load(run_folder(word))
-    for warning in run.warnings:
-        aside(f"warning: {warning}")
-    size = system.size_of({trial.case for trial in run.manifest.plan})
-    if size is None or not published.ran_by(system.engine, run):
-        hint = f"gcprof reproduce {system.name} makes one"
-        raise UserError(f"'{word}' is no run of {system.name}", hint=hint, exit_code=4)
-    found = published.beside(system, size, run)
-    _print(found, run, json=json, code=progress.exit_code(run.records))
-
-
-def _print(found: Reproduction, run: Run, *, json: bool, code: int) -> None:
+def _print(reproduced: Reproduced, *, json: bool) -> None:
     from profiler.views.tables import reproduction
 
+    figures = reproduced.reproduction
     if json:
-        say_bytes(reproduction.document(found, run=run.folder.name, exit_code=code))
+        say_bytes(reproduction.document(figures, run=reproduced.run.folder.name, exit_code=reproduced.exit_code))
     else:
-        say(reproduction.table(found, width=width(), encoding=encoding()))
+        say(reproduction.table(figures, width=width(), encoding=encoding()))

@@ -1,21 +1,36 @@
-"""`gcprof run`: the words of a measurement."""
+"""gcprof run."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion
-from profiler.cli.carry import start
-from profiler.cli.output import one_of, say_failure
-from profiler.cli.placement import Where
-from profiler.cli.resume import resume as go_on
-from profiler.cli.signals import Interrupted, heeded
+from profiler.cli import completion, options
+from profiler.cli.output import (
+    COMMAND,
+    Terminal,
+    aside,
+    encoding,
+    end_with,
+    next_command,
+    one_of,
+    say,
+    say_bytes,
+    shard_text,
+    width,
+)
 from profiler.core.errors import UserError
 
+if TYPE_CHECKING:
+    from profiler.request.spec import Plan
+    from profiler.runs.store import Run
+    from profiler.workflows.run import Ran, RunRequest
+
 LONGEST = 1_000_000  # seconds of a stage: eleven days
+TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every line of a dry run
 
 
 def run(
@@ -25,26 +40,17 @@ def run(
             help="Models, as NAME:option=value,...; `gcprof models` lists them.", autocompletion=completion.models
         ),
     ] = None,
-    segments: Annotated[str | None, typer.Option(help="Numbers of segments: 1,2,4 or 1..32 or 1..32:x2.")] = None,
-    strategies: Annotated[
-        str | None,
-        typer.Option(help="Other strategies; `gcprof strategies` lists them.", autocompletion=completion.strategies),
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")] = None,
-    batch_size: Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
-    ] = None,
-    accumulate: Annotated[str | None, typer.Option(help="Micro-batches a step: 4 or 1,2,4. [default: 1]")] = None,
-    parallel: Annotated[
-        str | None, typer.Option(help="How the ranks train together: ddp or fsdp2. [default: ddp]")
-    ] = None,
+    segments: options.Segments = None,
+    strategies: options.Strategies = None,
+    optimizer: options.Optimizer = None,
+    batch_size: options.BatchSize = None,
+    precision: options.Precisions = None,
+    accumulate: options.Accumulates = None,
+    parallel: options.Parallel = None,
     ranks: Annotated[
         str | None, typer.Option(help="Processes that train together, each with a batch and a device. [default: 1]")
     ] = None,
-    blocks: Annotated[
-        str | None, typer.Option(help="The blocks by name, as 'model.layers.*'; `gcprof blocks` shows those found.")
-    ] = None,
+    blocks: options.FoundBlocks = None,
     repair_batchnorm: Annotated[
         bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
     ] = None,
@@ -61,9 +67,7 @@ def run(
     verify: Annotated[
         str | None, typer.Option(help="Equality of gradients: auto, off, or strict (to the bit). [default: auto]")
     ] = None,
-    keep_grads: Annotated[
-        bool | None, typer.Option("--keep-grads", help="Zero gradients in place: they persist between steps.")
-    ] = None,
+    keep_grads: options.KeepGrads = None,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds over all cases, each in fresh processes. [default: 3]")
     ] = None,
@@ -80,9 +84,7 @@ def run(
     warmup: Annotated[int | None, typer.Option(help="Steps before them, after a first one. [default: 1]")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights and batch. [default: 0]")] = None,
     config: Annotated[Path | None, typer.Option(help="A sweep file (TOML); options given here win over it.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")
-    ] = None,
+    output: options.RunFolder = None,
     resume: Annotated[
         str | None, typer.Option(help="Go on with this interrupted run: a folder, a name, or last.")
     ] = None,
@@ -105,7 +107,7 @@ def run(
     exclusive: Annotated[
         str, typer.Option(help="Where others use the device: warn, or error (end with 3; --resume goes on).")
     ] = "warn",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    json: options.JsonOrTable = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials and what they cost, and run nothing.")
     ] = False,
@@ -117,6 +119,7 @@ def run(
     Example: gcprof run --model mlp,mnist-cnn --segments 1..8
     """
     from profiler.request.spec import Request
+    from profiler.workflows.run import Placement, RunRequest
 
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
@@ -127,33 +130,118 @@ def run(
     )  # fmt: skip
     if not 0 < stage_limit <= LONGEST:
         raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
-    is_exclusive = one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error"
-    if dry_run and is_exclusive:
-        raise UserError("--exclusive has no effect with --dry-run", hint="it measures nothing; leave one of them out")
-    if dry_run and json:
-        raise UserError("--json has no effect with --dry-run", hint="it measures nothing; leave one of them out")
-    if resume and ((output and not new_run) or dry_run or shard):
+    request = RunRequest(
+        words=words, config=config, output=output, resume=resume, anew=new_run, stage_seconds=stage_limit,
+        exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error", typed=COMMAND.get(),
+        placement=Placement(engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard),
+    )  # fmt: skip
+    _refuse_without_effect(request, dry_run=dry_run, json=json)
+    request.placement.check(device=device)
+    end_with(lambda: _dry_run(request) if dry_run else _run(request, json=json), json=json)
+
+
+def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) -> None:
+    flags = {"--exclusive": request.exclusive, "--json": json}
+    idle = [flag for flag, is_given in flags.items() if is_given and dry_run]
+    if idle:
+        raise UserError(f"{idle[0]} has no effect with --dry-run", hint="it measures nothing; leave one of them out")
+    shard = request.placement.shard
+    if request.resume and ((request.output and not request.anew) or dry_run or shard):
         flag = "--dry-run" if dry_run else "--shard" if shard else "--output"
         raise UserError(f"{flag} has no effect with --resume", hint="a run goes on in its own folder, by its own plan")
-    if new_run and not resume:
+    if request.anew and not request.resume:
         raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
-    where = Where(engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard)
-    where.check(device=device)
-    try:
-        with heeded():
-            code = (
-                go_on(
-                    resume, words, config=config, output=output, limit=stage_limit, json=json, anew=new_run,
-                    exclusive=is_exclusive, where=where,
-                )
-                if resume
-                else start(
-                    words, config=config, output=output, limit=stage_limit, json=json, dry_run=dry_run,
-                    exclusive=is_exclusive, where=where,
-                )
-            )  # fmt: skip
-    except Interrupted as interrupted:
-        code = interrupted.exit_code  # before there was anything to keep
+
+
+def _run(request: RunRequest, *, json: bool) -> int:
+    from profiler.workflows.resume import resume
+    from profiler.workflows.run import run as start
+
+    work = resume if request.resume else start
+    return print_run(work(request, Terminal()), json=json)
+
+
+def _dry_run(request: RunRequest) -> int:
+    from profiler.views.tables.progress import cost_lines
+    from profiler.workflows.dry_run import dry_run
+
+    estimate = dry_run(request, Terminal(), show=_print_plan)
+    if estimate:
+        for line in cost_lines(estimate.cost, basis=estimate.basis, start=estimate.start, unknown=estimate.unknown):
+            aside(line)
+    return 0
+
+
+def _print_plan(plan: Plan) -> None:
+    """A line a trial."""
+    from profiler.views.tables.progress import settings, varying
+
+    more = [field for field in varying([trial.case for trial in plan.trials]) if field not in TOLD]
+    for trial in plan.trials:
+        case = trial.case
+        words = [
+            f"round {trial.round}", str(case.model), str(case.strategy), f"batch {case.batch_size}",
+            str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), case.device, "+".join(trial.passes),
+        ]  # fmt: skip
+        print("  ".join(words))
+
+
+def print_run(ran: Ran, *, json: bool, fit: bool = False) -> int:
+    """Show a run and write what is derived from it, and name what to do next; the exit code.
+
+    The table is on stdout before any file is written; the document, which holds the exit code, after them.
+    """
+    from profiler.analysis import progress, rows
+    from profiler.views.export.json import document
+    from profiler.views.tables import terminal
+    from profiler.workflows.run import derive
+
+    if ran.run is None:
         if json:
-            say_failure(code)
-    raise typer.Exit(code)
+            say_bytes(document(None, [], status="complete", exit_code=ran.exit_code))
+        return ran.exit_code
+    run = ran.run
+    if not json:
+        say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
+    derived = derive(run)
+    code = derived.exit_code or ran.exit_code
+    if json:
+        status = progress.status(run.manifest.plan, run.records)
+        say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
+    for line in derived.told:
+        aside(line)
+    if fit:
+        _show_fit(run)
+    _say_next(ran, run)
+    return code
+
+
+def _show_fit(run: Run) -> None:
+    """Below the table: each known GPU with the cheapest strategy that it holds."""
+    from profiler.analysis import fit, rows
+    from profiler.core import gpu_specs
+    from profiler.views.tables import max_batch
+
+    found = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
+    say(max_batch.fits(found, width=width(), encoding=encoding()))
+
+
+def _say_next(ran: Ran, run: Run) -> None:
+    from profiler.analysis import progress, rows
+    from profiler.core.units import count_text
+    from profiler.views.plots.panels import has_plane
+    from profiler.workflows.typed import resume_words
+
+    lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
+    again = resume_words(run, COMMAND.get(), ran.data_directory)
+    if lost:
+        aside(f"note: {count_text(lost, 'trial')} crashed or timed out; {shlex.join(again)} measures such trials again")
+    if progress.status(run.manifest.plan, run.records) == "partial":
+        next_command(*again)
+    elif run.manifest.shard:
+        aside(shard_text(run))
+    elif all(record.readings.peak_bytes is None for record in run.records):
+        next_command("gcprof", "show", str(run.folder))
+    else:
+        kind = "heat" if has_plane(rows.rows(run.records)) else "memory"
+        next_command("gcprof", "plot", str(run.folder), "--kind", kind, "-o", f"{kind}.png")

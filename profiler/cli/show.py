@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, aside, encoding, next_command, one_of, say, say_bytes, width
+from profiler.cli import options
+from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, shard_text, width
 
 if TYPE_CHECKING:
     from profiler.analysis.rows import Row
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 
 
 def show(
-    run: Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)] = "last",
+    run: options.RunName = "last",
     samples: Annotated[bool, typer.Option("--samples", help="Every raw time sample instead of the table.")] = False,
     over: Annotated[
         str | None, typer.Option(help="Two axes instead of the table: batch_size, or batch_size,precision.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole run as one JSON document.")] = False,
     form: Annotated[str, typer.Option("--format", help="table; or md, a block to paste into an issue.")] = "table",
-    columns: Annotated[
-        int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")
-    ] = None,
+    columns: options.Width = None,
 ) -> None:
     """Show a run: memory, time, equality of gradients.
 
@@ -34,7 +32,6 @@ def show(
     """
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
-    from profiler.cli.carry import part_words
     from profiler.runs.find import run_folder
     from profiler.runs.store import load
 
@@ -61,7 +58,7 @@ def show(
     if owed:
         aside(f"partial: {owed} of {len(found.manifest.plan)} trials are not there yet")
     if found.manifest.shard:
-        aside(part_words(found))
+        aside(shard_text(found))
     if over:
         next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):

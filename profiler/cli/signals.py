@@ -6,17 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
-class Interrupted(BaseException):
-    """A signal asked this process to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.number
+from profiler.workflows import Interrupted
 
 
 @contextmanager

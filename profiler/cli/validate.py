@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion
-from profiler.cli.output import RUN_HELP, encoding, next_command, say, say_bytes, width
+from profiler.cli import completion, options
+from profiler.cli.options import RUN_HELP
+from profiler.cli.output import encoding, next_command, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.runs.validate import Report
@@ -18,7 +19,7 @@ def validate(
     runs: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN]...", help=RUN_HELP, autocompletion=completion.runs)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Check every line of run folders: what cannot be read, impossible numbers, repeats, and what does not belong.
 

@@ -87,6 +87,11 @@ def error_text(fraction: float | None) -> str:
     return MISSING if fraction is None else f"{fraction * 100:+.2f} %"
 
 
+def batch_text(batch_size: int | None) -> str:
+    """None, of a model that makes its own batch -> 'a batch of its own'."""
+    return "a batch of its own" if batch_size is None else f"batch {batch_size}"
+
+
 def count_text(count: int, noun: str) -> str:
     """3, 'module' -> '3 modules'."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

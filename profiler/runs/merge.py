@@ -15,8 +15,9 @@ from profiler.analysis.rows import latest
 from profiler.core import schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
+from profiler.core.migration import Kind, lifted
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
-from profiler.runs import migrate, store
+from profiler.runs import store
 from profiler.runs.store import Manifest, Run
 
 Key = tuple[Case, int]
@@ -56,8 +57,8 @@ def merge(folders: Sequence[Path]) -> Merged:
 
     Where the runs are parts of one sweep, its order is that of the sweep. A later round whose first is not ok is left
     out, as one run would never have measured it. Where two runs hold different records of a trial, the one that began
-    later is kept; of two that began in the same second, the one whose text is the greater. Raises UserError (exit code
-    4) for runs of an old schema, or of which the numbers cannot stand beside each other.
+    later is kept; of two that began in the same second, the one whose text is the greater. What is of an old schema is
+    brought to the present one. Raises UserError (exit code 4) for runs whose numbers cannot stand beside each other.
     """
     _refuse_few(folders)
     runs = sorted((store.load(folder) for folder in folders), key=lambda run: (run.manifest.created, _text(run)))
@@ -94,13 +95,6 @@ def write(merged: Merged, folder: Path) -> None:
 def _refuse_few(folders: Sequence[Path]) -> None:
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
-    old = [folder for folder in folders if migrate.num_old(folder)]
-    if old:
-        raise UserError(
-            f"'{old[0]}' is of an older schema than is written now",
-            hint=f"gcprof migrate {old[0]} --in-place",
-            exit_code=4,
-        )
 
 
 def _refuse_incomparable(runs: Sequence[Run]) -> None:
@@ -154,7 +148,7 @@ def _offers(runs: Sequence[Run]) -> dict[Key, list[Offer]]:
     """The last word of each run on each trial."""
     offers: dict[Key, list[Offer]] = {}
     for run in runs:
-        _, *lines = (text for _, text in store.documents(run.folder))
+        _, *lines = (_lifted(text, "record") for _, text in store.documents(run.folder))
         texts = {(record.case, record.round): line for record, line in zip(run.records, lines, strict=False)}
         for record in latest(run.records):
             key = record.case, record.round
@@ -180,9 +174,16 @@ def _manifest(runs: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
 
 def _completed(manifest: Manifest, first: Run) -> bytes:
     """The manifest's text, with what a later version wrote into that of the first run."""
-    before = msgspec.json.decode((first.folder / "manifest.json").read_bytes())
+    before = msgspec.json.decode(_lifted((first.folder / "manifest.json").read_bytes(), "manifest"))
     before.pop("shard", None)  # what it was a part of, this is more of
     return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
+
+
+def _lifted(text: bytes, kind: Kind) -> bytes:
+    """A document in the present schema; one that no step concerns stays as it is, to the byte."""
+    before = msgspec.json.decode(text)
+    after = lifted(before, kind)
+    return text if after is before else msgspec.json.encode(after)
 
 
 def _text(run: Run) -> bytes:

@@ -1,220 +1,160 @@
-"""A model and a budget -> the fastest plan, traced, and the trials that measure it beside what a user would pick.
-
-Knows nothing of command lines or screens.
-"""
+"""A model or the costs of its stages, and a budget -> the fastest plan that fits: what `gcprof plan` does."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from profiler.analysis.rows import Row
-from profiler.core import plan_file, schedule
-from profiler.core.case import FAKE, OPERATORS, Calibration, Case, Choice, Trial, encode
-from profiler.core.plan_file import Recipe
-from profiler.core.record import Readings
-from profiler.core.units import bytes_text
-from profiler.engines import Engine, read_answer
+from profiler.core.case import Case
+from profiler.core.errors import UserError
+from profiler.core.units import parse_budget
+from profiler.planning import candidates
+from profiler.planning import chain as chains
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
-from profiler.planning.plan import recipe as recipe_of
-from profiler.planning.plan import render
-from profiler.planning.solver import Frontier, Point, best
-from profiler.views.tables.plans import Shown
+from profiler.planning.plan import recipe
+from profiler.planning.solver import Frontier, best, frontier
+from profiler.request.spec import Request
+from profiler.workflows import SILENT, Screen, plan_fitting
+from profiler.workflows.plan_comparison import ComparedPlan, PlanComparison, compare
+from profiler.workflows.plan_fitting import Settled
+from profiler.workflows.stages import ModelOnDevice
 
-TRIES = 5  # plans that are traced until one fits
-MISS = 0.01  # of the measured peak: a prediction that is further off is said, and planned again
-
-
-def peak(readings: Readings) -> int | None:
-    return readings.peak_bytes
-
-
-class Settled(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest plan that fits, and its peak by a traced step."""
-
-    point: Point
-    traced_bytes: int | None  # None where the model is not at hand
-    reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
+ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
+DEPTHS = (1, 2, 4, 8)  # tried in turn where the user does not say how deep
+POINTS = 1000  # of a long chain's frontier
+LONG = 200  # stages
+GATE = 5  # what a command ends with where what was asked for cannot be had
 
 
-def calibrate(engine: Engine, case: Case) -> Calibration | None:
-    """What the step's operators hide on the case's device, by one step that fits it; None for a device that is not
-    there, or where no step fits.
-    """
-    if case.is_predicted:
-        return None
-    for strategy in ("none", "all"):
-        one = msgspec.structs.replace(case, strategy=Choice(strategy))
-        for record in engine.run([Trial(case=one, passes=("memory", OPERATORS))]):
-            if record.outcome == "ok" and record.readings.hidden_bytes is not None:
-                name = record.environment.device_name if record.environment else None
-                return Calibration(hidden_bytes=record.readings.hidden_bytes, device_name=name)
-    return None
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to plan for, and what of it to measure."""
+
+    words: Request  # of the model, where there is one
+    stages: Path | None = None  # costs from a file
+    budget: str | None = None  # without one there is only the frontier
+    levels: int | None = None
+    measure: bool = True  # steps under the plan, and under its rivals
+    rounds: int | None = None
+    is_compared: bool = True  # with its rivals
+    has_recipe: bool = False  # whether the plan is written, so that every stage must have modules
+    typed: tuple[str, ...] = ()  # the words of the command line
+
+    def check(self, *, has_frontier: bool = True) -> None:
+        """Raises UserError for what cannot be planned, before anything is measured."""
+        if self.words.model is None and self.stages is None:
+            raise UserError("plan needs a model, or costs", hint="gcprof plan transformer --budget 60%")
+        if self.budget is not None:
+            parse_budget(self.budget, whole_bytes=ANY)
+        elif not has_frontier:
+            raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
 
 
-def stages(
-    engine: Engine, case: Case, calibration: Calibration | None, *, passes: tuple[str, ...] = ("memory", "time")
-) -> Chain:
-    """The chain of the case's model; without the pass `time`, its bytes alone. Raises UserError where there is none."""
-    trial = Trial(case=case, calibration=calibration, passes=passes)
-    failing = f"the stages of '{case.model}' ended without an answer"
-    answer = engine.ask("profiler.engines.worker:stage", encode(trial).decode(), failing=failing)
-    chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))
-    return chain
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """The plans of a chain, and the one that fits."""
+
+    chain: Chain
+    case: Case | None  # of the model, where it is at hand
+    title: str
+    words: tuple[str, ...]  # the model as it was asked for, for the next command
+    none: Way
+    frontier: Frontier  # as deep as it was searched
+    budget_bytes: int | None = None
+    settled: Settled | None = None  # None without a budget, and where no plan fits it
+    comparison: PlanComparison | None = None
+    exit_code: int = 0
 
 
-def settle(
-    engine: Engine,
-    case: Case,
-    chain: Chain,
-    frontier: Frontier,
-    *,
-    budget_bytes: int,
-    path: Path,
-    calibration: Calibration | None,
-    measure: bool,
-    say: Callable[[str], None] = lambda text: None,
-    need: Callable[[Readings], int | None] = peak,
-) -> Settled | None:
-    """The fastest plan whose traced step fits, and whose measured step does; its file is left at `path`.
-
-    Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
-    is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them.
-    """
-    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, need, say)
-    reserve, smallest = 0, frontier.peak_bytes[0]
-    for tries_left in reversed(range(TRIES)):
-        point = best(frontier, budget_bytes - reserve) if tries_left else None
-        point = point or best(frontier, min(smallest, budget_bytes))
-        if point is None:
-            return None
-        traced, needed = steps.needed(point, path)
-        if needed <= budget_bytes:
-            settled = Settled(point=point, traced_bytes=traced, reserve_bytes=reserve)
-            return _bolder(steps, frontier, settled, path) or settled
-        if point.peak_bytes == smallest:
-            return None
-        reserve = max(reserve, needed - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
-    return None
+def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
+    """Find the fastest plan that fits the budget, and measure it beside others. Raises UserError."""
+    request.check()
+    with ExitStack() as stack:
+        model = stack.enter_context(ModelOnDevice(request.words)) if request.words.model is not None else None
+        for remark in model.remarks if model else ():
+            screen.say(f"note: {remark}")
+        chain = chains.read(request.stages) if request.stages else _measured_chain(model, screen)
+        if model and chain.made_for != model.title:
+            message = f"'{request.stages}' has the costs of {chain.made_for or 'no known model'}, not of {model.title}"
+            raise UserError(message, hint="leave out --stages, or write them anew with `gcprof stages`")
+        return _Planning(chain, model, request, screen).go()
 
 
-class _Steps:
-    """Steps under plans, traced and measured against one budget."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        case: Case,
-        chain: Chain,
-        budget_bytes: int,
-        calibration: Calibration | None,
-        measure: bool,
-        need: Callable[[Readings], int | None],
-        say: Callable[[str], None],
-    ) -> None:
-        self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
-        self.budget_bytes = budget_bytes
-        self._measure, self._need, self._say = measure, need, say
-
-    def needed(self, point: Point, path: Path) -> tuple[int | None, int]:
-        """The traced need, and the largest of all that are known; the plan's file is left at `path`."""
-        plan_file.write(recipe_of(self._chain, point.plan), path)
-        traced = traced_need(self._engine, self._case, path, self._calibration, self._need)
-        foreseen = point.peak_bytes if traced is None else traced
-        if not self._measure or foreseen > self.budget_bytes:
-            return traced, foreseen
-        measured = measured_peak(self._engine, self._case, path)
-        if measured is not None and abs(foreseen / measured - 1) > MISS:
-            then = "planning again" if measured > self.budget_bytes else "it fits all the same"
-            self._say(f"the plan was measured at {bytes_text(measured)}, predicted at {bytes_text(foreseen)}: {then}")
-        return traced, max(foreseen, measured or 0)
+def _measured_chain(model: ModelOnDevice | None, screen: Screen) -> Chain:
+    assert model
+    screen.say("measuring each stage" if not model.case.is_predicted else "tracing each stage")
+    return model.chain()
 
 
-def _bolder(steps: _Steps, frontier: Frontier, settled: Settled, path: Path) -> Settled | None:
-    """Where a trace needs less than the stages' costs say, as with skips: a faster plan that fits by its own steps."""
-    spare = settled.point.peak_bytes - (settled.traced_bytes or settled.point.peak_bytes)
-    point = best(frontier, steps.budget_bytes + spare) if spare > 0 else None
-    if point is None or point.plan == settled.point.plan:
-        return None
-    bold = path.with_name(f"bold-{path.name}")
-    traced, needed = steps.needed(point, bold)
-    if needed > steps.budget_bytes:
-        bold.unlink()
-        return None
-    bold.replace(path)
-    return Settled(point=point, traced_bytes=traced)
+class _Planning:
+    """One chain, with its model where that is at hand."""
 
+    def __init__(self, chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> None:
+        self.chain, self.model, self.request, self.screen = chain, model, request, screen
 
-def traced_need(
-    engine: Engine,
-    case: Case,
-    path: Path,
-    calibration: Calibration | None,
-    need: Callable[[Readings], int | None] = peak,
-) -> int | None:
-    """Of a step under the plan in a file, its peak or another need; None where it cannot be foreseen."""
-    device = case.device if case.is_predicted else FAKE + case.twin.device
-    fake = msgspec.structs.replace(under(case, path), device=device)
-    (record,) = engine.run([Trial(case=fake, passes=("memory",), calibration=calibration)])
-    return need(record.readings) if record.outcome == "ok" else None
+    def go(self) -> Planned:
+        request, model, none = self.request, self.model, candidates.none(self.chain)
+        if model or request.has_recipe:
+            recipe(self.chain, none.plan)  # refuse stages of no known modules before there is work
+        planned = Planned(
+            chain=self.chain,
+            case=model.case if model else None,
+            title=model.title if model else request.stages.name if request.stages else "",
+            words=model.words if model else (),
+            none=none,
+            frontier=self._frontier(request.levels or DEPTHS[0]),
+        )
+        if request.budget is None:
+            return planned
+        budget = parse_budget(request.budget, whole_bytes=none.cost.peak_bytes)
+        points, settled = self._settled(budget, planned.frontier)
+        planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, settled=settled)
+        if settled is None:
+            return msgspec.structs.replace(planned, exit_code=GATE)
+        if not request.is_compared:
+            return planned
+        comparison = self._comparison(candidates.ways(self.chain, settled.point, budget))
+        return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
+    def _frontier(self, levels: int) -> Frontier:
+        return frontier(self.chain, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
 
-def measured_peak(engine: Engine, case: Case, path: Path) -> int | None:
-    """Of a step under the plan in a file, on the case's device; None where it had no room, or failed."""
-    (record,) = engine.run([Trial(case=under(case, path), passes=("memory",))])
-    return record.readings.peak_bytes if record.outcome == "ok" else None
+    def _settled(self, budget: int, points: Frontier) -> tuple[Frontier, Settled | None]:
+        """The fastest plan that fits, of these or deeper ones, and the frontier that it is on."""
+        _, floor = candidates.largest_stage(self.chain)
+        settled = self._settle(budget, points)
+        for levels in () if self.request.levels else DEPTHS[1:]:
+            if settled is not None or points.peak_bytes[0] <= floor:
+                break  # nor is any deeper one lower
+            points = self._frontier(levels)
+            settled = self._settle(budget, points)
+        return points, settled
 
+    def _settle(self, budget: int, points: Frontier) -> Settled | None:
+        """By costs alone, by a traced step, and by a measured one, as far as there are."""
+        if self.model is None:
+            point = best(points, budget)
+            return Settled(point=point, traced_bytes=None) if point else None
+        with tempfile.TemporaryDirectory() as folder:
+            return plan_fitting.settle(
+                self.model.engine,
+                self.model.case,
+                self.chain,
+                points,
+                budget_bytes=budget,
+                path=Path(folder) / "plan.json",
+                calibration=self.model.calibration(),
+                measure=self.request.measure and not self.model.case.is_predicted,
+                say=self.screen.say,
+            )
 
-def under(case: Case, path: Path) -> Case:
-    """The case with the plan in a file."""
-    return msgspec.structs.replace(case, strategy=Choice.of("plan", {"file": path}))
-
-
-def comparison(
-    case: Case, chain: Chain, ways: Sequence[Way], folder: Path, *, rounds: int, calibrate: bool = False
-) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, Recipe]]:
-    """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read.
-
-    With `calibrate`, what is predicted is so with what `none` is measured to hide first. Ways of one plan share a file
-    and a case: what is measured once is not noise.
-    """
-    first = {render(way.plan): way.label for way in reversed(ways)}
-    names = {way.label: re.sub("[^a-z0-9]+", "-", first[render(way.plan)]).strip("-") for way in ways}
-    paths = {way.label: folder / "plans" / f"{names[way.label]}.json" for way in ways}
-    cases = {"none": case.baseline, **{way.label: under(case, paths[way.label]) for way in ways}}
-    files = {paths[way.label]: recipe_of(chain, way.plan) for way in ways}
-    each = dict.fromkeys(cases.values())
-    if case.is_predicted:
-        return cases, schedule.predicted(each, calibrate=calibrate), files
-    return cases, schedule.measured(each, rounds, predict=True), files
-
-
-def beside(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[Shown]:
-    """Each way with its rows of a run; `none` is not among them."""
-    measured = {row.case: row for row in rows if not row.case.is_predicted}
-    predicted = {row.case.twin: row for row in rows if row.case.is_predicted}
-    return [
-        Shown(way=way, measured=measured.get(cases[way.label]), predicted=predicted.get(cases[way.label].twin))
-        for way in ways
-    ]
-
-
-def lost(lines: Sequence[Shown]) -> str | None:
-    """What to say where the plan was measured slower than a rival that fits too, beyond the noise of the rounds: in
-    every round it took longer than the rival in any. One round tells of no noise.
-    """
-    plan, *rivals = lines
-    mine = plan.measured.time_ratio_range if plan.measured else None
-    if mine is None or mine[0] == mine[1]:
-        return None
-    for rival in rivals:
-        theirs = rival.measured.time_ratio_range if rival.measured else None
-        fits = rival.way.cost.peak_bytes <= plan.way.cost.peak_bytes
-        if theirs is not None and fits and theirs[1] < mine[0]:
-            text = render(rival.way.plan)
-            return f"the plan was measured slower than {rival.way.label}, which needs no more: take that one: {text}"
-    return None
+    def _comparison(self, ways: tuple[Way, ...]) -> PlanComparison:
+        request = self.request
+        if self.model is None:
+            return PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
+        return compare(
+            self.model, self.chain, ways, self.screen, measure=request.measure, rounds=request.rounds,
+            typed=request.typed,
+        )  # fmt: skip

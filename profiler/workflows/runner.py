@@ -1,4 +1,4 @@
-"""A plan through an engine into a run folder: what comes when, and what is still owed. Knows nothing of screens."""
+"""The trials that a run folder owes, through an engine: each record is stored before it is shown."""
 
 from __future__ import annotations
 
@@ -16,8 +16,41 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import Engine
 from profiler.runs import store
+from profiler.workflows import SILENT, Interrupted, Screen
 
 UNTOLD = "GCP031"  # the note of a device that tells nothing of itself
+
+
+def follow(
+    engine: Engine,
+    folder: Path,
+    screen: Screen = SILENT,
+    *,
+    data_directory: str | None = None,
+    exclusive: bool = False,
+) -> int:
+    """Run what a run folder still owes, and show each record; 0, or the exit code of what ended it early, which is
+    said: an interrupt, or a UserError of `carry_out`.
+    """
+    cases = [trial.case for trial in store.load(folder).manifest.plan]
+
+    def warn(text: str) -> None:
+        screen.say(f"warning: {text}")
+
+    try:
+        with screen.watch(cases) as show:
+            for record, left in carry_out(
+                engine, folder, data_directory=data_directory, exclusive=exclusive, warn=warn
+            ):
+                show(record, left, folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
+    except Interrupted as interrupted:
+        screen.say("interrupted; what was printed is safe")
+        return interrupted.exit_code
+    except UserError as error:
+        screen.say(f"gcprof: {error.message}")
+        screen.say(f"hint: {error.hint}")
+        return error.exit_code
+    return 0
 
 
 def carry_out(

@@ -121,7 +121,7 @@ def test_twin_37_without_the_folder_the_trials_would_be_lost(
     here: Path, shared: None, no_trials: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     monkeypatch.setattr(store, "create", lambda folder, **of: None)
-    monkeypatch.setattr("profiler.cli.carry.say_first", lambda *of: None)
+    monkeypatch.setattr("profiler.workflows.run.opening", lambda *of: ())
     monkeypatch.setattr(store, "load", lambda folder: store.Run(folder=folder, manifest=Empty, records=()))
 
     assert answer([*RUN, "-o", "/proc/run"]) == 70
@@ -233,7 +233,6 @@ REFERENCE = "ref:predicted-t4/transformer"
         (["show", REFERENCE, "-o", "NAME"], 2),
         (["compare", REFERENCE, "NAME"], 4),
         (["validate", "NAME"], 4),
-        (["migrate", "NAME"], 4),
         (["merge", "NAME", "NAME/b", "-o", "new"], 4),
         (["merge", REFERENCE, "ref:predicted-t4/transformer-batches", "-o", "NAME"], 74),
         (["list", "--folder", "NAME"], 2),

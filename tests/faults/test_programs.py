@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from profiler import cli
-from profiler.cli import answer, crash_report, output
+from profiler.cli import answer, crash_report
 from profiler.core import catalogue, optional_deps
 from profiler.core.case import Trial
 from profiler.request.device_choice import choose_device
 from profiler.runs import store
+from profiler.workflows.run import opening
 from tests import examples, machines, make
 from tests.conftest import run_folder
 from tests.program import PATIENCE_SECONDS, ROOT, environment
@@ -55,13 +56,14 @@ def test_fault_8_auto_measures_the_cpu_and_says_so_first(here: Path, shared: Non
     assert (record.readings.reserved_bytes, record.readings.device_bytes) == (None, None)  # not 0
 
 
-def test_twin_8_without_the_banner_the_cpu_would_pass_for_the_device_asked_for(capsys: Any):
+def test_twin_8_without_the_banner_the_cpu_would_pass_for_the_device_asked_for():
     known = make.record().environment
     plan = (Trial(case=make.case()),)
 
-    output.say_first(plan, {"cpu": known, "cuda:0": known}, ())
+    told = list(opening(plan, {"cpu": known, "cuda:0": known}, ()))
 
-    assert "no CUDA device here" not in capsys.readouterr().err
+    assert told
+    assert not any("no CUDA device here" in line for line in told)
     assert choose_device("auto", ["cpu", "cuda:0"]) == "cuda:0"
 
 

@@ -14,13 +14,13 @@ import pytest
 
 from profiler.analysis import progress
 from profiler.cli import answer
-from profiler.cli import resume as resuming
 from profiler.core import safe_files
 from profiler.core.case import Choice, Trial, encode
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.runs import find, run_diff, store
 from profiler.runs.store import Writer
+from profiler.workflows import resume as resuming
 from profiler.workflows import runner
 from tests import make
 from tests.conftest import Lent

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from profiler.cli import answer, crash_report, output
+from profiler.cli import answer, crash_report
 from profiler.core import secret_filter
 from profiler.core.errors import UserError
 from profiler.engines import capped_log, child, error_record
 from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.runs import store
+from profiler.workflows import typed
 from tests.program import gcprof
 
 SECRETS = {
@@ -300,12 +301,12 @@ def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path
 
 
 def test_twin_58_without_hiding_the_stored_command_would_hold_it(monkeypatch: pytest.MonkeyPatch):
-    output.COMMAND.set(("run", "--model", f"a.py:b:where={ADDRESS}"))
-    hidden = output.command_line()
-    monkeypatch.setattr(secret_filter, "hide", lambda text: text)
+    words = ("run", "--model", f"a.py:b:where={ADDRESS}")
+    hidden = typed.command_line(words)
+    monkeypatch.setattr(typed, "hide", lambda text: text)
 
     assert "tr0ub4dor" not in hidden
-    assert "tr0ub4dor" in output.command_line()
+    assert "tr0ub4dor" in typed.command_line(words)
 
 
 def test_twin_58_without_the_check_every_case_would_hold_it(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import select
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from profiler.cli import answer
+from profiler.cli import answer, output
 from profiler.core.record import Record
 from profiler.runs import store
 from profiler.workflows import runner
@@ -79,7 +78,7 @@ def test_fault_31_an_interrupt_names_the_command_that_goes_on(
 def test_twin_31_an_interrupt_that_is_not_heeded_shows_and_writes_nothing(
     here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    monkeypatch.setattr(importlib.import_module("profiler.cli.run"), "heeded", nullcontext)  # `cli.run` is the command
+    monkeypatch.setattr(output, "heeded", nullcontext)
 
     interrupted(here, monkeypatch)
 

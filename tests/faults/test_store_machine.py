@@ -1,4 +1,4 @@
-"""The store against a plain list: appended, torn, merged and migrated in any order, by any number of writers."""
+"""The store against a plain list: appended, torn and merged in any order, by any number of writers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from profiler.core.errors import UserError
 from profiler.core.migration import STEPS, Step
 from profiler.core.record import Environment, Record
 from profiler.runs import merge as merging
-from profiler.runs import migrate, reading, store
+from profiler.runs import reading, store
 from tests import make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
@@ -94,7 +94,6 @@ class Machine(RuleBasedStateMachine):
     @rule(keys=given.lists(given.sampled_from(KEYS), max_size=4), is_first=given.booleans())
     def merge(self, keys: list[tuple[str, int]], is_first: bool) -> None:
         """Go on in what this run and another one are together."""
-        self.migrate()
         other = new(self.root / f"{self.number}-other")
         more = [self._record(key) for key in keys]
         add(other, *more)
@@ -113,13 +112,6 @@ class Machine(RuleBasedStateMachine):
         if at < len(lines) - 1:
             lines[at] = lines[at].replace(b'"schema":1', b'"schema":0', 1).replace(b'"outcome"', b'"result"', 1)
             path.write_bytes(b"\n".join(lines))
-
-    @rule()
-    def migrate(self) -> None:
-        if migrate.num_old(self.folder):
-            migrate.in_place(self.folder)
-            self.is_torn = False
-        assert migrate.num_old(self.folder) == 0
 
     @invariant()
     def holds_what_the_list_holds(self) -> None:

@@ -80,7 +80,7 @@ def test_fault_39_a_second_writer_gets_in_when_the_first_ends(owed: Path, monkey
 
 
 def rewritten(owed: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What is there after a writer waited for one that wrote the whole file anew, as `migrate` does."""
+    """What is there after a writer waited for one that wrote the whole file anew."""
     first = Writer(owed)
 
     def end(seconds: float) -> None:
@@ -94,7 +94,7 @@ def rewritten(owed: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, in
     return records(owed)
 
 
-def test_fault_39_a_writer_that_waited_for_a_migration_writes_to_the_new_file(
+def test_fault_39_a_writer_that_waited_for_a_rewrite_writes_to_the_new_file(
     owed: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert rewritten(owed, monkeypatch) == [("none", 1)]

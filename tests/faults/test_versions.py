@@ -16,7 +16,7 @@ from profiler.core.case import encode
 from profiler.core.migration import STEPS, Step
 from profiler.core.record import SCHEMA
 from profiler.runs import merge as merging
-from profiler.runs import migrate, reading, store
+from profiler.runs import reading, store
 from profiler.runs.validate import validate
 from tests import examples, make
 
@@ -152,12 +152,14 @@ def test_twin_43_merging_what_is_known_alone_would_drop_them(
     assert kept(tmp_path / "whole") == [False] * 3
 
 
-def test_fault_43_migrating_keeps_unknown_fields(later: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_fault_43_merging_an_old_schema_keeps_unknown_fields(
+    later: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(STEPS, 0, Step(manifest=dict, record=dict))
     path = later[0] / "trials.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":0', 1))
 
-    migrate.copied(later[0], tmp_path / "new")
+    merging.write(merging.merge(later), tmp_path / "new")
 
     assert migration.lifted({"schema": 0}, "record") == {"schema": 1}
-    assert kept(tmp_path / "new") == [True, True]
+    assert kept(tmp_path / "new") == [True] * 3

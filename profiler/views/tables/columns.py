@@ -11,6 +11,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.record import Environment
 from profiler.core.units import (
     MISSING,
+    batch_text,
     byte_unit,
     bytes_text,
     change_range_text,
@@ -224,7 +225,7 @@ def _time_change(row: Row) -> str:
 
 
 def batch(case: Case) -> str:
-    return "a batch of its own" if case.batch_size is None else f"batch {case.batch_size}"
+    return batch_text(case.batch_size)
 
 
 def setting(rows: Sequence[Row]) -> list[str]:

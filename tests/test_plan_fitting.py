@@ -18,8 +18,8 @@ from profiler.planning.chain import Chain, StageModule
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import best, frontier
-from profiler.views.tables.plans import Shown
-from profiler.workflows import planner as proving
+from profiler.workflows import plan_comparison, plan_fitting, stages
+from profiler.workflows.plan_comparison import ComparedPlan
 from tests import make
 from tests.planning_chains import FOLDER
 
@@ -61,7 +61,7 @@ def by_costs(plan: Plan) -> int:
 
 def settle(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: bool = True):
     told: list[str] = []
-    found = proving.settle(
+    found = plan_fitting.settle(
         engine, make.case(), CHAIN, FRONTIER, budget_bytes=budget, path=folder / "plan.json", calibration=None,
         measure=measure, say=told.append,
     )  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_plan_that_fits_as_foreseen_is_the_one(tmp_path):
     found, told = settle(engine, tmp_path)
 
     point = best(FRONTIER, BUDGET)
-    assert found == proving.Settled(point=point, traced_bytes=by_costs(point.plan))
+    assert found == plan_fitting.Settled(point=point, traced_bytes=by_costs(point.plan))
     assert told == []
     assert [predicted for predicted, _ in engine.asked] == [True, False]
     assert plan_file.read(tmp_path / "plan.json").plan == engine.asked[0][1]
@@ -190,7 +190,7 @@ def test_excess_that_grows_with_every_try_ends_at_the_smallest_plan(tmp_path):
     found, _ = settle(engine, tmp_path)
 
     assert found.point == smallest
-    assert len({text for predicted, text in engine.asked if predicted}) <= proving.TRIES
+    assert len({text for predicted, text in engine.asked if predicted}) <= plan_fitting.TRIES
 
 
 def test_the_rivals_are_the_fastest_of_each_kind_that_fit_and_all_that_need_not():
@@ -214,7 +214,7 @@ def test_a_kind_of_which_nothing_fits_is_left_out():
 def test_ways_of_one_plan_are_measured_once(tmp_path):
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    cases, trials, files = proving.comparison(make.case(), CHAIN, found, tmp_path, rounds=3)
+    cases, trials, files = plan_comparison.comparison(make.case(), CHAIN, found, tmp_path, rounds=3)
 
     assert cases["uniform(7)"] == cases["first(6)"] != cases["plan"]
     assert sorted(path.name for path in files) == ["all.json", "plan.json", "uniform-7.json"]
@@ -226,22 +226,22 @@ def test_ways_of_one_plan_are_measured_once(tmp_path):
 def test_on_a_device_that_is_not_there_each_is_predicted_once(tmp_path):
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    _, trials, _ = proving.comparison(make.case(device="fake:t4"), CHAIN, found, tmp_path, rounds=3)
+    _, trials, _ = plan_comparison.comparison(make.case(device="fake:t4"), CHAIN, found, tmp_path, rounds=3)
 
     assert [(trial.round, trial.passes) for trial in trials] == [(1, ("memory",))] * 4
 
 
-def shown(label: str, ratios: tuple[float, float] | None, peak: int = 10, plan: str = "") -> Shown:
+def shown(label: str, ratios: tuple[float, float] | None, peak: int = 10, plan: str = "") -> ComparedPlan:
     items = {"a": (0, 1), "b": ((0,), 1)}[plan or ("a" if label == "plan" else "b")]
     way = Way(label=label, plan=Plan(items=items), cost=Cost(peak_bytes=peak, step_seconds=1.0))
     row = SimpleNamespace(time_ratio_range=ratios)
-    return Shown(way=way, measured=row if ratios else None)
+    return ComparedPlan(way=way, measured=row if ratios else None)
 
 
 def test_a_plan_that_is_slower_than_a_rival_in_every_round_has_lost_and_the_rival_is_offered():
     lines = [shown("plan", (1.2, 1.3)), shown("uniform(4)", (1.1, 1.19)), shown("all", (1.3, 1.4))]
 
-    told = proving.lost(lines)
+    told = plan_comparison.lost(lines)
 
     assert told == "the plan was measured slower than uniform(4), which needs no more: take that one: [1] 2"
 
@@ -256,19 +256,19 @@ def test_a_plan_that_is_slower_than_a_rival_in_every_round_has_lost_and_the_riva
     ],
 )
 def test_a_plan_that_may_be_as_fast_has_not_lost(rival):
-    assert proving.lost([shown("plan", (1.2, 1.3)), rival]) is None
+    assert plan_comparison.lost([shown("plan", (1.2, 1.3)), rival]) is None
 
 
 @pytest.mark.parametrize("mine", [None, (1.3, 1.3)])  # not measured; in one round alone
 def test_without_several_rounds_nothing_is_lost(mine):
-    assert proving.lost([shown("plan", mine), shown("uniform(4)", (1.0, 1.0))]) is None
+    assert plan_comparison.lost([shown("plan", mine), shown("uniform(4)", (1.0, 1.0))]) is None
 
 
 def test_the_same_plan_by_another_name_is_as_fast():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
     same = msgspec.structs.replace(found[1], plan=found[0].plan)
 
-    cases, _, _ = proving.comparison(make.case(), CHAIN, (found[0], same), Path("run"), rounds=2)
+    cases, _, _ = plan_comparison.comparison(make.case(), CHAIN, (found[0], same), Path("run"), rounds=2)
 
     assert cases["plan"] == cases["uniform(7)"]
 
@@ -300,7 +300,7 @@ class Hiding:
 def test_what_operators_hide_is_read_of_the_first_step_that_fits(fitting, asked, is_known):
     engine = Hiding(*fitting)
 
-    found = proving.calibrate(engine, make.case())
+    found = stages.calibrate(engine, make.case())
 
     assert engine.asked == asked
     assert (found is not None) == is_known
@@ -309,14 +309,14 @@ def test_what_operators_hide_is_read_of_the_first_step_that_fits(fitting, asked,
 def test_nothing_is_measured_of_a_device_that_is_not_there():
     engine = Hiding("none")
 
-    assert proving.calibrate(engine, make.case(device="fake:t4")) is None
+    assert stages.calibrate(engine, make.case(device="fake:t4")) is None
     assert engine.asked == []
 
 
 def test_the_plan_of_a_file_is_a_strategy_of_the_case():
     case = make.case()
 
-    found = proving.under(case, Path("a folder/plan.json"))
+    found = plan_fitting.under(case, Path("a folder/plan.json"))
 
     assert found.strategy == Choice.of("plan", {"file": Path("a folder/plan.json")})
     assert found.baseline == case

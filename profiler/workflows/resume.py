@@ -1,116 +1,95 @@
-"""Going on with a run that is there, or measuring it anew: knows nothing of how trials are run."""
+"""Going on with a run, or measuring it anew: what `gcprof run --resume` does."""
 
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from profiler.cli.carry import LOCAL, begin, finish, go_on, planned, refuse_idle
-from profiler.cli.consent import refuse_unnamed
-from profiler.cli.output import COMMAND, aside, command_line
-from profiler.cli.placement import Where
+import msgspec
+
+from profiler import engines
+from profiler.analysis import progress, rows
+from profiler.core import catalogue
+from profiler.core.case import Choice, Trial, split_choices
 from profiler.core.errors import UserError
-from profiler.runs import RESULTS
+from profiler.core.record import HARDWARE, Environment
+from profiler.core.units import count_text
+from profiler.request import device_choice, spec
+from profiler.request.spec import Plan, Request
+from profiler.runs import RESULTS, run_diff, store
+from profiler.runs.find import run_folder
+from profiler.runs.store import Run
+from profiler.training import models
+from profiler.workflows import SILENT, Screen
+from profiler.workflows.run import Ran, RunRequest, begin, go_on, plan_on, ran, refuse_idle
+from profiler.workflows.typed import command_line, refuse_unnamed
 
-if TYPE_CHECKING:
-    from profiler.core.case import Choice, Trial
-    from profiler.core.record import Environment
-    from profiler.request.spec import Plan, Request
-    from profiler.runs.store import Run
 
+def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
+    """Go on with the run `request.resume`, or measure its plan anew.
 
-def resume(
-    name: str,
-    words: Request,
-    *,
-    config: Path | None = None,
-    output: Path | None = None,
-    limit: float = 600.0,
-    json: bool = False,
-    anew: bool = False,
-    exclusive: bool = False,
-    where: Where = LOCAL,
-) -> int:
-    """Go on with a run, or measure its plan `anew` in a folder of its own; the exit code.
-
-    Words and a sweep file must say what the run began with. Raises UserError that lists every difference where they do
-    not, or where files, versions or the device are others than they were.
+    Raises UserError that lists every difference where the words are not those that the run began with, or where files,
+    versions or the device are others than they were.
     """
-    from profiler import engines
-    from profiler.request import device_choice
-    from profiler.runs import store
-    from profiler.runs.find import run_folder
-
-    before = store.load(run_folder(name))
-    request = _request(before, words, config)
-    data = (request or words).data
+    assert request.resume
+    before = store.load(run_folder(request.resume))
+    words = _words(before, request)
+    data = (words or request.words).data
     _refuse_other_data(before, data)
-    meant = _first_look(before, request if anew else None)
-    refuse_idle(meant, exclusive=exclusive)
-    if not anew:
-        _refuse_jobs(before, where)
-    if anew:
-        store.refuse_existing(output or RESULTS / "new")
-    elif request is None and not _owed(before):
-        return _nothing_left(before, json)
-    if not (anew and request):
-        refuse_unnamed([trial.case for trial in before.manifest.plan], _named(before, (request or words).model))
-    with engines.connect(where.engine, stage_seconds=limit, plan=meant) as engine:
-        devices = where.survey(engine, () if anew and request else before.manifest.plan)
-        asked = planned(request, devices, part=before.manifest.shard or None) if request else None
-        if anew:
+    meant = _first_look(before, words if request.anew else None)
+    refuse_idle(meant, exclusive=request.exclusive)
+    if request.anew:
+        store.refuse_existing(request.output or RESULTS / "new")
+    else:
+        _refuse_jobs(before, request.placement.engine)
+        if words is None and not _owed(before):
+            return _nothing_left(before, screen)
+    if not (request.anew and words):
+        named = _named(before, (words or request.words).model)
+        refuse_unnamed([trial.case for trial in before.manifest.plan], named, request.typed)
+    with engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=meant) as engine:
+        devices = request.placement.survey(engine, () if request.anew and words else before.manifest.plan)
+        asked = plan_on(devices, words, before.manifest.shard or None) if words else None
+        if request.anew:
             plan = asked or _same(before, data, devices)
-            return begin(
-                engine, plan.trials, output=output, command=command_line() if asked else before.manifest.command,
-                data=data, devices=devices, json=json, remarks=(*before.warnings, *plan.remarks), exclusive=exclusive,
-                shard=plan.shard,
-            )  # fmt: skip
-        _refuse_absent(before, where, devices)
-        _refuse_changes(before, asked, devices)
+            plan = msgspec.structs.replace(plan, remarks=(*before.warnings, *plan.remarks))
+            command = command_line(request.typed) if asked else before.manifest.command
+            return begin(engine, plan, devices, request, screen, command=command)
+        _refuse_absent(before, request.placement.engine, devices)
+        _refuse_changes(before, asked, devices, request.typed)
         if not _owed(before):
-            return _nothing_left(before, json)
+            return _nothing_left(before, screen)
         device_choice.refuse_crowded([trial.case for trial in before.manifest.plan], devices)
         remarks = (*before.warnings, *_again(before))
-        return go_on(engine, before.folder, data, devices, json, remarks, exclusive=exclusive)
+        plan = Plan(trials=before.manifest.plan, data_directory=data, remarks=remarks)
+        return go_on(engine, before.folder, plan, devices, request, screen)
 
 
-def _refuse_absent(before: Run, where: Where, devices: dict[str, Environment]) -> None:
+def _refuse_absent(before: Run, engine: str, devices: Mapping[str, Environment]) -> None:
     """Refuse to go on here without the run's devices: every trial would fail, and the run be complete."""
-    from profiler import engines
-    from profiler.request import device_choice
-
-    if engines.EngineChoice(where.engine).name == "local":
+    if engines.EngineChoice(engine).name == "local":
         for device in dict.fromkeys(trial.case.device for trial in before.manifest.plan):
             device_choice.choose_device(device, list(devices))
 
 
-def _refuse_jobs(before: Run, where: Where) -> None:
+def _refuse_jobs(before: Run, engine: str) -> None:
     """What jobs of Slurm have measured is below the run, and some may still be at work."""
-    from profiler import engines
-
-    if engines.EngineChoice(where.engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
+    if engines.EngineChoice(engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
         hint = f"--engine slurm:... takes it over and goes on, gcprof merge {before.folder}/shards/* makes a run of it"
         raise UserError("jobs of a cluster have parts of this run", hint=hint)
 
 
-def _request(before: Run, words: Request, config: Path | None) -> Request | None:
+def _words(before: Run, request: RunRequest) -> Request | None:
     """What was asked for besides, or None where the run's own cases are meant: by no words, or by its models alone."""
-    from profiler.request import spec, sweep
-    from profiler.request.spec import Request
-
-    if config is None and words == Request(model=words.model, data=words.data):
+    words = request.words
+    if request.config is None and words == Request(model=words.model, data=words.data):
         is_own = words.model is None or set(_named(before, words.model)) == _models(before)
         return None if is_own else words
-    return spec.override(sweep.read(config), words) if config else words
+    return request.checked()
 
 
 def _named(before: Run, text: str | None) -> list[Choice]:
     """The models that were named, as the run has them or else in their one canonical text."""
-    from profiler.core import catalogue
-    from profiler.core.case import split_choices
-    from profiler.training import models
-
     asked = split_choices(text) if text is not None else []
     same = _models(before)
     return [one if one in same else catalogue.resolve(one, models.TABLE, what="model") for one in asked]
@@ -122,8 +101,6 @@ def _models(before: Run) -> set[Choice]:
 
 def _first_look(before: Run, request: Request | None) -> tuple[Trial, ...]:
     """The trials that are meant, before torch is imported to see which devices there are."""
-    from profiler.request import device_choice, spec
-
     return spec.plan(request, device_choice.any_device).trials if request else before.manifest.plan
 
 
@@ -134,12 +111,8 @@ def _refuse_other_data(before: Run, data: str | None) -> None:
         raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
 
 
-def _same(before: Run, data: str | None, devices: dict[str, Environment]) -> Plan:
+def _same(before: Run, data: str | None, devices: Mapping[str, Environment]) -> Plan:
     """The plan of a run, where its devices and files are here."""
-    from profiler.request import device_choice
-    from profiler.request.spec import Plan
-    from profiler.runs import run_diff
-
     trials = before.manifest.plan
     for device in dict.fromkeys(trial.case.device for trial in trials):
         device_choice.choose_device(device, list(devices))
@@ -150,16 +123,12 @@ def _same(before: Run, data: str | None, devices: dict[str, Environment]) -> Pla
     return Plan(trials=trials, data_directory=data, shard=before.manifest.shard or None)
 
 
-def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environment]) -> None:
+def _refuse_changes(
+    before: Run, asked: Plan | None, devices: Mapping[str, Environment], typed: Sequence[str] = ()
+) -> None:
     """A run is of one plan, one set of files and versions, and one device."""
-    import msgspec
-
-    from profiler.core.record import HARDWARE
-    from profiler.request import device_choice
-    from profiler.runs import run_diff
-
     plan = before.manifest.plan
-    then = _where(before)
+    then = _environment(before)
     now = device_choice.environment(plan[0].case.device, devices)
     if now.device_name is None:  # of a job of a cluster nothing is known before it runs: it looks itself
         now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
@@ -171,11 +140,11 @@ def _refuse_changes(before: Run, asked: Plan | None, devices: dict[str, Environm
     )
     if found:
         message = f"this run began otherwise, and would be mixed: {'; '.join(found)}"
-        anew = shlex.join(["gcprof", *COMMAND.get(), "--new-run"])
+        anew = shlex.join(["gcprof", *typed, "--new-run"])
         raise UserError(message, hint=f"{anew} measures it anew, in a folder of its own")
 
 
-def _where(before: Run) -> Environment:
+def _environment(before: Run) -> Environment:
     """What the run began on: as its manifest says, or as the first record where nobody could know it then."""
     device, known = before.manifest.plan[0].case.device, before.manifest.environment
     if known.device_name is not None:
@@ -186,21 +155,16 @@ def _where(before: Run) -> Environment:
 
 
 def _owed(before: Run) -> bool:
-    from profiler.analysis import progress
-
     return bool(progress.owed(before.manifest.plan, progress.settled(before.records)))
 
 
 def _again(before: Run) -> tuple[str, ...]:
     """What is measured a second time, in words."""
-    from profiler.analysis import progress, rows
-    from profiler.core.units import count_text
-
     number = len(rows.latest(before.records)) - len(progress.settled(before.records))
     told = f"{count_text(number, 'trial')} measured again: crashed, timed out, or compared with one that did"
     return (told,) if number else ()
 
 
-def _nothing_left(before: Run, json: bool) -> int:
-    aside("there is nothing left to do: the run is complete")
-    return finish(before, code=0, json=json)
+def _nothing_left(before: Run, screen: Screen) -> Ran:
+    screen.say("there is nothing left to do: the run is complete")
+    return ran(before)

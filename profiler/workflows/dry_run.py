@@ -1,53 +1,80 @@
-"""What a plan costs, told before anything is sent: predicted here, also where the trials run elsewhere."""
+"""What a sweep costs, told before anything is sent: what `gcprof run --dry-run` does.
+
+Times are predicted on this machine, also where the trials run elsewhere.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
 
-if TYPE_CHECKING:
-    from profiler.analysis.cost import Speed
-    from profiler.core.case import Case, Trial
-    from profiler.core.record import Environment
-    from profiler.engines import Engine, EngineChoice
-    from profiler.request.spec import Plan
+import msgspec
+from msgspec import UNSET
+
+from profiler import engines
+from profiler.analysis import cost
+from profiler.analysis.cost import Speed, SweepCost
+from profiler.core import gpu_specs
+from profiler.core.case import FAKE, Case, Trial
+from profiler.core.record import Environment
+from profiler.engines import Engine, EngineChoice
+from profiler.request.spec import Plan
+from profiler.workflows import SILENT, Screen
+from profiler.workflows.run import RunRequest, connect, empty_text, opening, plan_on
 
 PATIENCE_SECONDS = 15.0  # for all predictions: those that are not there by then are told as not known
 START_SECONDS = 3.0  # of a trial on a GPU that is not here: its process, CUDA's context, the model; assumed
 
 
-def told(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: str) -> list[str]:
-    """The lines of a dry run's end: trials, steps, and seconds of a GPU where one is measured on."""
-    from profiler import engines
-    from profiler.analysis import cost
-    from profiler.views.tables.progress import cost_lines
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan costs, and what that rests on, in words."""
 
+    cost: SweepCost
+    basis: str | None = None  # of the seconds of steps
+    start: str = ""  # what the start of a trial takes
+    unknown: str = ""  # why some trials have no seconds
+
+
+def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Plan], None]) -> Estimate | None:
+    """What a run would cost; `show` is given its plan first. None where its shard is empty. Raises UserError."""
+    words = request.checked()
+    with connect(request, words) as engine:
+        devices = request.placement.survey(engine)
+        plan = plan_on(devices, words, request.placement.parsed_shard())
+        if not plan.trials:
+            screen.say(empty_text(plan))
+            return None
+        for line in opening(plan.trials, devices, plan.remarks):
+            screen.say(line)
+        show(plan)
+        return estimate(plan, devices, engine, request.placement.engine)
+
+
+def estimate(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
+    """Trials, steps, and seconds of a GPU where one is measured on; `where` is the engine's text."""
     measured = [trial for trial in plan.trials if not trial.case.is_predicted]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
-        return cost_lines(cost.cost(plan.trials, {}, start_seconds=0.0))
-    kind = _kind(on_gpu[0].case.device, devices, engines.EngineChoice(where))
+        return Estimate(cost=cost.cost(plan.trials, {}, start_seconds=0.0))
+    kind = _kind(on_gpu[0].case.device, devices, EngineChoice(where))
     speeds, basis = _speeds(on_gpu, kind, plan.data_directory) if kind else ({}, None)
-    is_here = engines.EngineChoice(where).name in engines.HERE
+    is_here = EngineChoice(where).name in engines.HERE
     seconds = _start_seconds(engine, on_gpu[0].case.device) if is_here else START_SECONDS
-    found = cost.cost(plan.trials, speeds, start_seconds=seconds)
+    total = cost.cost(plan.trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
-    return cost_lines(
-        found,
+    return Estimate(
+        cost=total,
         basis=basis,
         start=f"{seconds:.2g} s {'as measured now' if is_here else 'assumed'} for the start of",
-        unknown=why if found.num_unknown else "",
+        unknown=why if total.num_unknown else "",
     )
 
 
 def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) -> str | None:
     """The known GPU that a device is: by its driver's name, by its own, or by an option of the engine."""
-    from profiler.core import gpu_specs
-
-    known = devices[device].device_name if device in devices else None
-    if known is not None:
-        return gpu_specs.word_of(known)
+    name = devices[device].device_name if device in devices else None
+    if name is not None:
+        return gpu_specs.word_of(name)
     words = [device, *where.options.values()]
     names = (gpu_specs.ALIASES.get(word.lower(), word.lower()) for word in words)
     return next((name for name in names if name in gpu_specs.names()), None)
@@ -55,13 +82,6 @@ def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) 
 
 def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
     """What the baselines' steps take, as far as there is time to predict it, and what that rests on."""
-    import msgspec
-    from msgspec import UNSET
-
-    from profiler import engines
-    from profiler.analysis.cost import Speed
-    from profiler.core.case import FAKE, Trial
-
     basis, speeds = None, {}
     with engines.connect(stage_seconds=PATIENCE_SECONDS) as here:
         until = time.monotonic() + PATIENCE_SECONDS
@@ -79,7 +99,7 @@ def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[
 
 
 def _start_seconds(engine: Engine, device: str) -> float:
-    """A new process that opens the device, once."""
+    """The seconds that a new process takes to open the device, once."""
     began = time.monotonic()
     engine.ask("profiler.engines.worker:free_bytes", device, failing=f"{device} does not answer")
     return time.monotonic() - began

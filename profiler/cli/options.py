@@ -1,0 +1,66 @@
+"""The arguments and options that several commands share, each with its one help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli import completion
+
+RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
+
+# which model, which run
+
+Model = Annotated[str, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)]
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A model as for `gcprof run --model`, or a run folder.", autocompletion=completion.runs_or_models
+    ),
+]
+RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)]
+
+# a case
+
+Segments = Annotated[str | None, typer.Option(help="Numbers of segments: 1,2,4 or 1..32 or 1..32:x2.")]
+Strategies = Annotated[
+    str | None,
+    typer.Option(help="Other strategies; `gcprof strategies` lists them.", autocompletion=completion.strategies),
+]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")]
+BatchSize = Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")]
+Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")]
+Accumulate = Annotated[str | None, typer.Option(help="Micro-batches a step. [default: 1]")]
+Blocks = Annotated[str | None, typer.Option(help="The blocks by name, as 'model.layers.*'.")]
+KeepGrads = Annotated[
+    bool | None, typer.Option("--keep-grads", help="Zero gradients in place: they persist between steps.")
+]
+
+# a sweep: several make an axis
+
+Precisions = Annotated[
+    str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
+]
+Accumulates = Annotated[str | None, typer.Option(help="Micro-batches a step: 4 or 1,2,4. [default: 1]")]
+Parallel = Annotated[str | None, typer.Option(help="How the ranks train together: ddp or fsdp2. [default: ddp]")]
+FoundBlocks = Annotated[
+    str | None, typer.Option(help="The blocks by name, as 'model.layers.*'; `gcprof blocks` shows those found.")
+]
+
+# where
+
+TracedDevice = Annotated[str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ... [default: cuda]")]
+PlannedDevice = Annotated[
+    str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")
+]
+RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")]
+
+# what is printed and written
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+JsonOrTable = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
+Width = Annotated[int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+ForceIfThere = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")]

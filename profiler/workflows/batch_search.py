@@ -1,0 +1,154 @@
+"""The largest batch that is predicted to fit a memory, under a strategy or under the best plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from profiler.analysis.fit import CONTEXT, largest_that_fits
+from profiler.core import gpu_specs, plan_file
+from profiler.core.case import FAKE, Case, Choice, Trial
+from profiler.core.errors import UserError
+from profiler.core.plan_file import Recipe
+from profiler.core.record import Readings, Record, evidence
+from profiler.engines import Engine
+from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.solver import frontier
+from profiler.workflows import plan_fitting
+from profiler.workflows.stages import calibrate, stages
+
+PLAN = Choice("plan")
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step takes of the device's memory, and the parts that neither batch size nor strategy changes. Bytes."""
+
+    nbytes: int
+    static_bytes: int
+    context_bytes: int
+
+
+class Largest(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy: the largest batch that was predicted to fit, and what was measured of it."""
+
+    strategy: Choice
+    batch_size: int  # 0: not even one sample fits
+    predicted_bytes: int | None = None
+    one_sample: Need | None = None  # where none fits, what a batch of one takes
+    measured: tuple[Record, ...] = ()  # rounds at that size
+    beyond: Record | None = None  # one sample more
+
+    @property
+    def samples_per_second(self) -> float | None:
+        samples = [second for record in self.measured for second in record.readings.step_seconds or ()]
+        accumulate = self.measured[0].case.accumulate if self.measured else 1
+        return self.batch_size * accumulate / median(samples) if samples else None
+
+
+def needed(readings: Readings, device: str, context_bytes: int = CONTEXT) -> int | None:
+    """Bytes of the device's memory at the peak: on CUDA what the allocator reserves, and CUDA itself."""
+    if "cpu" in device:
+        return readings.peak_bytes
+    taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
+    return None if taken is None else taken + context_bytes
+
+
+def measured_context(engine: Engine, case: Case) -> int | None:
+    """The bytes that CUDA and other processes take besides the allocator, measured while one sample is trained.
+
+    None for a prediction, a rehearsal and on a CPU, and where the trial did not tell.
+    """
+    if case.is_predicted or case.device == "cpu":
+        return None
+    alone = msgspec.structs.replace(case, batch_size=1, verify="off")
+    (record,) = engine.run([Trial(case=alone, passes=("memory",))])
+    if evidence(record.case, record.environment) != "measured":
+        return None  # a hollow device's context takes what it is told to
+    taken, reserved = record.readings.device_bytes, record.readings.reserved_bytes
+    return None if taken is None or reserved is None else max(0, taken - reserved)
+
+
+def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT) -> Largest:
+    """The largest batch of the case that is predicted to fit the limit."""
+    needs: dict[int, Need | None] = {}  # by batch size
+
+    def bytes_of(batch_size: int) -> int | None:
+        sized = msgspec.structs.replace(_fake(case), batch_size=batch_size)
+        (record,) = engine.run([Trial(case=sized, passes=("memory",))])
+        if record.outcome != "ok":
+            raise UserError(f"{sized.strategy} cannot be predicted: {record.detail}")
+        need = needs[batch_size] = _need(record.readings, sized.device, context_bytes)
+        return need.nbytes if need else None
+
+    batch_size = largest_that_fits(bytes_of, limit=limit, start=case.batch_size or 1)
+    fitting = needs.get(batch_size)
+    return Largest(
+        strategy=case.strategy,
+        batch_size=batch_size,
+        predicted_bytes=fitting.nbytes if fitting else None,
+        one_sample=None if batch_size else needs.get(1),
+    )
+
+
+def _need(readings: Readings, device: str, context_bytes: int) -> Need | None:
+    nbytes = needed(readings, device, context_bytes)
+    if nbytes is None:
+        return None
+    context = 0 if "cpu" in device else context_bytes
+    return Need(nbytes=nbytes, static_bytes=sum((readings.static_bytes or {}).values()), context_bytes=context)
+
+
+def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int = CONTEXT) -> Largest:
+    """The largest batch for which the smallest plan is predicted to fit, and the fastest that fits in the file `path`.
+
+    That is the smallest one, where what is faster needs too much besides its stages.
+    """
+    plans: dict[int, tuple[Recipe, int | None]] = {}  # by batch size, the smallest one and its traced bytes
+    needs: dict[int, Need | None] = {}
+
+    def smallest(batch_size: int) -> int | None:
+        sized = msgspec.structs.replace(_fake(case), batch_size=batch_size)
+        chain = stages(engine, sized, None, passes=("memory",))
+        plan = recipe_of(chain, frontier(chain).point(0).plan)
+        plan_file.write(plan, path)
+
+        def need(readings: Readings) -> int | None:
+            needs[batch_size] = _need(readings, sized.device, context_bytes)
+            return needed(readings, sized.device, context_bytes)
+
+        traced = plan_fitting.traced_need(engine, sized, path, None, need)
+        plans[batch_size] = plan, traced
+        return traced
+
+    batch_size = largest_that_fits(smallest, limit=limit, start=case.batch_size or 1)
+    if not batch_size:
+        path.unlink(missing_ok=True)
+        return Largest(strategy=PLAN, batch_size=0, one_sample=needs.get(1))
+    plan, smallest_bytes = plans[batch_size]
+    fastest = _plan(engine, msgspec.structs.replace(case, batch_size=batch_size), limit, path, context_bytes)
+    if fastest is None:
+        plan_file.write(plan, path)
+    predicted = smallest_bytes if fastest is None else fastest
+    return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=batch_size, predicted_bytes=predicted)
+
+
+def _fake(case: Case) -> Case:
+    return case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
+
+
+def _has_times(case: Case) -> bool:
+    return not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
+
+
+def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int) -> int | None:
+    """What the fastest plan that fits needs by a traced step; it is left in the file. None where none does."""
+    calibration = calibrate(engine, case)
+    passes = ("memory", "time") if _has_times(case) else ("memory",)  # without times, the smallest plan is the fastest
+    chain = stages(engine, case, calibration, passes=passes)
+    settled = plan_fitting.settle(
+        engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,
+        need=lambda readings: needed(readings, case.device, context_bytes),
+    )  # fmt: skip
+    return settled.traced_bytes if settled else None

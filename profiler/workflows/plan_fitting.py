@@ -1,0 +1,139 @@
+"""The fastest plan whose steps, traced and measured, fit a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from profiler.core import plan_file
+from profiler.core.case import FAKE, Calibration, Case, Choice, Trial
+from profiler.core.record import Readings
+from profiler.core.units import bytes_text
+from profiler.engines import Engine
+from profiler.planning.chain import Chain
+from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.solver import Frontier, Point, best
+
+TRIES = 5  # plans that are traced until one fits
+MISS = 0.01  # of the measured peak: a prediction that is further off is said, and planned again
+
+
+def peak(readings: Readings) -> int | None:
+    return readings.peak_bytes
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest plan that fits, and its peak by a traced step."""
+
+    point: Point
+    traced_bytes: int | None  # None where the model is not at hand
+    reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
+
+
+def settle(
+    engine: Engine,
+    case: Case,
+    chain: Chain,
+    frontier: Frontier,
+    *,
+    budget_bytes: int,
+    path: Path,
+    calibration: Calibration | None,
+    measure: bool,
+    say: Callable[[str], None] = lambda text: None,
+    need: Callable[[Readings], int | None] = peak,
+) -> Settled | None:
+    """The fastest plan whose traced step fits, and whose measured step does; its file is left at `path`.
+
+    Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
+    is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them.
+    """
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, need, say)
+    reserve, smallest = 0, frontier.peak_bytes[0]
+    for tries_left in reversed(range(TRIES)):
+        point = best(frontier, budget_bytes - reserve) if tries_left else None
+        point = point or best(frontier, min(smallest, budget_bytes))
+        if point is None:
+            return None
+        traced, needed = steps.needed(point, path)
+        if needed <= budget_bytes:
+            settled = Settled(point=point, traced_bytes=traced, reserve_bytes=reserve)
+            return _bolder(steps, frontier, settled, path) or settled
+        if point.peak_bytes == smallest:
+            return None
+        reserve = max(reserve, needed - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
+    return None
+
+
+class _Steps:
+    """Steps under plans, traced and measured against one budget."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        case: Case,
+        chain: Chain,
+        budget_bytes: int,
+        calibration: Calibration | None,
+        measure: bool,
+        need: Callable[[Readings], int | None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
+        self.budget_bytes = budget_bytes
+        self._measure, self._need, self._say = measure, need, say
+
+    def needed(self, point: Point, path: Path) -> tuple[int | None, int]:
+        """The traced need, and the largest of all that are known; the plan's file is left at `path`."""
+        plan_file.write(recipe_of(self._chain, point.plan), path)
+        traced = traced_need(self._engine, self._case, path, self._calibration, self._need)
+        foreseen = point.peak_bytes if traced is None else traced
+        if not self._measure or foreseen > self.budget_bytes:
+            return traced, foreseen
+        measured = measured_peak(self._engine, self._case, path)
+        if measured is not None and abs(foreseen / measured - 1) > MISS:
+            then = "planning again" if measured > self.budget_bytes else "it fits all the same"
+            self._say(f"the plan was measured at {bytes_text(measured)}, predicted at {bytes_text(foreseen)}: {then}")
+        return traced, max(foreseen, measured or 0)
+
+
+def _bolder(steps: _Steps, frontier: Frontier, settled: Settled, path: Path) -> Settled | None:
+    """Where a trace needs less than the stages' costs say, as with skips: a faster plan that fits by its own steps."""
+    spare = settled.point.peak_bytes - (settled.traced_bytes or settled.point.peak_bytes)
+    point = best(frontier, steps.budget_bytes + spare) if spare > 0 else None
+    if point is None or point.plan == settled.point.plan:
+        return None
+    bold = path.with_name(f"bold-{path.name}")
+    traced, needed = steps.needed(point, bold)
+    if needed > steps.budget_bytes:
+        bold.unlink()
+        return None
+    bold.replace(path)
+    return Settled(point=point, traced_bytes=traced)
+
+
+def traced_need(
+    engine: Engine,
+    case: Case,
+    path: Path,
+    calibration: Calibration | None,
+    need: Callable[[Readings], int | None] = peak,
+) -> int | None:
+    """Of a step under the plan in a file, its peak or another need; None where it cannot be foreseen."""
+    device = case.device if case.is_predicted else FAKE + case.twin.device
+    fake = msgspec.structs.replace(under(case, path), device=device)
+    (record,) = engine.run([Trial(case=fake, passes=("memory",), calibration=calibration)])
+    return need(record.readings) if record.outcome == "ok" else None
+
+
+def measured_peak(engine: Engine, case: Case, path: Path) -> int | None:
+    """Of a step under the plan in a file, on the case's device; None where it had no room, or failed."""
+    (record,) = engine.run([Trial(case=under(case, path), passes=("memory",))])
+    return record.readings.peak_bytes if record.outcome == "ok" else None
+
+
+def under(case: Case, path: Path) -> Case:
+    """The case with the plan in a file."""
+    return msgspec.structs.replace(case, strategy=Choice.of("plan", {"file": path}))

@@ -1,0 +1,205 @@
+"""A request through an engine into a run folder: what `gcprof run` and `gcprof predict` do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from profiler import engines
+from profiler.analysis import progress
+from profiler.core import catalogue, gpu_kinds, schedule
+from profiler.core.case import FAKE, Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Environment
+from profiler.core.schedule import Shard
+from profiler.core.units import bytes_text
+from profiler.engines import Engine
+from profiler.request import device_choice, spec, sweep
+from profiler.request.spec import Plan, Request
+from profiler.runs import RESULTS, run_diff, store
+from profiler.runs.store import Run
+from profiler.training import models
+from profiler.views.export import files
+from profiler.workflows import SILENT, Screen, runner
+from profiler.workflows.typed import command_line
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where trials run: the engine, which of its devices, and which shard of the sweep."""
+
+    engine: str = "local"
+    devices: str | None = None
+    allow_parallel: bool = False
+    shard: str | None = None
+
+    def check(self, *, device: str | None) -> None:
+        """Raises UserError for words that cannot go together."""
+        if self.devices is not None and device is not None:
+            raise UserError("--devices has no effect with --device", hint="leave one of them out")
+        if self.devices is not None and engines.EngineChoice(self.engine).name not in engines.HERE:
+            hint = "it has devices of its own; leave one of them out"
+            raise UserError(f"--devices has no effect with --engine {self.engine}", hint=hint)
+        if self.allow_parallel and self.devices is None:
+            raise UserError("--allow-parallel has no effect without --devices", hint="--devices 0,0 names one twice")
+
+    def parsed_shard(self) -> Shard | None:
+        """Raises UserError for what is none."""
+        return schedule.parse_shard(self.shard) if self.shard else None
+
+    def survey(self, engine: Engine, plan: Iterable[Trial] = ()) -> dict[str, Environment]:
+        """The engine's devices as cases name them; the engine is told which of them to use at once.
+
+        A `plan` that was made for several devices goes on with the first one where none are named. Raises UserError.
+        """
+        devices = engine.survey()
+        word = self.devices
+        if word is None and any(trial.case.device == device_choice.SEVERAL for trial in plan):
+            word = "0"
+        if word is None:
+            return devices
+        engine.devices, seen = device_choice.several(word, devices, twice=self.allow_parallel)
+        return seen
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, and where."""
+
+    words: Request
+    config: Path | None = None  # a sweep file, over which the words win
+    output: Path | None = None
+    stage_seconds: float = 600.0
+    resume: str | None = None  # a run to go on with
+    anew: bool = False  # measure that run's plan in a folder of its own
+    exclusive: bool = False  # end where others use the device
+    placement: Placement = Placement()
+    typed: tuple[str, ...] = ()  # the words of the command line
+
+    def checked(self) -> Request:
+        """The words over those of the sweep file."""
+        return spec.override(sweep.read(self.config), self.words) if self.config else self.words
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as far as it came."""
+
+    run: Run | None  # None where the shard is empty, and no folder was made
+    exit_code: int
+    data_directory: str | None = None
+
+
+class Derived(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of writing the files that are derived from a run."""
+
+    exit_code: int
+    told: tuple[str, ...]
+
+
+def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
+    """Run what is asked for. Raises UserError."""
+    words = request.checked()
+    with connect(request, words) as engine:
+        devices = request.placement.survey(engine)
+        plan = plan_on(devices, words, request.placement.parsed_shard())
+        if not plan.trials:
+            screen.say(empty_text(plan))
+            return Ran(run=None, exit_code=0)
+        return begin(engine, plan, devices, request, screen, command=command_line(request.typed))
+
+
+def empty_text(plan: Plan) -> str:
+    """What to say of a shard without a trial: nothing is wrong."""
+    return f"part {plan.shard} is empty: the sweep has fewer pairings of a baseline and a round than parts"
+
+
+def connect(request: RunRequest, words: Request) -> Engine:
+    """The engine for a request; what is wrong with it is refused before torch is imported, which takes seconds."""
+    asked = spec.plan(words, device_choice.any_device)
+    refuse_idle(asked.trials, exclusive=request.exclusive)
+    store.refuse_existing(request.output or RESULTS / "new")
+    request.placement.parsed_shard()
+    return engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=asked.trials)
+
+
+def plan_on(devices: Mapping[str, Environment], words: Request, shard: Shard | None = None) -> Plan:
+    """The trials of a request on the devices that are here, or a shard. Raises UserError where one is not here."""
+    plan = spec.plan(words, lambda word: device_choice.choose_device(word, list(devices)))
+    once = schedule.in_one_round(plan.trials, device_choice.hollow(devices))
+    plan = msgspec.structs.replace(plan, trials=once)
+    device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
+    device_choice.refuse_crowded([trial.case for trial in plan.trials], devices)
+    return spec.part_of(plan, shard) if shard else plan
+
+
+def refuse_idle(trials: Iterable[Trial], *, exclusive: bool) -> None:
+    """Raises UserError where the device must be exclusive, and nothing is measured on it."""
+    if exclusive and all(trial.case.is_predicted for trial in trials):
+        raise UserError("--exclusive has no effect on a prediction", hint="nothing is measured; leave it out")
+
+
+def begin(
+    engine: Engine, plan: Plan, devices: Mapping[str, Environment], request: RunRequest, screen: Screen, *, command: str
+) -> Ran:
+    """Make a run folder of these trials, and run them."""
+    folder = request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in plan.trials])
+    store.create(
+        folder,
+        plan=plan.trials,
+        command=command,
+        environment=device_choice.environment(plan.trials[0].case.device, devices),
+        sources=run_diff.code_digests(trial.case for trial in plan.trials),
+        shard=plan.shard or UNSET,
+    )
+    return go_on(engine, folder, plan, devices, request, screen)
+
+
+def go_on(
+    engine: Engine, folder: Path, plan: Plan, devices: Mapping[str, Environment], request: RunRequest, screen: Screen
+) -> Ran:
+    """Run what a folder owes; what there is then, also after an interrupt."""
+    for line in opening(store.load(folder).manifest.plan, devices, plan.remarks):
+        screen.say(line)
+    code = runner.follow(engine, folder, screen, data_directory=plan.data_directory, exclusive=request.exclusive)
+    return ran(store.load(folder), code=code, data_directory=plan.data_directory)
+
+
+def ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:
+    """A run that was followed until this exit code, with what its records end it with."""
+    return Ran(run=run, exit_code=code or progress.exit_code(run.records), data_directory=data_directory)
+
+
+def opening(plan: Sequence[Trial], devices: Mapping[str, Environment], remarks: Iterable[str]) -> Iterator[str]:
+    """The first lines of a run: what is measured or predicted, and what the user should know of the plan."""
+    names = dict.fromkeys(trial.case.device for trial in plan)
+    name = next(iter(names))
+    predicted = [one for one in names if one.startswith(FAKE)]
+    device = device_choice.environment(name, devices)
+    where = f"torch {device.torch}"
+    if len(predicted) < 2 and device.device_name is not None and device.device_bytes is not None:
+        where = f"{device.device_name}, {bytes_text(device.device_bytes)}; {where}"
+    why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
+    kind = "the CPU" if name == "cpu" else "the GPU"
+    verb = "rehearsing on" if gpu_kinds.is_hollow(device.device_name) else "measuring"
+    doing = f"predicting for {', '.join(predicted)}" if plan[0].case.is_predicted else f"{why}{verb} {kind}"
+    yield f"{doing} ({where})"
+    for model in dict.fromkeys(trial.case.model.name for trial in plan):
+        if catalogue.is_code(model, models.TABLE):
+            yield f"note: {model} is the code in {catalogue.place(model).resolve()}"
+    for remark in remarks:
+        yield f"note: {remark}"
+
+
+def derive(run: Run) -> Derived:
+    """Write the tables and pictures of a run. Where no picture can be drawn, the run is as good."""
+    told = [f"wrote {run.folder / 'trials.jsonl'}"]
+    try:
+        told += [f"wrote {path}" for path in files.write_tables(run)]
+        told += [f"wrote {path}" for path in files.write_pictures(run)]
+    except UserError as error:
+        if error.exit_code != 1:
+            told += [f"gcprof: {error.message}", f"hint: {error.hint}"]
+            return Derived(exit_code=error.exit_code, told=tuple(told))
+        told.append(f"note: no picture was drawn: {error.message}; {error.hint}")
+    return Derived(exit_code=0, told=tuple(told))

@@ -1,0 +1,105 @@
+"""A model on its device, asked for the stages that plans are made of: what `stages`, `plan` and `max-batch` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import msgspec
+
+from profiler import engines
+from profiler.core.case import OPERATORS, Calibration, Case, Choice, Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.record import Environment
+from profiler.core.units import batch_text
+from profiler.engines import Engine, read_answer
+from profiler.planning.chain import Chain
+from profiler.request import device_choice, spec
+from profiler.request.spec import Request
+
+FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "device")  # of a model, by their field
+
+
+def flag(name: str) -> str:
+    """A field as users write it: batch_size -> --batch-size."""
+    return f"--{name.replace('_', '-')}"
+
+
+class ModelOnDevice:
+    """A model that was asked for, with an engine while it is entered. Raises UserError for more than one case."""
+
+    def __init__(self, words: Request) -> None:
+        self._words = words
+        self._calibration: Calibration | None = None
+        self._is_calibrated = False
+        self.remarks: tuple[str, ...] = ()
+        self._checked(device_choice.any_device)  # before torch is imported, which takes seconds
+
+    def __enter__(self) -> ModelOnDevice:
+        with ExitStack() as stack:  # which ends the engine where the device is refused
+            self.engine: Engine = stack.enter_context(engines.connect())
+            self.devices: dict[str, Environment] = self.engine.survey()
+            self.case = self._checked(lambda word: device_choice.choose_device(word, list(self.devices)))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def title(self) -> str:
+        """What is planned for, in one line."""
+        case = self.case
+        return f"{case.model}, {batch_text(case.batch_size)}, {case.optimizer}, {case.precision}, {case.device}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The model and the flags that it was asked for with, for the next command."""
+        asked = [(name, getattr(self._words, name)) for name in FLAGS]
+        flags = [word for name, value in asked if value is not None for word in (flag(name), str(value))]
+        return (str(self._words.model), *flags)
+
+    def calibration(self) -> Calibration | None:
+        """What operators hide on the device, measured once."""
+        if not self._is_calibrated:
+            self._calibration, self._is_calibrated = calibrate(self.engine, self.case), True
+        return self._calibration
+
+    def chain(self) -> Chain:
+        """The stages and their costs, measured or estimated."""
+        chain = stages(self.engine, self.case, self.calibration())
+        return msgspec.structs.replace(chain, made_for=self.title)
+
+    def _checked(self, choose_device: Callable[[str], str]) -> Case:
+        plan = spec.plan(self._words, choose_device)
+        self.remarks = plan.remarks
+        cases = list(dict.fromkeys(trial.case for trial in plan.trials))
+        if len(cases) > 1:
+            raise UserError("only one model can be planned at once", hint="name one model, batch size and precision")
+        return cases[0]
+
+
+def calibrate(engine: Engine, case: Case) -> Calibration | None:
+    """What the step's operators hide on the case's device, by one step that fits it; None for a device that is not
+    there, or where no step fits.
+    """
+    if case.is_predicted:
+        return None
+    for strategy in ("none", "all"):
+        one = msgspec.structs.replace(case, strategy=Choice(strategy))
+        for record in engine.run([Trial(case=one, passes=("memory", OPERATORS))]):
+            if record.outcome == "ok" and record.readings.hidden_bytes is not None:
+                name = record.environment.device_name if record.environment else None
+                return Calibration(hidden_bytes=record.readings.hidden_bytes, device_name=name)
+    return None
+
+
+def stages(
+    engine: Engine, case: Case, calibration: Calibration | None, *, passes: tuple[str, ...] = ("memory", "time")
+) -> Chain:
+    """The chain of the case's model; without the pass `time`, its bytes alone. Raises UserError where there is none."""
+    trial = Trial(case=case, calibration=calibration, passes=passes)
+    failing = f"the stages of '{case.model}' ended without an answer"
+    answer = engine.ask("profiler.engines.worker:stage", encode(trial).decode(), failing=failing)
+    chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))
+    return chain
