@@ -17,6 +17,7 @@ from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import recipe
 from profiler.planning.solver import Frontier, best, frontier
+from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.workflows import SILENT, Screen, plan_fitting
 from profiler.workflows.plan_comparison import ComparedPlan, PlanComparison, compare
@@ -84,7 +85,8 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
 
 def _measured_chain(model: ModelOnDevice | None, screen: Screen) -> Chain:
     assert model
-    screen.say("measuring each stage" if not model.case.is_predicted else "tracing each stage")
+    is_traced = model.case.is_predicted or model.case.device in device_choice.hollow(model.devices)
+    screen.say("tracing each stage" if is_traced else "measuring each stage")
     return model.chain()
 
 
