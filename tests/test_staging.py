@@ -72,7 +72,7 @@ def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path)
     return max(live(trace))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS[:2], *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[2:])])
 def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path):
     chain = chain_of(model)
 

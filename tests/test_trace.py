@@ -56,7 +56,7 @@ def traced(model: str, strategy: str = "none", **fields) -> trace_data.Trace:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-@pytest.mark.parametrize("model", [MLP, TRANSFORMER])
+@pytest.mark.parametrize("model", [MLP, pytest.param(TRANSFORMER, marks=pytest.mark.slow)])
 def test_peak_and_saved_bytes_are_those_of_the_allocator(model, strategy, tmp_path):
     strategy = written(strategy, model, tmp_path)
     real = measure(Trial(case=case(model, strategy, optimizer=Choice("adamw")), passes=("memory",))).readings

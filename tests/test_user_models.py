@@ -131,7 +131,9 @@ def test_the_tensors_of_a_dataclass_batch_are_counted():
     assert record.readings.static_bytes["inputs"] == (4 * 8 + 4 * 8 + 4) * 4
 
 
-@pytest.mark.parametrize("name", ["dataclass_batch", "lora", "extra_arguments"])
+@pytest.mark.parametrize(
+    "name", ["extra_arguments", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dataclass_batch", "lora"))]
+)
 def test_a_users_model_runs_in_a_process_of_its_own(engine, name):
     cases = [make.case(s, model=choice(name), batch_size=None, samples=1, warmup=0) for s in ("none", "all")]
     (none,) = engine.run([Trial(case=cases[0])])
