@@ -35,24 +35,27 @@ from profiler.predicting.trace.step import Step, follow, keeps_workspaces
 from profiler.predicting.trace.summary import readings
 from profiler.predicting.trace.temporaries import temporary_bytes
 from profiler.predicting.trace.tracer import Hidden
-from profiler.training.assemble import Assembled, assemble
+from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.strategies.observe import Observation, observe
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 
-def predict(trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: None) -> Record:
+def predict(
+    trial: Trial, *, on_stage: Callable[[str], None] = lambda stage: None, build: Build | None = None
+) -> Record:
     """What `measure` would find of a trial's memory, and an estimate of its time where the device's rates are known.
 
-    Raises Unsupported where model or strategy cannot be had or followed, and whatever the model raises.
+    `build` stands in for the catalogue's model. Raises Unsupported where model or strategy cannot be had or followed,
+    and whatever the model raises.
     """
     began = time.monotonic()
     on_stage("build")
     case = trial.case
-    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_stage=on_stage)
+    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_stage=on_stage, build=build)
     known = known_rates(case.device, trial.calibration)
-    seconds = _seconds(trial, trace, known)
+    seconds = _seconds(trial, trace, known, build)
     trace, reserved = _allocated(trace)
     return Record(
         case=case,
@@ -98,10 +101,11 @@ def trace_case(
     on_stage: Callable[[str], None] = lambda stage: None,
     with_saves: bool = False,
     with_calls: bool = False,
+    build: Build | None = None,
 ) -> tuple[Assembled, Trace, int]:
     """The case's model with its strategy, fake; one traced step of it; and how many values of data were guessed.
 
-    `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
+    `with_saves` and `with_calls` are as of `follow`, `build` as of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = _kind(case), keeps_workspaces()
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
@@ -109,7 +113,7 @@ def trace_case(
     builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():
-            built = assemble(case, mesh=rank.mesh if rank else None)
+            built = assemble(case, build=build, mesh=rank.mesh if rank else None)
         if built.applied.changes_kernels:
             raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
         on_stage("memory")
@@ -152,10 +156,10 @@ def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
     return optimizer, step
 
 
-def observe_case(case: Case) -> Observation:
+def observe_case(case: Case, build: Build | None = None) -> Observation:
     """How the blocks of the case's model work together. Raises as `predict` does."""
     with _fakes(case):
-        return observe(assemble(case.baseline).workload)
+        return observe(assemble(case.baseline, build=build).workload)
 
 
 def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
@@ -230,13 +234,13 @@ def _workspace_bytes(device: str) -> int:
     return gpu_specs.workspace_bytes(known) if known else gpu_specs.SMALL_WORKSPACE
 
 
-def _seconds(trial: Trial, trace: Trace, known: Rates | None) -> dict[str, Any]:
+def _seconds(trial: Trial, trace: Trace, known: Rates | None, build: Build | None) -> dict[str, Any]:
     if known is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
         return {}
     case, measured = trial.case, _measured_seconds(trial, known)
     estimate = roofline.seconds(trace, known, case.precision)
     if measured is not None:
-        bare = trace if case == case.baseline else trace_case(case.baseline)[1]
+        bare = trace if case == case.baseline else trace_case(case.baseline, build=build)[1]
         estimated = roofline.seconds(bare, known, case.precision)["step"]
         estimate = roofline.scaled(estimate, measured=measured, estimated=estimated)
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
