@@ -50,9 +50,10 @@ def test_every_example_of_a_page_runs_in_order(name, tmp_path, monkeypatch, capf
         code = answer(words)
         assert code == 0, f"gcprof {shlex.join(words)}\n{capfd.readouterr().err}"
 
-    for block in python(name):
-        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+    each = "import sys\nfor block in sys.argv[1:]:\n    exec(block, {'__name__': 'example'})"
+    words = [sys.executable, "-c", each, *python(name)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
