@@ -58,6 +58,7 @@ def _python(text: str) -> str:
     return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda option: option[1].replace("-", "_"), text).replace(FAKE, "")
 
 
+@_in_words_of_python()
 def apply(
     module: nn.Module, strategy: str | Recipe | Path, *, example: Any = None, blocks: str | None = None
 ) -> Applied:
@@ -102,6 +103,7 @@ def _look(module: nn.Module, example: Any) -> Any:
     return call(module, example)
 
 
+@_in_words_of_python()
 def measure(
     build: Callable[[], Any],
     strategy: str | Recipe | Path = "none",

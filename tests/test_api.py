@@ -112,12 +112,12 @@ def test_a_factory_is_measured_in_this_process():
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ({"samples": 0}, "--samples: 0 is too small"),
-        ({"warmup": -1}, "--warmup: -1 is too small"),
-        ({"precision": "fp8"}, "--precision: 'fp8' is not known"),
+        ({"samples": 0}, "samples: 0 is too small"),
+        ({"warmup": -1}, "warmup: -1 is too small"),
+        ({"precision": "fp8"}, "precision: 'fp8' is not known"),
         ({"precision": "fp32,bf16"}, "precision: 'fp32,bf16' is more than one"),
-        ({"device": "cuda"}, "--device: there is no 'cuda'"),
-        ({"device": "tpu"}, "--device: 'tpu' is not a device here"),
+        ({"device": "cuda"}, "device: there is no 'cuda'"),
+        ({"device": "tpu"}, "device: 'tpu' is not a device here"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words, complaint, monkeypatch):
@@ -307,7 +307,7 @@ def test_what_cannot_be_planned_is_refused_in_words_of_python(words, complaint):
     assert f"hint: {caught.value.hint}" in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("call", [profiler.predict])
+@pytest.mark.parametrize("call", [profiler.measure, profiler.predict])
 def test_a_step_without_a_loss_is_refused(call):
     with pytest.raises(UserError, match=r"no loss but a tensor of shape \(4, 3\)"):
         call(lambda: (*factory()[:1], torch.ones(4, 3)))
