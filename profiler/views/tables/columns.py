@@ -8,7 +8,7 @@ import msgspec
 
 from profiler.analysis.oom_summary import is_all_out_of_memory, smallest_request
 from profiler.analysis.rows import Row, group
-from profiler.core.case import Case, Choice
+from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.units import (
     MISSING,
     byte_unit,
@@ -220,7 +220,7 @@ def setting(rows: Sequence[Row]) -> list[str]:
         "optimizer": str(case.optimizer),
         "precision": case.precision if case.precision != "fp32" else "",
         "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",
-        "keep_gradients": "gradients kept" if case.keep_gradients else "",
+        **{name: switch.shown if getattr(case, name) else "" for name, switch in SWITCHES.items()},
         "ranks": count_text(case.num_ranks, "rank") if case.ranks else "",
         "parallel": str(case.parallel or ""),
     }
