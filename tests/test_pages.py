@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +63,24 @@ def test_every_link_of_a_page_leads_somewhere(path):
     links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
 
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def anchors(path: Path) -> set[str]:
+    """The places in a page that a link can name, as the site names them."""
+    headings = re.findall(r"^#+ (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+def test_every_term_of_the_glossary_is_short_and_links_to_a_place_that_says_more():
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    terms = [
+        " ".join(term.split()) for term in re.findall(r"^- (\*\*.*?)(?=^- |^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    ]
+
+    assert len(terms) >= 12
+    for term in terms:
+        said, _, more = term.partition(" See ")
+        assert len(re.findall(r"[a-z`*][.](?= |$)", said)) <= 3, term
+        links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", more)
+        assert links, term
+        assert all(not place or place in anchors(DOCS / page) for page, place in links), term
