@@ -62,14 +62,12 @@ class Choice(str):
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """How users ask for a field of a case that all cases of a run share, and where they see it.
 
-    The parsing of requests, the keys of sweep files, the options of commands, headings, exported columns and the
-    comparability of runs are made from it. A switch is a field that is on or off; a new one is UNSET where it is off,
-    so that the ids of all cases without it stay as they are.
+    The parsing of requests, the keys of sweep files, headings, exported columns and the comparability of runs are made
+    from it. A switch is a field that is on or off; a new one is UNSET where it is off, so that the ids of all cases
+    without it stay as they are.
     """
 
-    key: str = ""  # in a sweep file, and the flag of a switch; "": the field's name
-    help: str = ""  # of the flag of a switch
-    commands: tuple[str, ...] = ("run", "predict", "explain")  # that have the flag of a switch
+    key: str = ""  # in a sweep file; "": the field's name
     choices: tuple[str, ...] = ()  # what a word may be; (): anything
     least: int = 0
     most: int | None = None  # of a number
@@ -90,16 +88,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     accumulate: Whole = 1  # micro-batches a step
     keep_gradients: Annotated[
         bool,
-        Setting(
-            key="keep_grads",
-            help="Zero gradients in place: they persist between steps.",
-            shown="gradients kept",
-            has_column=True,
-        ),
+        Setting(key="keep_grads", shown="gradients kept", has_column=True),
     ] = False  # zero them in place between steps instead of dropping them
-    repair_batchnorm: Annotated[
-        bool, Setting(help="Set BatchNorm's momentum so that its statistics agree.", commands=("run",))
-    ] = False
+    repair_batchnorm: Annotated[bool, Setting()] = False
     data: str = "synthetic"  # or "files", read from the directory that the command names
     verify: Annotated[str, Setting(choices=("auto", "off", "strict"))] = "auto"  # auto, off, strict
     seed: Annotated[int, Setting(most=2**63 - 1)] = 0
