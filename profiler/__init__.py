@@ -1,24 +1,35 @@
 """gcprof: the memory-time trade-off of gradient checkpointing, measured.
 
-`profiler.apply(module, "segments:k=4")` changes a module in place; `profiler.measure(build, "segments:k=4")` measures;
-`profiler.load("last")` reads a run back.
+`profiler.apply(module, "segments:k=4")` checkpoints a module in place, and `profiler.measure(build, "segments:k=4")`
+measures one; `profiler.predict(build, "segments:k=4", device="h100")` predicts it for a GPU that need not be there;
+`profiler.plan(build, "8GiB")` finds where to checkpoint; `profiler.load("last")` reads a run back.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from profiler.api import apply, measure, plan, predict
+    from profiler.workflows.stored_run import load
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "load", "measure"]
-HOMES = {
+__all__ = ["__version__", "apply", "load", "measure", "plan", "predict"]
+_HOMES = {  # imported on first use: all but `load` import torch, which takes seconds
     "apply": "profiler.api",
     "measure": "profiler.api",
+    "plan": "profiler.api",
+    "predict": "profiler.api",
     "load": "profiler.workflows.stored_run",
-}  # imported on first use
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in HOMES:
-        return getattr(importlib.import_module(HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'profiler' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -70,9 +70,17 @@ def _structs() -> Iterator[str]:
         for one in found.body:
             if isinstance(one, ast.AnnAssign):
                 line = source.splitlines()[(one.end_lineno or one.lineno) - 1]
-                kind = ast.unparse(one.annotation).replace("|", "\\|")
+                kind = _plain(one.annotation).replace("|", "\\|")
                 yield f"| `{ast.unparse(one.target)}` | `{kind}` | {_cell(line.partition('  # ')[2])} |"
         yield ""
+
+
+def _plain(annotation: ast.expr) -> str:
+    """A type without what is noted beside it."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        assert isinstance(annotation.slice, ast.Tuple)
+        annotation = annotation.slice.elts[0]
+    return ast.unparse(annotation)
 
 
 def _cell(text: str | None) -> str:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import subprocess
+import sys
+import textwrap
+import traceback
 
 import pytest
 import torch
@@ -11,6 +16,7 @@ from torch import nn
 import profiler
 from profiler.core import plan_file
 from profiler.core.errors import Unsupported, UserError
+from tests import examples as stored
 from tests.chain_models import Branching, Counted, Looping
 from tests.plans import all_sorts, plan_of
 
@@ -106,12 +112,12 @@ def test_a_factory_is_measured_in_this_process():
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ({"samples": 0}, "--samples: 0 is too small"),
-        ({"warmup": -1}, "--warmup: -1 is too small"),
-        ({"precision": "fp8"}, "--precision: 'fp8' is not known"),
+        ({"samples": 0}, "samples: 0 is too small"),
+        ({"warmup": -1}, "warmup: -1 is too small"),
+        ({"precision": "fp8"}, "precision: 'fp8' is not known"),
         ({"precision": "fp32,bf16"}, "precision: 'fp32,bf16' is more than one"),
-        ({"device": "cuda"}, "--device: there is no 'cuda'"),
-        ({"device": "tpu"}, "--device: 'tpu' is not a device here"),
+        ({"device": "cuda"}, "device: there is no 'cuda'"),
+        ({"device": "tpu"}, "device: 'tpu' is not a device here"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words, complaint, monkeypatch):
@@ -153,8 +159,193 @@ def test_the_baseline_gives_its_noise_floor():
 
 
 def test_importing_the_package_does_not_import_torch():
-    import subprocess
-    import sys
-
     code = "import sys, profiler; assert 'torch' not in sys.modules; profiler.apply; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def examples(function):
+    """The example of a docstring, as it stands there."""
+    _, _, text = inspect.getdoc(function).partition("Example::\n")
+    return textwrap.dedent(text)
+
+
+@pytest.mark.parametrize("name", [name for name in profiler.__all__ if name != "__version__"])
+def test_the_example_of_every_function_runs(name, here):
+    stored.run(here / "results" / "first", stored.troubled())
+    text = examples(getattr(profiler, name))
+
+    assert f"profiler.{name}(" in text
+    exec(text, {"nn": nn, "torch": torch, "profiler": profiler})
+
+
+def deep(width: int = 64, layers: int = 12, batch_size: int = 16_384):
+    """A factory whose activations are most of its peak."""
+
+    def build():
+        layer = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())]
+        batch = torch.randn(batch_size, width), torch.zeros(batch_size, width)
+        return nn.Sequential(*layer), batch, nn.functional.mse_loss
+
+    return build
+
+
+def test_what_is_predicted_for_the_cpu_is_what_is_measured():
+    for strategy in ("none", "segments:k=3"):
+        predicted = profiler.predict(deep(), strategy, device="cpu")
+        measured = profiler.measure(deep(), strategy, samples=1)
+
+        assert predicted.readings.peak_bytes == measured.readings.peak_bytes
+        assert predicted.readings.saved_bytes == measured.readings.saved_bytes
+        assert predicted.built == measured.built
+
+
+def test_a_model_larger_than_any_machine_is_predicted():
+    parameters = 4 * (100_000**2 + 100_000)
+
+    record = profiler.predict(deep(width=100_000, layers=4, batch_size=1), device="h100", optimizer="adamw")
+
+    assert record.built.num_parameters == parameters
+    assert record.readings.static_bytes["optimizer"] == pytest.approx(2 * 4 * parameters, rel=1e-6)  # two moments, fp32
+    assert record.readings.peak_bytes > record.environment.device_bytes
+
+
+@pytest.mark.parametrize(("device", "has_time"), [("h100", True), ("fake:t4", True), ("cuda", False), ("cpu", False)])
+def test_time_is_estimated_for_a_gpu_that_is_known_by_name(device, has_time):
+    record = profiler.predict(factory, device=device)
+
+    assert record.case.is_predicted
+    assert (record.readings.step_seconds is not None) == has_time
+
+
+def test_a_prediction_leaves_the_random_state_and_the_default_device_as_they_were():
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+
+    profiler.predict(deep(), "segments:k=4")
+    profiler.plan(deep(), "60%")
+
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert type(torch.ones(2)) is torch.Tensor  # no fake one
+
+
+@pytest.mark.parametrize("call", [profiler.predict, lambda build: profiler.plan(build, "60%")], ids=["predict", "plan"])
+def test_a_module_that_was_made_before_is_refused_and_stays_as_it_was(call):
+    module, batch, loss = factory()
+
+    with pytest.raises(UserError, match="made before") as caught:
+        call(lambda: (module, batch, loss))
+
+    assert "inside build" in caught.value.hint
+    assert all("forward" not in vars(block) for block in module)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "h100"])
+@pytest.mark.parametrize("budget", ["75%", 60_000_000])
+def test_the_step_under_a_plan_fits_the_budget_and_recomputes_less_than_all(device, budget):
+    peak = profiler.predict(deep(), device=device).readings.peak_bytes
+    limit = 0.75 * peak if budget == "75%" else budget + 33 * 2**20 * (device == "h100")  # cuBLAS's workspace
+
+    plan = profiler.plan(deep(), budget if budget == "75%" else int(limit), device=device)
+    record = profiler.predict(deep(), plan, device=device)
+
+    assert record.readings.peak_bytes <= limit < peak
+    recomputed = sum(len(plan_file.names(one)) for one in plan.segments)
+    assert 0 < recomputed < len(plan.fingerprint)
+
+
+def test_with_the_whole_peak_nothing_is_recomputed():
+    assert profiler.plan(deep(), "max", device="cpu").segments == ()
+
+
+def test_a_plan_goes_to_every_other_function_and_to_a_file(here):
+    plan = profiler.plan(deep(), "60%", device="cpu")
+    plan.save("plan.json")
+    module, (x, y), loss = deep()()
+    plain = copy.deepcopy(module)
+
+    split = profiler.apply(module, plan).split
+    record = profiler.measure(deep(), plan, samples=1)
+    from_file = profiler.predict(deep(), here / "plan.json", device="cpu")
+
+    assert split == record.built.split == from_file.built.split == plan.plan
+    assert record.equality.gradients_equal
+    assert record.case.strategy == "plan"
+    assert from_file.readings.peak_bytes == record.readings.peak_bytes
+    for one in (module, plain):
+        loss(one(x), y).backward()
+    pairs = zip(module.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
+
+
+def test_a_budget_below_every_plan_names_the_smallest_peak():
+    with pytest.raises(UserError, match=r"no plan fits 1.00 KiB: the smallest peak is about [\d.]+ MiB") as caught:
+        profiler.plan(deep(), "1KiB", device="cpu")
+
+    assert "smaller batch" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ({"device": "h1000"}, "device: nothing is known of 'h1000'"),
+        ({"device": "t4,h100"}, "device: 't4,h100' is more than one"),
+        ({"precision": "fp8"}, "precision: 'fp8' is not known"),
+        ({"optimizer": "sgdd"}, "no optimizer is called 'sgdd'"),
+        ({"seed": -1}, "seed: -1 is too small"),
+        ({"budget": "much"}, "budget cannot be 'much'"),
+        ({"budget": 0}, "budget cannot be '0'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_words_of_python(words, complaint):
+    with pytest.raises(UserError) as caught:
+        profiler.plan(factory, **{"budget": "60%", **words})
+
+    assert caught.value.message.startswith(complaint)
+    assert caught.value.hint
+    assert "--" not in caught.value.hint
+    assert "fake:" not in caught.value.hint
+    assert f"hint: {caught.value.hint}" in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("call", [profiler.measure, profiler.predict])
+def test_a_step_without_a_loss_is_refused(call):
+    with pytest.raises(UserError, match=r"no loss but a tensor of shape \(4, 3\)"):
+        call(lambda: (*factory()[:1], torch.ones(4, 3)))
+
+
+def test_what_is_no_plan_of_the_model_is_refused():
+    plan = profiler.plan(deep(), "60%", device="cpu")
+
+    with pytest.raises(Unsupported, match="the plan is stale"):
+        profiler.predict(deep(width=32), plan)
+
+
+def test_the_package_lists_what_is_public():
+    assert sorted(dir(profiler)) == sorted(profiler.__all__)
+    assert set(profiler.__all__) == {"__version__", "apply", "load", "measure", "plan", "predict"}
+
+
+def test_no_module_of_the_package_takes_the_name_of_a_function():
+    code = textwrap.dedent("""
+        import importlib, pkgutil, types
+        import profiler
+        names = [found.name for found in pkgutil.walk_packages(profiler.__path__, "profiler.")]
+        names.remove("profiler.__main__")
+        loaded = []
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:  # ray, wandb, ... need not be here
+                assert not (error.name or "").startswith("profiler"), error
+            else:
+                loaded.append(name)
+        assert len(loaded) > 100, len(loaded)
+        from profiler import apply, load, measure, plan, predict
+        for function in (apply, load, measure, plan, predict):
+            assert isinstance(function, types.FunctionType), function
+            assert getattr(profiler, function.__name__) is function
+    """)
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

@@ -147,6 +147,17 @@ def test_only_what_needs_torch_imports_it(name, is_there):
     assert done.stdout == f"{is_there}\n"
 
 
+def test_a_run_is_loaded_and_shown_where_there_is_no_torch(run):
+    code = (
+        "import sys; sys.modules['torch'] = None; import profiler; run = profiler.load(sys.argv[1]);"
+        "print(len(run.rows()), len(run.to_pandas()), '<table' in run._repr_html_())"
+    )
+    words = [sys.executable, "-c", code, str(run.folder)]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+    assert done.stdout == f"{len(run.rows())} {len(run.rows())} True\n", done.stderr
+
+
 def test_a_name_that_is_not_there_is_said():
     with pytest.raises(AttributeError, match="'profiler' has no attribute 'lode'"):
         _ = profiler.lode

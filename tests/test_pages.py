@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,9 +61,10 @@ def test_every_example_of_a_page_runs_in_order(name, tmp_path, monkeypatch, capf
         code = answer(words)
         assert code == 0, f"gcprof {shlex.join(words)}\n{capfd.readouterr().err}"
 
-    for block in python(name):
-        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+    each = "import sys\nfor block in sys.argv[1:]:\n    exec(block, {'__name__': 'example'})"
+    words = [sys.executable, "-c", each, *python(name)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
@@ -71,3 +73,24 @@ def test_every_link_of_a_page_leads_somewhere(path):
     links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
 
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def anchors(path: Path) -> set[str]:
+    """The places in a page that a link can name, as the site names them."""
+    headings = re.findall(r"^#+ (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+def test_every_term_of_the_glossary_is_short_and_links_to_a_place_that_says_more():
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    terms = [
+        " ".join(term.split()) for term in re.findall(r"^- (\*\*.*?)(?=^- |^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    ]
+
+    assert len(terms) >= 12
+    for term in terms:
+        said, _, more = term.partition(" See ")
+        assert len(re.findall(r"[a-z`*][.](?= |$)", said)) <= 3, term
+        links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", more)
+        assert links, term
+        assert all(not place or place in anchors(DOCS / page) for page, place in links), term

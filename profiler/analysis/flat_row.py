@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from profiler.analysis.rows import Row
 from profiler.core import trace_data
+from profiler.core.case import SWITCHES
 from profiler.core.record import PHASES, Readings
 from profiler.core.trace_data import BUCKETS, GATHERED
 
@@ -16,7 +17,10 @@ Samples = tuple[float, ...]
 
 
 class FlatRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One case. Bytes and seconds; times are medians, with their raw samples; None where it was not measured."""
+    """One case. Bytes and seconds; times are medians, with their raw samples; None where it was not measured.
+
+    Before `data` it has the switches of the case that have a column: `keep_gradients`, ...
+    """
 
     case: str
     model: str
@@ -31,7 +35,6 @@ class FlatRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     accumulate: int
     parallel: str | None
     ranks: int | None
-    keep_gradients: bool
     data: str
     seed: int
     num_parameters: int | None
@@ -85,6 +88,15 @@ class FlatRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     started: str | None
 
 
+SWITCHED = [name for name, switch in SWITCHES.items() if switch.has_column]
+if not TYPE_CHECKING:
+    _fields = [(field.name, field.type) for field in msgspec.structs.fields(Line)]
+    _place = Line.__struct_fields__.index("data")
+    _fields[_place:_place] = [(name, bool) for name in SWITCHED]
+    Line = msgspec.defstruct(
+        "Line", _fields, namespace={"__doc__": Line.__doc__}, module=__name__, frozen=True, kw_only=True, gc=False
+    )
+
 STATIC = {f"static_{name.replace(' ', '_')}_bytes": name for name in (*trace_data.STATIC, BUCKETS, GATHERED)}
 PEAKS = {f"{phase}_peak_bytes": phase for phase in PHASES}
 TIMES = ("forward", "backward", "optimizer", "step")
@@ -115,7 +127,7 @@ def _what(row: Row) -> dict[str, Any]:
         "accumulate": case.accumulate,
         "parallel": str(case.parallel) if case.parallel else None,
         "ranks": case.ranks or None,
-        "keep_gradients": case.keep_gradients,
+        **{name: bool(getattr(case, name)) for name in SWITCHED},
         "data": built.data if built else case.data,
         "seed": case.seed,
         "num_parameters": built.num_parameters if built else None,

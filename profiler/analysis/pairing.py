@@ -10,13 +10,13 @@ from msgspec import UNSET
 
 from profiler.analysis.ratio_test import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row, latest, rows
-from profiler.core.case import FAKE, Case, as_word
+from profiler.core.case import FAKE, SWITCHES, Case, as_word
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 
 ALIGN = ("model", "strategy", "batch_size", "precision")
 MEANING = (
-    *ALIGN, "optimizer", "accumulate", "keep_gradients", "repair_batchnorm", "blocks", "data", "seed", "parallel",
+    *ALIGN, "optimizer", "accumulate", *SWITCHES, "blocks", "data", "seed", "parallel",
     "ranks",
 )  # fmt: skip
 BUILT = "num_parameters"  # what a model of the same name really is

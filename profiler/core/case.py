@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,6 +18,7 @@ Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # two of them add u
 Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is larger; its square is still finite
 PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
 OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
+MOST = 100_000  # steps of a kind in a round
 FAKE = "fake:"  # what the name of a device begins with that is predicted for, and need not be there
 
 
@@ -59,6 +60,22 @@ class Choice(str):
         return (name, rest) if colon and "=" in rest else (str(self), "")
 
 
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """How users ask for a field of a case that all cases of a run share, and where they see it.
+
+    The parsing of requests, the keys of sweep files, headings, exported columns and the comparability of runs are made
+    from it. A switch is a field that is on or off; a new one is UNSET where it is off, so that the ids of all cases
+    without it stay as they are.
+    """
+
+    key: str = ""  # in a sweep file; "": the field's name
+    choices: tuple[str, ...] = ()  # what a word may be; (): anything
+    least: int = 0
+    most: int | None = None  # of a number
+    shown: str = ""  # of a switch, in the headings of tables where it is on; "": nothing
+    has_column: bool = False  # of a switch, in exported tables
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """One point to measure. Its `id` is the same on every machine."""
 
@@ -68,15 +85,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     batch_size: Whole | None  # None: the model makes its own
     device: str
     precision: str = "fp32"  # fp32, bf16, fp16, amp-bf16, amp-fp16
-    blocks: str | None = None  # a pattern of names; None: as the model says, or as they are found
+    blocks: Annotated[str | None, Setting()] = None  # a pattern of names; None: as the model says, or as they are found
     accumulate: Whole = 1  # micro-batches a step
-    keep_gradients: bool = False  # zero them in place between steps instead of dropping them
-    repair_batchnorm: bool = False
+    keep_gradients: Annotated[
+        bool,
+        Setting(key="keep_grads", shown="gradients kept", has_column=True),
+    ] = False  # zero them in place between steps instead of dropping them
+    repair_batchnorm: Annotated[bool, Setting()] = False
     data: str = "synthetic"  # or "files", read from the directory that the command names
-    verify: str = "auto"  # auto, off, strict
-    seed: int = 0
-    warmup: Whole = 1
-    samples: Whole = 5  # timed steps a round; at least so many, where there is
+    verify: Annotated[str, Setting(choices=("auto", "off", "strict"))] = "auto"  # auto, off, strict
+    seed: Annotated[int, Setting(most=2**63 - 1)] = 0
+    warmup: Annotated[Whole, Setting(most=MOST)] = 1
+    samples: Annotated[Whole, Setting(least=1, most=MOST)] = 5  # timed steps a round; at least so many, where there is
     # these are in the id only where they are set
     sampling: Sampling | UnsetType = UNSET  # until when there are more samples
     parallel: Choice | UnsetType = UNSET  # how several ranks train the model together: ddp, fsdp2
@@ -110,6 +130,19 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
         device = self.device.removeprefix(FAKE)
         kind = device if device == "cpu" or gpu_kinds.of(device) else "cuda"
         return msgspec.structs.replace(self, device=kind)
+
+
+def _settings() -> tuple[dict[str, Setting], list[str]]:
+    """The fields of a case that have a Setting, and the switches among them, in order."""
+    kinds = get_type_hints(Case, include_extras=True)
+    notes = {name: getattr(kind, "__metadata__", ()) for name, kind in kinds.items()}
+    settings = {name: one for name, found in notes.items() for one in found if isinstance(one, Setting)}
+    switches = [name for name in settings if bool in (plain := get_args(kinds[name])[0], *get_args(plain))]
+    return settings, switches
+
+
+SETTINGS, _switches = _settings()
+SWITCHES = {name: SETTINGS[name] for name in _switches}
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):

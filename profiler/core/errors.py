@@ -15,6 +15,8 @@ class UserError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None, exit_code: int = 2) -> None:
         super().__init__(message)
+        if hint is not None:
+            self.add_note(f"hint: {hint}")  # Python shows it below the message, where nobody catches this
         self.message = message
         self.hint = hint
         self.exit_code = exit_code

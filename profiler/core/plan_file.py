@@ -47,6 +47,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if wrong:
             raise ValueError(wrong)
 
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON, over what is there. Raises UserError (exit code 74) where it cannot be written."""
+        write(self, Path(path))
+
 
 class _Numbered(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan of any schema says of itself."""

@@ -22,22 +22,23 @@ from profiler.predicting.trace import roofline
 from profiler.predicting.trace.allocator import read_settings
 from profiler.predicting.trace.replay import replay
 from profiler.predicting.traced_case import kind_of, known_rates, trace_case
-from profiler.training.assemble import Assembled
+from profiler.training.assemble import Assembled, Build
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
 
 
-def predict(trial: Trial, *, on_pass: Callable[[str], None] = lambda name: None) -> Record:
+def predict(trial: Trial, *, on_pass: Callable[[str], None] = lambda name: None, build: Build | None = None) -> Record:
     """Returns a trial's predicted memory, and an estimate of its time where the device's rates are known.
 
-    Raises Unsupported where model or strategy cannot be had or followed, and whatever the model raises.
+    `build` stands in for the catalogue's model. Raises Unsupported where model or strategy cannot be had or followed,
+    and whatever the model raises.
     """
     began = time.monotonic()
     on_pass("build")
     case = trial.case
-    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_pass=on_pass)
+    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
     rates = known_rates(case.device, trial.calibration)
-    seconds = _seconds(trial, trace, rates)
+    seconds = _seconds(trial, trace, rates, build)
     trace, reserved = _allocated(trace)
     return Record(
         case=case,
@@ -100,13 +101,13 @@ def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
     return replayed.trace, replayed.reserved
 
 
-def _seconds(trial: Trial, trace: Trace, rates: Rates | None) -> dict[str, Any]:
+def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:
     if rates is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
         return {}
     case, measured = trial.case, _measured_seconds(trial, rates)
     estimate = roofline.seconds(trace, rates, case.precision)
     if measured is not None:
-        bare = trace if case == case.baseline else trace_case(case.baseline)[1]
+        bare = trace if case == case.baseline else trace_case(case.baseline, build=build)[1]
         estimated = roofline.seconds(bare, rates, case.precision)["step"]
         estimate = roofline.scaled(estimate, measured=measured, estimated=estimated)
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}

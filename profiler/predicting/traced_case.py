@@ -24,7 +24,7 @@ from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Builder, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
 from profiler.predicting.trace.tracer import Hidden
-from profiler.training.assemble import Assembled, assemble
+from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.strategies.observe import Observation, observe
 from profiler.training.workload import Step
 
@@ -38,10 +38,11 @@ def trace_case(
     on_pass: Callable[[str], None] = lambda name: None,
     with_saves: bool = False,
     with_calls: bool = False,
+    build: Build | None = None,
 ) -> tuple[Assembled, Trace, int]:
     """Returns the case's fake model with its strategy, one traced step of it, and how many values were guessed.
 
-    `with_saves` and `with_calls` are as of `follow`. Raises as `predict` does.
+    `with_saves` and `with_calls` are as of `follow`, `build` as of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), products.keeps_workspaces()
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
@@ -49,7 +50,7 @@ def trace_case(
     builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():
-            built = assemble(case, mesh=rank.mesh if rank else None)
+            built = assemble(case, build=build, mesh=rank.mesh if rank else None)
         if built.applied.changes_kernels:
             raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
         on_pass("memory")
@@ -92,10 +93,10 @@ def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
     return optimizer, step
 
 
-def observe_case(case: Case) -> Observation:
+def observe_case(case: Case, build: Build | None = None) -> Observation:
     """How the blocks of the case's model work together. Raises as `predict` does."""
     with _fakes(case):
-        return observe(assemble(case.baseline).workload)
+        return observe(assemble(case.baseline, build=build).workload)
 
 
 def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:

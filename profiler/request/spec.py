@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import catalogue, schedule, secret_filter
-from profiler.core.case import FAKE, Case, Choice, Trial, split_choices
+from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
 from profiler.core.errors import UserError
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
@@ -20,14 +20,15 @@ from profiler.request.sampling import sampling
 from profiler.training import distributed, models, optimizers, strategies
 
 SEGMENTS = "1,2,4,8,16,32"
-MOST = 100_000  # steps of a kind in a round
 UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
-VERIFY = ("auto", "off", "strict")
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user asks for, as words; None where they said nothing. The keys of a sweep file are these names."""
+    """What a user asks for, as words; None where they said nothing. The keys of a sweep file are these names.
+
+    Its switches are those of a Case: `keep_grads`, `repair_batchnorm`, ...
+    """
 
     model: str | None = None
     strategies: str | None = None
@@ -39,14 +40,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     parallel: str | None = None
     ranks: str | None = None
     blocks: str | None = None
-    repair_batchnorm: bool | None = None
     device: str | None = None
     gpus: str | None = None
     predict: bool | None = None
     calibrate: bool | None = None
     data: str | None = None
     verify: str | None = None
-    keep_grads: bool | None = None
     rounds: int | None = None
     samples: int | None = None
     precision_target: str | None = None
@@ -54,6 +53,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_seconds: float | None = None
     warmup: int | None = None
     seed: int | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **words: Any) -> None: ...
+
+
+if not TYPE_CHECKING:
+    Request = msgspec.defstruct(
+        "Request",
+        [(switch.key or name, bool | None, None) for name, switch in SWITCHES.items()],
+        bases=(Request,),
+        namespace={"__doc__": Request.__doc__},
+        module=__name__,
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,16 +169,22 @@ def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ..
 
 def _fields(request: Request) -> dict[str, Any]:
     """What all cases of a request share."""
-    return {
-        "blocks": request.blocks,
-        "repair_batchnorm": bool(request.repair_batchnorm),
-        "keep_gradients": bool(request.keep_grads),
-        "verify": _one_of("--verify", "auto" if request.verify is None else request.verify, VERIFY),
-        "data": "synthetic" if request.data is None else "files",
-        "seed": _within(0, 2**63 - 1, "--seed", request.seed, 0),
-        "warmup": _within(0, MOST, "--warmup", request.warmup, 1),
-        "samples": _within(1, MOST, "--samples", request.samples, 5),
-    }
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
+    settings = {name: _setting(name, one, request, defaults[name]) for name, one in SETTINGS.items()}
+    return {**settings, "data": "synthetic" if request.data is None else "files"}
+
+
+def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any:
+    """The value of a case's field, as its Setting allows. Raises UserError."""
+    key = setting.key or name
+    option, value = f"--{key.replace('_', '-')}", getattr(request, key)
+    if name in SWITCHES:
+        return value or default
+    if setting.most is not None:
+        return _within(setting.least, setting.most, option, value, default)
+    if value is None or not setting.choices:
+        return default if value is None else value
+    return _one_of(option, value, setting.choices)
 
 
 def _sampling(request: Request, device: str) -> Sampling | UnsetType:

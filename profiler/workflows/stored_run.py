@@ -1,4 +1,4 @@
-"""Stored runs from Python and in notebooks: knows nothing of torch, of measuring or of terminals."""
+"""Stored runs from Python and in notebooks, without torch."""
 
 from __future__ import annotations
 
@@ -52,5 +52,16 @@ class Run:
 
 
 def load(run: str | Path = "last") -> Run:
-    """A run by its folder, its name below results/, or `last`. Raises UserError where it is none or is damaged."""
+    """Returns the run that is called so: by its folder, its name below results/, or `last`. It needs no torch.
+
+    `records` are as they were stored, `rows()` pools the rounds of each case and compares it with the case without
+    checkpointing, and `to_pandas()` gives a frame of these rows: bytes and seconds, missing where it was not measured.
+    Raises UserError where it is no run or is damaged.
+
+    Example::
+
+        run = profiler.load("last")
+        frame = run.to_pandas()
+        frame[["strategy", "saved_bytes", "peak_bytes", "step_seconds"]]
+    """
     return Run(store.load(run_folder(str(run))))

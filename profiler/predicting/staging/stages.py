@@ -19,29 +19,32 @@ from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, hel
 from profiler.predicting.staging.stage_operators import StageSpan, spans
 from profiler.predicting.staging.stage_seconds import NOTHING, Seconds
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case
+from profiler.training.assemble import Build
 from profiler.training.blocks import refuse_none
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 
 
-def stages(trial: Trial) -> Chain:
+def stages(trial: Trial, *, build: Build | None = None) -> Chain:
     """Returns what each stage of the trial's model costs. Its device is there, or its rates are known.
 
     Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
     not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
-    `time`, seconds are 0 and there are no save options. Raises UserError where nothing is known of the device's time,
+    `time`, seconds are 0 and there are no save options. `build` stands in for the catalogue's model, where the trial is
+    predicted. Raises UserError where nothing is known of the device's time,
     Unsupported where the blocks do not run once each, in order, or the forward runs a backward, and whatever the model
     raises.
     """
     case = trial.case.baseline
+    assert build is None or case.is_predicted, "seconds are measured of the catalogue's models alone"
     fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
     rates = _rates(trial)
-    built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True)
+    built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True, build=build)
     refuse_none(built.workload.blocks)
     _refuse_backward_in_forward(trace)
-    linked = observe_case(fake).linked
+    linked = observe_case(fake, build).linked
     found = spans(trace, built.workload.blocks, linked=linked)
-    selective = {save: _selective(trial, fake, save) for save in _saves(trial, trace, found)}
+    selective = {save: _selective(trial, fake, save, build) for save in _saves(trial, trace, found)}
     seconds = _seconds(trial, trace, found, selective, rates)
     prints = fingerprint(built.workload.module, built.workload.blocks)
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
@@ -106,10 +109,10 @@ def _seconds(
 _Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by name of the block
 
 
-def _selective(trial: Trial, fake: Case, save: str) -> _Selective:
+def _selective(trial: Trial, fake: Case, save: str, build: Build | None) -> _Selective:
     """A step with every block under a save option."""
     case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
-    built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True)
+    built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True, build=build)
     stage_spans = spans(trace, built.workload.blocks)
     bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
     return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from profiler.analysis.rows import Row, group, is_all_out_of_memory, smallest_request
-from profiler.core.case import Case, Choice
+from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.record import Environment
 from profiler.core.units import (
     MISSING,
@@ -238,7 +238,7 @@ def setting(rows: Sequence[Row]) -> list[str]:
         "optimizer": optimizer,
         "precision": case.precision if case.precision != "fp32" else "",
         "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",
-        "keep_gradients": "gradients kept" if case.keep_gradients else "",
+        **{name: switch.shown if getattr(case, name) else "" for name, switch in SWITCHES.items()},
         "ranks": count_text(case.num_ranks, "rank") if case.ranks else "",
         "parallel": str(case.parallel or ""),
     }
