@@ -129,15 +129,14 @@ def _measured(
 
 
 def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Trial, ...]:
-    """The trials that measure each at its size, in rounds of which every second is reversed, and then one sample more."""
+    """The trials that measure each at its size, in rounds of which every second is reversed, then one sample more."""
     cases = [_at(case, batch, batch.batch_size) for batch in batches if batch.batch_size]
     measured = [
         msgspec.structs.replace(trial, passes=("memory", "time") if trial.round == 1 else ("time",))
         for trial in in_rounds(cases, rounds)
     ]
-    further = [
-        _at(case, batch, batch.batch_size + 1) for batch in batches if batch.strategy != PLAN
-    ]  # it is in no file
+    in_no_file = [batch for batch in batches if batch.strategy != PLAN]
+    further = [_at(case, batch, batch.batch_size + 1) for batch in in_no_file]
     return (*measured, *(Trial(case=beyond, passes=("memory",)) for beyond in further))
 
 
