@@ -90,11 +90,11 @@ class FlatRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 SWITCHED = [name for name, switch in SWITCHES.items() if switch.has_column]
 if not TYPE_CHECKING:
-    _fields = [(field.name, field.type) for field in msgspec.structs.fields(Line)]
-    _place = Line.__struct_fields__.index("data")
+    _fields = [(field.name, field.type) for field in msgspec.structs.fields(FlatRow)]
+    _place = FlatRow.__struct_fields__.index("data")
     _fields[_place:_place] = [(name, bool) for name in SWITCHED]
-    Line = msgspec.defstruct(
-        "Line", _fields, namespace={"__doc__": Line.__doc__}, module=__name__, frozen=True, kw_only=True, gc=False
+    FlatRow = msgspec.defstruct(
+        "FlatRow", _fields, namespace={"__doc__": FlatRow.__doc__}, module=__name__, frozen=True, kw_only=True, gc=False
     )
 
 STATIC = {f"static_{name.replace(' ', '_')}_bytes": name for name in (*trace_data.STATIC, BUCKETS, GATHERED)}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from profiler.core.case import Case
     from profiler.core.record import Record
 
-    Show = Callable[[Record, int, Path], None]  # a record, how many trials are left, and the log of its trial
+Show = Callable[["Record", int, "Path"], None]  # a record, how many trials are left, and the log of its trial
 
 
 class Interrupted(BaseException):

@@ -134,9 +134,8 @@ def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Tria
         msgspec.structs.replace(trial, passes=("memory", "time") if trial.round == 1 else ("time",))
         for trial in in_rounds(cases, rounds)
     ]
-    further = [
-        _at(case, batch, batch.batch_size + 1) for batch in batches if batch.strategy != PLAN
-    ]  # it is in no file
+    in_no_file = [batch for batch in batches if batch.strategy != PLAN]
+    further = [_at(case, batch, batch.batch_size + 1) for batch in in_no_file]
     return (*measured, *(Trial(case=beyond, passes=("memory",)) for beyond in further))
 
 
