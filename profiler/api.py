@@ -102,7 +102,7 @@ def _look(module: nn.Module, example: Any) -> Any:
 
 
 @_in_words_of_python()
-def measure(
+def measure(  # noqa: PLR0913  its keywords are a user's settings
     build: Callable[[], Any],
     strategy: str | Recipe | Path = "none",
     *,

@@ -47,7 +47,7 @@ def reproduce(
     from profiler.workflows.reproduce import ReproduceRequest, read
 
     if name is None:
-        if full or predict or device or output or before or json:
+        if any((full, predict, device, output, before, json)):
             raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(published.names())}")
         _list()
         return

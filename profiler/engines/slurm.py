@@ -36,7 +36,7 @@ POLL_SECONDS = {"slurm": 2.0, "local": 0.1}
 GRACE_SECONDS = {"slurm": 0.0, "local": 5.0}  # for jobs to end when they are told to
 
 
-def connect(
+def connect(  # noqa: PLR0913  its keywords are the options of the engine
     stage_seconds: float = 600.0,
     logs: Path | None = None,
     *,

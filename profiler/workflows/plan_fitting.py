@@ -32,7 +32,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
 
 
-def settle(
+def settle(  # noqa: PLR0913
     engine: Engine,
     case: Case,
     chain: Chain,
@@ -70,7 +70,7 @@ def settle(
 class _Steps:
     """Steps under plans, traced and measured against one budget."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         engine: Engine,
         case: Case,

@@ -164,7 +164,7 @@ def lstm_cell(input: torch.Tensor, hidden: Any, *weights: Any) -> tuple[torch.Te
     return new_state, new_memory
 
 
-def attention(
+def attention(  # noqa: PLR0917  as torch's
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -22,7 +22,7 @@ from profiler.training.workload import Step, Workload, local, tensors
 TRIES = 3
 
 
-def follow(
+def follow(  # noqa: PLR0913
     workload: Workload,
     optimizer: torch.optim.Optimizer,
     step: Step,

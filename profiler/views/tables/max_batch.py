@@ -36,7 +36,7 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     static_bytes: int | None = None  # and what of it is there whatever the batch and the strategy
 
 
-def line(
+def line(  # noqa: PLR0913
     strategy: str, batch_size: int, predicted: int | None, measured: Record | None, beyond: Record | None,
     samples_per_second: float | None, *, needed: Callable[[Record], int | None], sample_bytes: int | None = None,
     static_bytes: int | None = None,
