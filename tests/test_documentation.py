@@ -91,8 +91,9 @@ def changed(root: Path, diff: str) -> list[str]:
 
 
 NEW_SWITCH = """
-import json, pathlib, types
-from profiler.analysis import flat_row, sides
+import contextlib, io, json, pathlib, types
+from profiler.analysis import flat_row, pairing
+from profiler.cli import answer
 from profiler.core.case import Case, Choice, decode, encode
 from profiler.request import spec, sweep
 from profiler.training.assemble import assemble
@@ -108,10 +109,13 @@ def steps(name):  # the norm of the gradients that the optimizer sees
 
 (off, large), (on, small) = steps("off.toml"), steps("on.toml")
 assert decode(encode(on), Case) == on
+with contextlib.redirect_stdout(io.StringIO()) as help:
+    codes = [answer([command, "--help"]) for command in ("run", "predict", "explain")]
+assert codes == [0, 0, 0]
 print(json.dumps({
     "ids": [off.id, on.id], "norms": [large, small], "key": b"clip_gradients" in encode(off),
-    "column": "clip_gradients" in flat_row.COLUMNS, "compared": "clip_gradients" in sides.ALLOWED,
-    "heading": setting([types.SimpleNamespace(case=on)]),
+    "column": "clip_gradients" in flat_row.COLUMNS, "compared": "clip_gradients" in pairing.ALLOWED,
+    "flags": help.getvalue().count("--clip-gradients"), "heading": setting([types.SimpleNamespace(case=on, notes=())]),
 }))
 """
 
@@ -134,6 +138,7 @@ def test_the_example_of_an_option_is_two_files_and_every_view_has_it(tmp_path):
     assert len(files) == 2
     assert told["ids"][0] == mine.case.id != told["ids"][1]
     assert told["norms"][0] > 1.01 > told["norms"][1]
+    assert told["flags"] == 3
     assert "gradients clipped" in told["heading"]
     assert (told["key"], told["column"], told["compared"]) == (False, True, True)
 

@@ -36,6 +36,7 @@ from profiler.cli.show import show
 from profiler.cli.stages import stages
 from profiler.cli.strategies import strategies
 from profiler.cli.streams import drop_unwritable, open_standard
+from profiler.cli.switches import with_switches
 from profiler.cli.timeline import timeline
 from profiler.cli.validate import validate
 from profiler.core.errors import UserError
@@ -103,7 +104,7 @@ def application(words: Sequence[str], *, whole: bool = False) -> typer.Typer:
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
     for name, command in COMMANDS.items():
-        app.command(name, help=command.__doc__)(command if whole or name == asked else lambda: None)
+        app.command(name, help=command.__doc__)(with_switches(command) if whole or name == asked else lambda: None)
     return app
 
 

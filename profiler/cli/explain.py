@@ -8,6 +8,7 @@ import typer
 
 from profiler.cli import completion, options
 from profiler.cli.output import COMMAND, aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.switches import Switches
 
 if TYPE_CHECKING:
     from profiler.core.case import Case
@@ -27,7 +28,7 @@ def explain(
     precision: options.Precision = None,
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
-    keep_grads: Annotated[bool | None, typer.Option("--keep-grads", help="Gradients persist between steps.")] = None,
+    switches: Switches | None = None,
     device: options.TracedDevice = None,
     json: options.Json = False,
 ) -> None:
@@ -41,7 +42,7 @@ def explain(
 
     words = prediction(
         strategies=strategy, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
-        blocks=blocks, keep_grads=keep_grads, device=device,
+        blocks=blocks, device=device, **switches or {},
     )  # fmt: skip
     explained = work(TraceRequest(target=target, words=words, typed=COMMAND.get()))
     step, why = explained.step, explained.explanation

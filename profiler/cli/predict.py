@@ -9,6 +9,7 @@ import typer
 from profiler.cli import completion, options
 from profiler.cli.output import COMMAND, Terminal, end_with
 from profiler.cli.run import print_run
+from profiler.cli.switches import Switches
 from profiler.core.errors import UserError
 
 
@@ -30,7 +31,7 @@ def predict(
         str | None, typer.Option(help="Processes that train together: what one of them holds. [default: 1]")
     ] = None,
     blocks: options.FoundBlocks = None,
-    keep_grads: options.KeepGrads = None,
+    switches: Switches | None = None,
     device: Annotated[str, typer.Option(help="cuda, cpu, or GPUs: t4, a100-80, h100, rtx-4090, ...")] = "cuda",
     calibrate: Annotated[
         bool | None,
@@ -54,7 +55,7 @@ def predict(
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks,
-        keep_grads=keep_grads, calibrate=calibrate,
+        calibrate=calibrate, **switches or {},
         device=",".join(word if word.startswith(FAKE) else FAKE + word for word in device.split(",")),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())

@@ -22,6 +22,7 @@ from profiler.cli.output import (
     shard_text,
     width,
 )
+from profiler.cli.switches import Switches
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(
     verify: Annotated[
         str | None, typer.Option(help="Equality of gradients: auto, off, or strict (to the bit). [default: auto]")
     ] = None,
-    keep_grads: options.KeepGrads = None,
+    switches: Switches | None = None,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds over all cases, each in fresh processes. [default: 3]")
     ] = None,
@@ -123,10 +124,10 @@ def run(
 
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
-        device=device, gpus=gpus, data=data, verify=verify, keep_grads=keep_grads, rounds=rounds, samples=samples,
+        device=device, gpus=gpus, data=data, verify=verify, rounds=rounds, samples=samples,
         warmup=warmup, seed=seed, precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks,
         blocks=blocks, repair_batchnorm=repair_batchnorm, predict=predict, precision_target=precision_target,
-        max_samples=max_samples, max_seconds=max_seconds,
+        max_samples=max_samples, max_seconds=max_seconds, **switches or {},
     )  # fmt: skip
     if not 0 < stage_limit <= LONGEST:
         raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")

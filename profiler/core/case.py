@@ -63,12 +63,13 @@ class Choice(str):
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """How users ask for a field of a case that all cases of a run share, and where they see it.
 
-    The parsing of requests, the keys of sweep files, headings, exported columns and the comparability of runs are made
-    from it. A switch is a field that is on or off; a new one is UNSET where it is off, so that the ids of all cases
-    without it stay as they are.
+    The parsing of requests, the keys of sweep files, flags, headings, exported columns and the comparability of runs
+    are made from it. A switch is a field that is on or off; a new one is UNSET where it is off, so that the ids of all
+    cases without it stay as they are.
     """
 
-    key: str = ""  # in a sweep file; "": the field's name
+    key: str = ""  # in a sweep file, and of a flag; "": the field's name
+    help: str = ""  # of the flag that a switch has in `run`, `predict` and `explain`; "": it has none there
     choices: tuple[str, ...] = ()  # what a word may be; (): anything
     least: int = 0
     most: int | None = None  # of a number
@@ -89,7 +90,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     accumulate: Whole = 1  # micro-batches a step
     keep_gradients: Annotated[
         bool,
-        Setting(key="keep_grads", shown="gradients kept", has_column=True),
+        Setting(
+            key="keep_grads",
+            help="Zero gradients in place: they persist between steps.",
+            shown="gradients kept",
+            has_column=True,
+        ),
     ] = False  # zero them in place between steps instead of dropping them
     repair_batchnorm: Annotated[bool, Setting()] = False
     data: str = "synthetic"  # or "files", read from the directory that the command names
