@@ -133,3 +133,21 @@ def borrowed(module: str) -> bool:
     """Whether a module is a test or a benchmark, which no test may lean on."""
     first, *rest = module.split(".")
     return first == "benchmarks" or (first == "tests" and any(part.startswith("test_") for part in rest))
+
+
+PLACE = re.compile(r"`(profiler/[\w/]+\.py)`(?:: `(\w+)`)?")
+
+
+def test_what_architecture_says_is_where_it_says():
+    text = (
+        (PACKAGE.parent / "ARCHITECTURE.md")
+        .read_text(encoding="utf-8")
+        .partition("## Where is")[2]
+        .partition("\n## ")[0]
+    )
+    places = PLACE.findall(text)
+
+    assert len(places) > 10
+    for path, name in places:
+        source = (PACKAGE.parent / path).read_text(encoding="utf-8")
+        assert not name or re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE), (path, name)
