@@ -34,7 +34,7 @@ LOCAL = {  # what of them is used, and why it reaches no further than this machi
     "engines/child.py": {"socket"},  # descriptors to the server
     "engines/forkserver.py": {"socket"},  # the other end
     "engines/local.py": {"socket"},  # the pair of the two
-    "ranks.py": {"socket"},  # the name of the loopback
+    "measuring/ranks.py": {"socket"},  # the name of the loopback
     "engines/ray_cluster.py": {"socket"},  # whether the cluster that the user names is there
     "cli/report.py": {"webbrowser"},  # `--open` shows the file
 }

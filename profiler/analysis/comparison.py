@@ -10,7 +10,7 @@ from profiler.analysis.comparability import Difference, circumstances, idle, ref
 from profiler.analysis.fit import SideAdvice, advise_sides
 from profiler.analysis.pairing import ALIGN, Key, SampledRow, Side, peaks, sides, times
 from profiler.analysis.ranking import Order, orders
-from profiler.analysis.ratio_test import Contrast
+from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.case import FAKE
 from profiler.core.errors import UserError
 from profiler.core.record import Record

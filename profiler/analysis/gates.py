@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from profiler.analysis.comparison import Cell, Comparison
-from profiler.analysis.ratio_test import Contrast
+from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.errors import UserError
 
 RULE = re.compile(r"\s*(\w+)\s*:\s*>\s*(\d+(?:\.\d+)?)\s*%\s*")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import UNSET
 
-from profiler.analysis.ratio_test import Contrast, estimated, exact, sampled
+from profiler.analysis.ratio_contrast import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row, latest, rows
 from profiler.core.case import FAKE, SWITCHES, Case, as_word
 from profiler.core.errors import UserError

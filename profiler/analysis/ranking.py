@@ -8,7 +8,7 @@ from itertools import combinations
 import msgspec
 
 from profiler.analysis.pairing import Key, SampledRow, Side, peaks, times, without_strategy
-from profiler.analysis.ratio_test import Contrast
+from profiler.analysis.ratio_contrast import Contrast
 
 Pair = tuple[SampledRow, SampledRow]  # one strategy, on the baseline and on a side
 Compared = Callable[[SampledRow, SampledRow], Contrast | None]

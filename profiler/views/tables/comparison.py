@@ -11,7 +11,7 @@ from rich.text import Text
 from profiler.analysis import comparison
 from profiler.analysis.comparison import Cell, Comparison, Match
 from profiler.analysis.gates import Judgement
-from profiler.analysis.ratio_test import Contrast
+from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.case import encode
 from profiler.views.export.csv import safe
 from profiler.views.export.markdown import escaped, table_lines

@@ -9,7 +9,7 @@ import msgspec
 from profiler.analysis.comparison import Cell, Comparison, Match
 from profiler.analysis.fit import SideAdvice
 from profiler.analysis.ranking import Order
-from profiler.analysis.ratio_test import Contrast
+from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
 from profiler.views.tables.grid import Column, numbers, words
 
