@@ -325,6 +325,7 @@ def test_the_package_lists_what_is_public():
     assert set(profiler.__all__) == {"__version__", "apply", "load", "measure", "plan", "predict"}
 
 
+@pytest.mark.slow
 def test_no_module_of_the_package_takes_the_name_of_a_function():
     code = textwrap.dedent("""
         import importlib, pkgutil, types

@@ -182,6 +182,7 @@ def partition(monkeypatch):
         yield spy
 
 
+@pytest.mark.slow
 def test_compiled_kernels_that_round_otherwise_are_compared_with_the_same_kernels():
     record = measured("cifar-resnet:depth=1", "compile-budget:budget=0.5", batch_size=4, passes=PASSES)
 

@@ -226,6 +226,7 @@ def test_a_trial_that_fails_there_is_called_rehearsed(own):
     assert evidence(record.case, record.environment) == "rehearsed"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_rehearsed_run_goes_on_nowhere_else(hollow, here):
     words = ("run", "--model", "mlp", "--strategies", "none", "-o", "run")

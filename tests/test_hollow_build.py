@@ -55,6 +55,7 @@ def test_two_builds_at_once_leave_one_whole_folder(built):
     }
 
 
+@pytest.mark.slow
 def test_what_is_built_is_kept_so_that_the_next_process_needs_no_compiler(built, monkeypatch):
     cache, _, said = built
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

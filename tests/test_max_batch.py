@@ -79,6 +79,7 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     assert words[:2] == ["plan", SMALL]
 
 
+@pytest.mark.slow
 def test_without_measuring_there_is_no_run(here, peaks, capsys):
     limit = peaks[4]
 
@@ -118,6 +119,7 @@ def test_where_not_even_one_sample_fits_that_is_said(here, capsys):
     assert [(record.case.strategy.name, record.case.batch_size) for record in run.records] == [("none", 1), ("all", 1)]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, capsys):
     words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json", "--memory"]
 
@@ -133,6 +135,7 @@ def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, c
     assert within[1]["batch_size"] > within[0]["batch_size"]
 
 
+@pytest.mark.slow
 def test_where_cuda_itself_leaves_no_room_that_is_said_with_its_bytes(here, capsys):
     words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "600MiB"]
 
@@ -233,6 +236,7 @@ def test_samples_a_second_are_of_all_rounds_and_micro_batches():
     assert Largest(strategy=Choice("none"), batch_size=8).samples_per_second is None
 
 
+@pytest.mark.slow
 def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, shared, capsys):
     words = [SMALL, "--memory", "5MiB", "--device", "fake:cpu", "--strategies", "segments:k=2,segments:k=4"]
 
@@ -267,6 +271,7 @@ def test_what_has_no_largest_batch_is_refused(here, shared, capsys, words, compl
     assert complaint in said.err
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_its_batch_size_from_a_file_is_not_refused(here, shared, capsys):
     model = f"{FIXED.with_name('batchnorm.py')}:build"
 

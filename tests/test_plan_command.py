@@ -420,6 +420,7 @@ def test_costs_of_no_known_model_are_planned_for_none(here, named, shared, capsy
 WORDS = (SMALL, "--batch-size", "2", "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
     code = plan(*WORDS, "--budget", "60%", "--rounds", 1, "--json", "-o", "plan.json")
 

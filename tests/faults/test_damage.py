@@ -167,6 +167,7 @@ def in_little_memory(edit: str = "") -> int:
     return done.returncode
 
 
+@pytest.mark.slow
 def test_fault_42_memory_is_bounded(results):
     assert in_little_memory() == 4
 

@@ -71,7 +71,7 @@ def test_fault_31_an_interrupt_names_the_command_that_goes_on(
     code = interrupted(here, monkeypatch)
 
     assert code == 130
-    assert next_words(capsys.readouterr().err) == ["run", "--resume", "run"]
+    assert next_words(capsys.readouterr().err) == ["run", "--resume", "run", *STUCK[:2]]
     assert (here / "run" / "derived" / "table.csv").exists()
 
 
