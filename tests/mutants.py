@@ -49,7 +49,7 @@ ROOMS = {
         ),
     ),
     "equality": Room(
-        ("profiler/measuring/meters/equality.py", "profiler/measuring/gradients.py"),
+        ("profiler/measuring/meters/equality.py", "profiler/measuring/equality_pass.py"),
         ("tests/test_equality.py", "tests/test_ranks.py"),
     ),
     "planning": Room(

@@ -27,7 +27,7 @@ from profiler.engines.slurm_shards import Array, write_agreed
 from profiler.runs import run_diff, store
 from profiler.runs.merge import merge
 from profiler.workflows import resume, runner, slurm_job
-from profiler.workflows.typed import resume_words
+from profiler.workflows.typed_words import resume_words
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
 from tests.shard_folders import by_plan, read

@@ -231,7 +231,7 @@ def _say_next(ran: Ran, run: Run) -> None:
     from profiler.analysis import progress, rows
     from profiler.core.units import count_text
     from profiler.views.plots.panels import has_plane
-    from profiler.workflows.typed import resume_words
+    from profiler.workflows.typed_words import resume_words
 
     lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
     again = resume_words(run, COMMAND.get(), ran.data_directory)

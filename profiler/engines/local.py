@@ -22,8 +22,8 @@ from profiler.core.record import Environment, Record
 from profiler.core.units import bytes_text
 from profiler.engines import WORKER, task_pool
 from profiler.engines.child import Child, Ended
+from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import in_waves
-from profiler.engines.trial_record import trial_record
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store

@@ -28,10 +28,10 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
 from profiler.engines import WORKER, code_bundle, ray_task
+from profiler.engines.child_outcome import lost
 from profiler.engines.order import in_waves
 from profiler.engines.ray_cluster import STARTING, refuse_silent
 from profiler.engines.task_pool import ReturnedTrial, run_remotely
-from profiler.engines.trial_record import lost
 from profiler.runs import store
 
 ACCELERATOR = "accelerator_type:"  # what Ray calls the resource of a node with such GPUs

@@ -13,8 +13,8 @@ from typing import Any
 from profiler import __version__
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
+from profiler.engines.child_outcome import lost
 from profiler.engines.local import Local
-from profiler.engines.trial_record import lost
 from profiler.runs import store
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # Ray sets it anew for each task

@@ -10,7 +10,7 @@ from profiler.analysis.rows import latest
 from profiler.core import safe_files
 from profiler.core.case import Case, Trial
 from profiler.core.record import Record
-from profiler.engines.trial_record import lost
+from profiler.engines.child_outcome import lost
 from profiler.runs import store
 
 

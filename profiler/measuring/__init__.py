@@ -8,7 +8,7 @@ from profiler.core.case import Trial
 from profiler.core.record import Record
 from profiler.measuring.bench import Bench, switches
 from profiler.measuring.devices import environment
-from profiler.measuring.gradients import compare
+from profiler.measuring.equality_pass import compare
 from profiler.measuring.passes import read
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Build

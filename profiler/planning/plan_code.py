@@ -9,7 +9,7 @@ from textwrap import wrap
 from profiler import __version__
 from profiler.core.errors import UserError
 from profiler.core.plan_file import Recipe, Segment, every, names, operators
-from profiler.planning import templates
+from profiler.planning import plan_code_templates as templates
 
 WIDTH = 100
 

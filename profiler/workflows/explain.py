@@ -22,7 +22,7 @@ from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
-from profiler.workflows.typed import refuse_code
+from profiler.workflows.typed_words import refuse_code
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):

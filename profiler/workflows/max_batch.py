@@ -22,7 +22,7 @@ from profiler.runs import RESULTS, run_diff, store
 from profiler.workflows import SILENT, Screen, runner
 from profiler.workflows.batch_search import PLAN, Largest, measured_context, predict, predict_planned
 from profiler.workflows.stages import ModelOnDevice
-from profiler.workflows.typed import command_line
+from profiler.workflows.typed_words import command_line
 
 ROUNDS = 3
 

@@ -23,7 +23,7 @@ from profiler.runs import RESULTS, run_diff, store
 from profiler.workflows import Screen, runner
 from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
-from profiler.workflows.typed import command_line
+from profiler.workflows.typed_words import command_line
 
 ROUNDS = 3
 SLOWER = 1  # the exit code where the plan lost, or could not be run

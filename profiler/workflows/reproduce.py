@@ -19,7 +19,7 @@ from profiler.runs.store import Run
 from profiler.workflows import SILENT, Screen, published, runner
 from profiler.workflows.published import System
 from profiler.workflows.run import opening
-from profiler.workflows.typed import command_line
+from profiler.workflows.typed_words import command_line
 
 
 class ReproduceRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from profiler.runs.store import Run
 from profiler.training import models
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.run import Ran, RunRequest, begin, go_on, plan_on, ran, refuse_idle
-from profiler.workflows.typed import command_line, refuse_unnamed
+from profiler.workflows.typed_words import command_line, refuse_unnamed
 
 
 def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:

@@ -24,7 +24,7 @@ from profiler.runs.store import Run
 from profiler.training import models
 from profiler.views.export import files
 from profiler.workflows import SILENT, Screen, runner
-from profiler.workflows.typed import command_line
+from profiler.workflows.typed_words import command_line
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

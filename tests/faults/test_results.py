@@ -16,7 +16,7 @@ from profiler.cli import answer
 from profiler.core.case import encode
 from profiler.core.errors import UserError
 from profiler.core.record import PhaseBytes, Record
-from profiler.engines import child, read_answer, trial_record
+from profiler.engines import child, child_outcome, read_answer
 from profiler.engines.local import Local
 from profiler.runs import store
 from tests import examples, make
@@ -122,7 +122,7 @@ def test_fault_22_a_lie_beside_the_readings_is_one_too(fields, why):
 
 
 def test_twin_22_who_believes_everything_records_the_lie_as_a_fact(monkeypatch):
-    monkeypatch.setattr(trial_record, "impossible", lambda record, passes: ())
+    monkeypatch.setattr(child_outcome, "impossible", lambda record, passes: ())
 
     record = believed(of_readings(peak_bytes=-1))
 
