@@ -1,4 +1,4 @@
-# What developing needs. `just check` is what CI does besides the tests.
+# What developing needs. CI runs `just check`, the tests, the audit, the wheel and the documentation.
 python := ".venv/bin/python"
 measuring := replace("""
     tests/test_api.py tests/test_callbacks.py tests/test_conditions.py tests/test_cost.py tests/test_engine.py

@@ -255,9 +255,8 @@ def _foreseen(
     build: Callable[[], Any], device: str, optimizer: str, precision: str, blocks: str | None, seed: int
 ) -> Case:
     """The case of a prediction, without its strategy."""
-    word = device if device.startswith(FAKE) else FAKE + device
     return _case(
-        Request(device=word, precision=precision, blocks=blocks, seed=seed),
+        Request(device=device_choice.to_predict(device), precision=precision, blocks=blocks, seed=seed),
         build,
         optimizer,
         device_choice.any_device,

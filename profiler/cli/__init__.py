@@ -1,4 +1,4 @@
-"""The command line: words in, text out, errors caught once. Knows nothing of what the commands do.
+"""The command line: parses flags, calls one workflow or reader, prints; errors are caught once.
 
 Only typer is imported here; every command imports what it needs when it runs, so that --help is quick.
 """

@@ -45,7 +45,7 @@ def predict(
 
     Example: gcprof predict transformer --strategies all,selective --batch-size 8,64 --device h100
     """
-    from profiler.core.case import FAKE
+    from profiler.request.device_choice import to_predict
     from profiler.request.spec import Request
     from profiler.workflows.run import RunRequest, run
 
@@ -56,7 +56,7 @@ def predict(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks,
         calibrate=calibrate, **switches or {},
-        device=",".join(word if word.startswith(FAKE) else FAKE + word for word in device.split(",")),
+        device=to_predict(device),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
     end_with(lambda: print_run(run(request, Terminal()), json=json, fit=fit), json=json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 CUDA = "cuda:"
-HOLLOW = "Hollow "  # what the name of a GPU begins with that has memory and does no arithmetic: `profiler/rehearse`
+HOLLOW = "Hollow "  # what the name of a GPU begins with that has memory and does no arithmetic: `profiler/rehearsal`
 KIND = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*", re.ASCII)  # never a number, which is that of one GPU
 
 

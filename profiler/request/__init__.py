@@ -1,1 +1,1 @@
-"""Words and TOML to checked cases: every parser of what users type."""
+"""From what users type, words and TOML, to checked cases."""

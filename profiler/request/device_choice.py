@@ -22,6 +22,11 @@ BY_NUMBER = (
 )
 
 
+def to_predict(text: str) -> str:
+    """`h100,fake:t4` -> `fake:h100,fake:t4`: the devices of a command that only predicts."""
+    return ",".join(word if word.startswith(FAKE) else FAKE + word for word in text.split(","))
+
+
 def any_device(word: str) -> str:
     """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
     if word.startswith(FAKE):

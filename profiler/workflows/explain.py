@@ -51,7 +51,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 def prediction(*, strategies: str, device: str | None, **others: Any) -> Request:
     """The words of a command as a request for a prediction. Raises UserError."""
     word = "cuda" if device is None else device
-    return Request(strategies=strategies, device=word if word.startswith(FAKE) else FAKE + word, **others)
+    return Request(strategies=strategies, device=device_choice.to_predict(word), **others)
 
 
 def explain(request: TraceRequest) -> Explained:

@@ -1,6 +1,6 @@
 """What every device offers a meter, what a record says of it, and whether it computes.
 
-`cpu` and `cuda` are a file each, whose `connect` returns a Device; `measure` picks by the first word of its name.
+`cpu` and `cuda` are a file each, whose `connect` returns a Device; `open_device` picks by the first word of its name.
 """
 
 from __future__ import annotations
