@@ -102,7 +102,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     verify: Annotated[str, Setting(choices=("auto", "off", "strict"))] = "auto"  # auto, off, strict
     seed: Annotated[int, Setting(most=2**63 - 1)] = 0
     warmup: Annotated[Whole, Setting(most=MOST)] = 1
-    samples: Annotated[Whole, Setting(least=1, most=MOST)] = 5  # timed steps a round; with `sampling`, at least
+    samples: Annotated[Whole, Setting(least=1, most=MOST)] = 5  # timed steps a round; at least so many with `sampling`
     # these are in the id only where they are set
     sampling: Sampling | UnsetType = UNSET  # until when there are more samples
     parallel: Choice | UnsetType = UNSET  # how several ranks train the model together: ddp, fsdp2
