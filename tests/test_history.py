@@ -129,7 +129,7 @@ def test_a_whole_snapshot_is_read_as_well(tmp_path):
 # A hollow device is opened before torch; the process ends at once, since autograd's thread there may outlive it.
 RECORD = """
 import os, sys
-from profiler.rehearse.device import open_if_asked
+from profiler.rehearsal.device import open_if_asked
 open_if_asked()
 from tests.record_history import main
 main(*sys.argv[1:])
