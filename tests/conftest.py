@@ -111,7 +111,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every `gcprof run` of this process goes to the one fork server of all tests."""
-    monkeypatch.setattr(local, "_Server", lambda visible: Lent(engine._server))
+    monkeypatch.setattr(local, "_Server", lambda visible, rehearses=False: Lent(engine._servers[rehearses]))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """To start a server, which is to import torch, is a bug: exit code 70."""
 
-    def fail(visible: str | None) -> None:
+    def fail(visible: str | None, *, rehearses: bool = False) -> None:
         raise AssertionError("a server was started")
 
     monkeypatch.setattr(local, "_Server", fail)

@@ -29,6 +29,7 @@ from profiler.cli.output import COMMAND
 from profiler.cli.plan import plan
 from profiler.cli.plot import plot
 from profiler.cli.predict import predict
+from profiler.cli.rehearse import rehearse
 from profiler.cli.report import report
 from profiler.cli.reproduce import reproduce
 from profiler.cli.run import run
@@ -44,11 +45,12 @@ from profiler.core.errors import UserError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # what a place that takes no more says
 GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
 INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 70, 74, 130, 141
-TELLS_FAILURES = ("run", "predict", "plan", "stages", "max-batch")  # as one JSON document, where that is asked for
+TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "max-batch")  # as one JSON document, if asked to
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
+    "rehearse": rehearse,
     "predict": predict,
     "explain": explain,
     "timeline": timeline,

@@ -37,6 +37,9 @@ def predict(
         bool | None,
         typer.Option("--calibrate", help="Measure `none` here first, and take its operators' workspaces over."),
     ] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Rehearse every case besides, and show the prediction's error.")
+    ] = False,
     fit: Annotated[bool, typer.Option("--fit", help="Show which GPUs hold it, and with which strategy.")] = False,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
@@ -45,18 +48,20 @@ def predict(
 
     Example: gcprof predict transformer --strategies all,selective --batch-size 8,64 --device h100
     """
-    from profiler.request.device_choice import to_predict
+    from profiler.request.device_choice import to_predict, to_rehearse
     from profiler.request.spec import Request
     from profiler.workflows.run import RunRequest, run
 
     if fit and (json or device != "cuda"):
         flag = "--json" if json else "--device"
         raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
+    if rehearse and (fit or calibrate or device in ("cuda", "cpu")):
+        raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks,
-        calibrate=calibrate, **switches or {},
-        device=to_predict(device),
+        calibrate=calibrate, predict=rehearse or None, **switches or {},
+        device=to_rehearse(device) if rehearse else to_predict(device),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
     end_with(lambda: print_run(run(request, Terminal()), json=json, fit=fit), json=json)

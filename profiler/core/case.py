@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from profiler.core import gpu_kinds
 from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.stats import Sampling
 
 Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # two of them add up within 64 bits
@@ -126,9 +127,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
         return self.device.startswith(FAKE)
 
     @property
+    def is_rehearsed(self) -> bool:
+        """Whether PyTorch's own CUDA code runs the step on a GPU that is not there."""
+        return self.device.startswith(REHEARSE)
+
+    @property
     def torch_device(self) -> str:
         """Where torch puts the tensors: a prediction needs no device."""
         return "cpu" if self.is_predicted else gpu_kinds.visible(self.device)
+
+    @property
+    def foreseen(self) -> Case:
+        """The same point predicted: for the GPU that is rehearsed, else for its kind of device."""
+        gpu = Choice(self.device).name.removeprefix(REHEARSE) if self.is_rehearsed else self.twin.device
+        return self if self.is_predicted else msgspec.structs.replace(self, device=FAKE + gpu)
 
     @property
     def twin(self) -> Case:

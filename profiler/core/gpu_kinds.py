@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 CUDA = "cuda:"
+REHEARSE = "rehearse:"  # what the name of a device begins with that PyTorch's own CUDA code runs on without a GPU
 HOLLOW = "Hollow "  # what the name of a GPU begins with that has memory and does no arithmetic: `profiler/rehearsal`
 KIND = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*", re.ASCII)  # never a number, which is that of one GPU
 
@@ -26,8 +27,8 @@ def is_hollow(name: str | None) -> bool:
 
 
 def visible(device: str) -> str:
-    """What torch calls it where it runs: there a GPU of a kind, or any one of several, is the first that it sees."""
-    return f"{CUDA}0" if of(device) or device == "cuda" else device
+    """What torch calls it where it runs: there a GPU of a kind, any of several, or a rehearsed one is the first."""
+    return f"{CUDA}0" if of(device) or device == "cuda" or device.startswith(REHEARSE) else device
 
 
 def is_of(kind: str, name: str) -> bool:

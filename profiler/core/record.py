@@ -196,11 +196,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def evidence(case: Case, environment: Environment | None) -> Evidence:
-    """Returns what the numbers of a trial are evidence of: they are rehearsed where its device's name says Hollow."""
+    """Returns what the numbers of a trial are evidence of; `rehearsed` also where its device's name says Hollow."""
     if case.is_predicted:
         return "predicted"
-    name = environment.device_name if environment else None
-    return "rehearsed" if gpu_kinds.is_hollow(name) else "measured"
+    is_hollow = environment is not None and gpu_kinds.is_hollow(environment.device_name)
+    return "rehearsed" if case.is_rehearsed or is_hollow else "measured"
 
 
 def moment(text: str | None) -> datetime | None:

@@ -7,23 +7,29 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from profiler.core.case import FAKE, OPERATORS, PASSES, Case, Trial, Whole
+from profiler.core.case import OPERATORS, PASSES, Case, Trial, Whole
 from profiler.core.errors import UserError
 
 DDP_SETTLING = 3  # steps before memory is read: buckets are made anew in the second, and DDP tells of it in the third
+REHEARSED_PASSES = ("flops", "memory")
 MOST_SHARDS = 100_000
 Pairing = tuple[Case, int]
 
 
 def measured(cases: Iterable[Case], rounds: int, *, predict: bool = False) -> tuple[Trial, ...]:
-    """The cases in rounds; with `predict`, each is predicted besides, with what is read of the baseline's operators."""
+    """The cases in rounds; with `predict`, each is predicted besides, with what is read of the baseline's operators.
+
+    A rehearsed case has one round, and no passes that need arithmetic or time.
+    """
     cases = list(cases)
+    if any(case.is_rehearsed for case in cases):
+        rehearsals = tuple(Trial(case=case, passes=REHEARSED_PASSES) for case in cases)
+        return (*rehearsals, *predicted(case.foreseen for case in cases)) if predict else rehearsals
     trials = in_rounds(cases, rounds)
     if not predict:
         return trials
     first = [_with_operators(trial) for trial in trials if trial.round == 1]
-    twins = [msgspec.structs.replace(case, device=FAKE + case.twin.device) for case in cases]
-    return (*first, *predicted(twins), *(trial for trial in trials if trial.round > 1))
+    return (*first, *predicted(case.foreseen for case in cases), *(trial for trial in trials if trial.round > 1))
 
 
 def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial, ...]:

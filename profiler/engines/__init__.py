@@ -56,7 +56,10 @@ def connect(
         raise UserError(f"--gpus has no effect with --engine {name}", hint=hint)
     if name == "trainer" and any(trial.case.ranks for trial in plan):
         raise UserError("--ranks has no effect with --engine trainer", hint="the Trainer starts its own; leave it out")
-    more = {"plan": tuple(plan)} if name in FAR else {}
+    rehearses = any(trial.case.is_rehearsed for trial in plan)
+    if rehearses and name not in HERE:
+        raise UserError(f"--engine {name} does not rehearse", hint="a rehearsal needs no GPU: leave --engine out")
+    more: dict[str, Any] = {"plan": tuple(plan)} if name in FAR else {"rehearses": rehearses} if name in HERE else {}
     engine: Engine = make(stage_seconds=stage_seconds, logs=logs, **more, **options)
     return engine
 

@@ -24,18 +24,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from profiler.rehearsal.device import open_if_asked
+from profiler.rehearsal.device import load, open_if_asked
 
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), where there is one
 CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 ADOPTED_SECONDS = 1.0  # for killed processes to end; one that hangs in the kernel ends when it can
 
 
-def main(descriptor: int, client: int, preload: Sequence[str]) -> None:
-    """Serve the process `client`, at the other end of the socket, until it is gone."""
+def main(descriptor: int, client: int, preload: Sequence[str], *, rehearses: bool = False) -> None:
+    """Serve the process `client`, at the other end of the socket, until it is gone.
+
+    Where it rehearses, its children have the libraries of the hollow CUDA device, and choose a GPU each.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the client decides
     die_with_parent(client)  # nobody watches the socket while torch is being imported
-    open_if_asked()
+    load() if rehearses else open_if_asked()
     for name in preload:
         importlib.import_module(name)
     set_death_signal(0)  # from here on the socket tells, so that the children's offspring is ended too

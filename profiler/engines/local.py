@@ -24,6 +24,7 @@ from profiler.engines import WORKER, task_pool
 from profiler.engines.child import Child, Ended
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import in_waves
+from profiler.rehearsal.build import libraries
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
@@ -39,14 +40,14 @@ POLL_SECONDS = 0.5
 SLACK_BYTES = 64 << 20  # what is free wanders by so much without anybody's doing
 
 
-def connect(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
+def connect(stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False) -> Local:
     """This machine, one trial at a time."""
-    return Local(stage_seconds=stage_seconds, logs=logs)
+    return Local(stage_seconds=stage_seconds, logs=logs, rehearses=rehearses)
 
 
-def connect_trainer(stage_seconds: float = 600.0, logs: Path | None = None) -> Local:
+def connect_trainer(stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False) -> Local:
     """This machine, one trial at a time, with transformers.Trainer as the training loop."""
-    return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN)
+    return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN, rehearses=rehearses)
 
 
 class Local:
@@ -54,7 +55,8 @@ class Local:
 
     `stage_seconds` is what each stage of a trial may take; `logs` is where the trials' output goes, capped; `entry` is
     the function that runs a trial in its child; `visible` is the UUID of the one CUDA device that it sees, where it
-    shall not see all.
+    shall not see all. Rehearsed trials have a server of their own, which is started when there is one; where all are
+    rehearsed (`rehearses`), there is no other.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Local:
         logs: Path | None = None,
         entry: str = RUN_TRIAL,
         visible: str | None = None,
+        rehearses: bool = False,
     ) -> None:
         self.logs = logs
         self.devices: tuple[str, ...] = ()
@@ -72,27 +75,28 @@ class Local:
         self._is_stopped = False
         self._entry = entry
         self._stage_seconds = stage_seconds
-        self._server: _Server | None = None
+        self._rehearses = rehearses
+        self._servers: dict[bool, _Server] = {}  # by whether its children rehearse
         self._free: dict[str, int] = {}  # by device: what was free before anything was run
         self._free_by_uuid: dict[str, int] = {}
         self._ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
 
     def __enter__(self) -> Local:
-        self._server = _Server(self._visible)
+        self._servers[self._rehearses] = _Server(self._visible, rehearses=self._rehearses)
         return self
 
     def __exit__(self, *error: object) -> None:
         for engine in self._device_engines:
             engine.__exit__(*error)
-        if self._server:
-            self._server.close()
+        for server in self._servers.values():
+            server.close()
 
     def stop(self) -> None:
         """End the trial at work, from whatever thread, and begin no other."""
         for one in (self, *self._device_engines):
             one._is_stopped = True
-            if one._server:
-                one._server.hang_up()
+            for server in one._servers.values():
+                server.hang_up()
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
@@ -103,14 +107,16 @@ class Local:
         self._free_by_uuid = {uuid: self._free[name] for name, uuid in uuids.items() if name in self._free}
         return devices
 
-    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool | None = None) -> dict[str, Any]:
         """What `entry` ("module:function") tells of `text` in a process of its own, as JSON.
 
-        Raises UserError (exit code 3), which begins with `failing`, where it ends without an answer.
+        `rehearses` says whether that process has the hollow CUDA device; None is as the engine was made. Raises
+        UserError (exit code 3), which begins with `failing`, where it ends without an answer.
         """
-        with self._child(entry, text, entry.rpartition(":")[2]) as child:
+        rehearses = self._rehearses if rehearses is None else rehearses
+        with self._child(entry, text, entry.rpartition(":")[2], rehearses=rehearses) as child:
             ended = child.wait(self._stage_seconds)
-        self._drop_dead_server(ended)
+        self._drop_dead_server(ended, rehearses=rehearses)
         answer = next((message for message in child.messages if "stage" not in message), None)
         if answer is None:
             raise UserError(f"{failing}: {ended.describe()}", hint=child.last_words(), exit_code=3)
@@ -142,13 +148,14 @@ class Local:
             self._await_memory()
             asked = time.monotonic()
             request = encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
-            with self._child(self._entry, request, store.log_name(trial.case, trial.round)) as child:
+            rehearses, log = trial.case.is_rehearsed, store.log_name(trial.case, trial.round)
+            with self._child(self._entry, request, log, rehearses=rehearses) as child:
                 ended = child.wait(self._stage_seconds)
                 record = trial_record(trial, child, ended, asked)
-            self._drop_dead_server(ended)
+            self._drop_dead_server(ended, rehearses=rehearses)
             if self._is_stopped:
                 return
-            self._ended_on = None if ended.status == 0 else trial.case.torch_device
+            self._ended_on = None if ended.status == 0 or rehearses else trial.case.torch_device
             yield record
 
     def _await_memory(self) -> None:
@@ -168,29 +175,33 @@ class Local:
         told = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not tell what is free")
         return int(told["free"])
 
-    def _child(self, entry: str, text: str, log: str) -> Child:
-        assert self._server, "enter the engine first"
-        if not self._server.alive():
-            self._server.close()
-            self._server = _Server(self._visible)
-        return Child(self._server.control, entry, text, log=self.logs / f"{log}.log" if self.logs else None)
+    def _child(self, entry: str, text: str, log: str, *, rehearses: bool = False) -> Child:
+        assert self._servers, "enter the engine first"
+        server = self._servers.get(rehearses)
+        if server is None or not server.alive():
+            if server:
+                server.close()
+            server = self._servers[rehearses] = _Server(self._visible, rehearses=rehearses)
+        return Child(server.control, entry, text, log=self.logs / f"{log}.log" if self.logs else None)
 
-    def _drop_dead_server(self, ended: Ended) -> None:
+    def _drop_dead_server(self, ended: Ended, *, rehearses: bool) -> None:
         """Close a server that died, so that no other trial goes to it."""
         if ended.status is None and not ended.timed_out:
-            assert self._server
-            self._server.close()  # its socket is; its end comes a little later, and no trial goes to it any more
+            self._servers[rehearses].close()  # its socket is; its end comes later, and no trial goes to it any more
 
 
 class _Server:
     """The client's end of the fork server."""
 
-    def __init__(self, visible: str | None) -> None:
-        prepare_if_asked()
+    def __init__(self, visible: str | None, *, rehearses: bool = False) -> None:
+        if rehearses:
+            libraries()
+        else:
+            prepare_if_asked()
         self.control, theirs = socket.socketpair()
         self._errors = _nameless()
         python = [sys.executable, "-P", "-c", _BOOT]  # -P: a json.py in the folder at hand is none of its modules
-        words = [*python, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), *PRELOAD]
+        words = [*python, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), str(int(rehearses)), *PRELOAD]
         seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         environment = {**os.environ, "KINETO_LOG_LEVEL": "5", **seen}  # the profiler is chatty on stderr
         self._process = subprocess.Popen(
@@ -233,7 +244,7 @@ def _nameless() -> IO[bytes]:
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from profiler.engines.forkserver import main; "
-    "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])"
+    "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:], rehearses=bool(int(sys.argv[4])))"
 )
 
 

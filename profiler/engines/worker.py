@@ -19,9 +19,10 @@ from profiler.core.secret_filter import hide
 from profiler.engines.error_record import error_detail, error_record, user_traceback, without_readings
 from profiler.measuring import devices, measure
 from profiler.measuring.devices import environment, open_device
-from profiler.measuring.ranks import Lost, Ranks, launch
+from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.staging.stages import stages
+from profiler.rehearsal import device as rehearsed_device
 from profiler.training.inspect_blocks import describe
 
 LONGEST_DETAIL = 1000  # characters of a rank's last word
@@ -31,10 +32,10 @@ def run_trial(request: str, channel: int) -> None:
     """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
     tell(channel, {"stage": "start", "at": time.monotonic()})
     trial: Trial = decode(request, Trial)
-    if trial.case.ranks and not trial.case.is_predicted:
+    if trial.case.ranks and not trial.case.is_predicted and not trial.case.is_rehearsed:
         record = _by_ranks(trial, channel)
     else:
-        by = predict if trial.case.is_predicted else measure
+        by = predict if trial.case.is_predicted else _rehearse if trial.case.is_rehearsed else measure
         record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
     tell(channel, {"record": record})
 
@@ -101,6 +102,13 @@ def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., R
         return by(trial, on_pass=on_pass)
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         return error_record(trial, error)
+
+
+def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
+    """Measures the trial on the GPU that it names and that is not there; of several ranks, the first alone."""
+    rehearsed_device.choose(trial.case.device)
+    group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
+    return measure(trial, on_pass=on_pass, group=group)
 
 
 def _by_ranks(trial: Trial, channel: int) -> Record:

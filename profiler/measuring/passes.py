@@ -39,9 +39,9 @@ def _memory(bench: Bench) -> dict[str, Any]:
     if bench.device.held_bytes() is not None:  # else the meter counts only what happens within a step
         bench.device.release()
         bench.misread_bytes = bench.leftovers.in_peak(held_before)
-    if bench.group.mesh is None:
-        return own
     by_rank = bench.group.gather((own, _rank_bytes(own, gathered)))
+    if len(by_rank) == 1:
+        return own
     highest = max((readings for readings, _ in by_rank), key=lambda readings: int(readings["peak_bytes"]))
     return {**highest, "ranks": tuple(rank for _, rank in by_rank)}
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.numa.binding import AffinityMode, NumaOptions
 
@@ -65,6 +66,17 @@ class Ranks(Group):
         told: list[T | None] = [None] * self.size
         dist.all_gather_object(told, found, group=self._talk)
         return told  # type: ignore[return-value]  # each rank gave its own
+
+
+class FirstRank(Group):
+    """The first of many ranks, with nobody else there: for a rehearsal, whose NCCL answers by itself."""
+
+    def __init__(self, size: int) -> None:
+        torch.cuda.set_device(0)
+        torch.cuda.init()  # or the mesh would choose the device
+        dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=size)
+        self.size = size
+        self.mesh = init_device_mesh("cuda", (size,))
 
 
 Work = Callable[[Ranks], bytes]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
@@ -14,6 +12,7 @@ from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.gpu_specs import Rates
+from profiler.core.rehearsed_gpu import RehearsedGpu, of_device
 from profiler.rehearsal.build import libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
@@ -36,21 +35,12 @@ LIMITS = {
 }  # fmt: skip
 
 
-class Hollow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which devices to simulate. Bytes."""
-
-    gpu: str  # a word of configs/devices
-    count: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # MAX_DEVICES of hollow/hollow.h
-    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)] | None = None  # memory of each; None: as much as the GPU has
-    context_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0  # what a CUDA context takes of it
-
-
-def parse(text: str) -> Hollow:
+def parse(text: str) -> RehearsedGpu:
     """Returns the devices that `t4,count=2,bytes=4294967296` names. Raises UserError for any other form."""
     gpu, *settings = text.split(",")
     pairs = dict(setting.partition("=")[::2] for setting in settings)
     try:
-        return msgspec.convert({"gpu": gpu, **pairs}, Hollow, strict=False)
+        return msgspec.convert({"gpu": gpu, **pairs}, RehearsedGpu, strict=False)
     except msgspec.ValidationError as error:
         raise UserError(f"{ASKED}: '{text}': {error}", hint="for example h100, or t4,count=2") from None
 
@@ -75,20 +65,34 @@ def open_if_asked() -> None:
         open_hollow(parse(text))
 
 
-def open_hollow(hollow: Hollow) -> None:
+def open_hollow(devices: RehearsedGpu) -> None:
     """Make torch see hollow devices instead of real ones, in this process and its children.
 
     Raises UserError where the libraries cannot be built, or where torch is imported already.
     """
-    gpu = gpu_specs.find(hollow.gpu)
+    _choose(devices)
+    load()
+
+
+def load() -> None:
+    """Load the libraries of the hollow device into this process, whose children `choose` a GPU each.
+
+    Raises UserError where they cannot be built, or where torch is imported already.
+    """
     if "torch" in sys.modules and not is_open():
         raise UserError("torch is imported already: a hollow device must be opened before it", exit_code=3)
     folder = libraries()
-    os.environ.pop("HOLLOW_BYTES", None)  # the process that started this one may have opened a device with a limit
-    os.environ |= _settings(hollow, gpu, folder)
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN's attention has no plan here
+    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     for name in ORDER:
         for path in sorted(folder.glob(f"{name}.so.*")):
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def choose(device: str) -> None:
+    """Make the GPU of a rehearsed case the one that torch sees in this process, which has not used CUDA yet."""
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
+    _choose(of_device(device))
 
 
 def is_open() -> bool:
@@ -96,16 +100,19 @@ def is_open() -> bool:
     return hasattr(ctypes.CDLL(None), "hollow_device")
 
 
-def _settings(hollow: Hollow, gpu: Rates, folder: Path) -> dict[str, str]:
-    """Returns the variables that device.c reads, and those that keep torch and Triton off what is not simulated."""
+def _choose(devices: RehearsedGpu) -> None:
+    """Set the variables that the libraries read at the first use of CUDA. Raises UserError for a GPU without a chip."""
     variables = {
-        "HOLLOW_KIND": _kind(gpu),
-        "HOLLOW_COUNT": str(hollow.count),
-        "HOLLOW_CONTEXT_BYTES": str(hollow.context_bytes),
-        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # cuDNN's attention has no plan here
-        "TRITON_LIBCUDA_PATH": str(folder),
+        "HOLLOW_KIND": _kind(gpu_specs.find(devices.gpu)),
+        "HOLLOW_COUNT": str(devices.count),
+        "HOLLOW_CONTEXT_BYTES": str(devices.context_bytes),
+        "HOLLOW_CUDNN_WORKSPACE": str(devices.cudnn_workspace_bytes),
+        "HOLLOW_BYTES": None if devices.bytes is None else str(devices.bytes),
     }
-    return variables if hollow.bytes is None else variables | {"HOLLOW_BYTES": str(hollow.bytes)}
+    for name, value in variables.items():
+        os.environ.pop(name, None)  # the process that started this one may have chosen others
+        if value is not None:
+            os.environ[name] = value
 
 
 def _kind(gpu: Rates) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from profiler.core import gpu_kinds, gpu_specs
-from profiler.core.case import FAKE, Case
+from profiler.core import gpu_kinds, gpu_specs, rehearsed_gpu
+from profiler.core.case import FAKE, Case, Choice, split_choices
 from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Environment
 
 RANKS_PER_CORE = 8
@@ -27,10 +28,17 @@ def to_predict(text: str) -> str:
     return ",".join(word if word.startswith(FAKE) else FAKE + word for word in text.split(","))
 
 
+def to_rehearse(text: str, **sizes: str | None) -> str:
+    """`h100,rehearse:t4` -> `rehearse:h100,rehearse:t4`, each with the sizes that are given."""
+    given = {name: size for name, size in sizes.items() if size is not None}
+    words = [word if word.startswith(REHEARSE) else REHEARSE + word for word in map(str, split_choices(text))]
+    return ",".join(Choice.of(Choice(word).name, {**Choice(word).options, **given}) for word in words)
+
+
 def any_device(word: str) -> str:
     """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
-    if word.startswith(FAKE):
-        return _fake(word)
+    if word.startswith((FAKE, REHEARSE)):
+        return _absent(word)
     if gpu_kinds.of(word):
         return word
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
@@ -63,8 +71,8 @@ def choose_device(word: str, devices: list[str]) -> str:
 
     Raises UserError: exit code 3 where there is no CUDA device at all, 2 where there is not this one.
     """
-    if word.startswith(FAKE):
-        return _fake(word)
+    if word.startswith((FAKE, REHEARSE)):
+        return _absent(word)
     cuda = [name for name in devices if name.startswith("cuda")]
     if word in ("auto", "cuda") and len(of := [kind for name in cuda if (kind := gpu_kinds.of(name))]) > 1:
         raise UserError(f"here are several kinds of GPU: {', '.join(of)}", hint=f"say which: --gpus {of[0]},{of[1]}")
@@ -121,8 +129,13 @@ def _one_of(word: str, cuda: Mapping[str, Environment]) -> Environment:
     return found
 
 
+def _absent(word: str) -> str:
+    """A device that need not be there. Raises UserError for what is none."""
+    return rehearsed_gpu.resolve(word) if word.startswith(REHEARSE) else _fake(word)
+
+
 def _fake(word: str) -> str:
-    """A device that need not be there: any CPU or CUDA device, or one whose rates are known."""
+    """A device to predict for: any CPU or CUDA device, or one whose rates are known."""
     known = ("cpu", "cuda", *gpu_specs.names())
     called = word.removeprefix(FAKE).lower()
     name = gpu_specs.ALIASES.get(called, called)
@@ -134,9 +147,11 @@ def _fake(word: str) -> str:
 
 
 def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
-    """That of a device that is here, or what is known of one that is predicted for."""
+    """That of a device that is here, or what is known of one that is predicted for or rehearsed."""
     if name in devices:
         return devices[name]
+    if name.startswith(REHEARSE):
+        return rehearsed_gpu.environment(name, devices["cpu"])
     known = gpu_specs.find(name.removeprefix(FAKE)) if name.removeprefix(FAKE) in gpu_specs.names() else None
     return msgspec.structs.replace(
         devices["cpu"],
@@ -189,6 +204,6 @@ def _number(device: str) -> int | None:
 def refuse_absent(names: Iterable[str], devices: Mapping[str, Environment]) -> None:
     """Raises UserError (exit code 3) for a device that is to be measured and is not here."""
     for name in names:
-        if name not in devices and not name.startswith(FAKE):
+        if name not in devices and not name.startswith((FAKE, REHEARSE)):
             message = f"--calibrate measures '{name}' first, and torch sees none here"
             raise UserError(message, hint="leave it out: the prediction is made without", exit_code=3)

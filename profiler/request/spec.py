@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from profiler.core import catalogue, schedule, secret_filter
 from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
 from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
 from profiler.request import device_choice, integer_lists
@@ -156,6 +157,8 @@ def _refuse_secrets(request: Request) -> None:
 def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
     """Measurements, predictions, or both: whichever the device and the request say."""
     device = cases[0].device
+    if device.startswith(REHEARSE) and request.rounds is not None:
+        raise UserError("--rounds has no effect on a rehearsal, whose bytes are exact", hint="leave it out")
     if not device.startswith(FAKE):
         if request.calibrate:
             raise UserError("calibrate has no effect on a measurement", hint="leave it out; predict uses it by itself")
@@ -191,11 +194,12 @@ def _sampling(request: Request, device: str) -> Sampling | UnsetType:
     """Until when the time is sampled; unset where a fixed number is asked for, or nothing is measured."""
     given = {name: value for name in UNTIL if (value := getattr(request, name)) is not None}
     is_fixed = request.samples is not None
-    if given and (is_fixed or device.startswith(FAKE)):
-        without = "--samples, which is a fixed number" if is_fixed else f"'{device}', which is predicted for"
+    has_no_times = device.startswith((FAKE, REHEARSE))
+    if given and (is_fixed or has_no_times):
+        without = "--samples, which is a fixed number" if is_fixed else f"'{device}', where no step is timed"
         flag = f"--{next(iter(given)).replace('_', '-')}"
         raise UserError(f"{flag} has no effect with {without}", hint="leave one of them out")
-    if is_fixed or device.startswith(FAKE):
+    if is_fixed or has_no_times:
         return UNSET
     return sampling(**given)
 
@@ -267,9 +271,9 @@ def _devices(request: Request, choose_device: Callable[[str], str], remarks: lis
         return _without_duplicates(
             [choose_device(one) for one in device_choice.kinds_of(request.gpus)], "--gpus", remarks
         )
-    words = ["auto"] if text is None else [word.strip() for word in text.split(",")]
+    words = ["auto"] if text is None else [str(word) for word in split_choices(text)]
     device_choice.refuse_kinds(words)
-    if len(words) > 1 and not all(word.startswith(FAKE) for word in words):
+    if len(words) > 1 and not any(all(word.startswith(kind) for word in words) for kind in (FAKE, REHEARSE)):
         hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"
         raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)
     return _without_duplicates([choose_device(word) for word in words], "--device", remarks)

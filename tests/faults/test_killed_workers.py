@@ -35,7 +35,7 @@ def test_fault_34_a_killed_server_costs_the_trial_at_work_alone(monkeypatch: pyt
 
 
 def test_twin_34_a_server_that_is_not_waited_for_costs_the_next_trial_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Local, "_drop_dead_server", lambda self, ended: None)
+    monkeypatch.setattr(Local, "_drop_dead_server", lambda self, ended, *, rehearses: None)
 
     assert outcomes(monkeypatch) == ["failed", "crashed", "crashed"]
 

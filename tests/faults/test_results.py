@@ -44,9 +44,9 @@ def of_readings(**fields: Any) -> bytes:
 def believed(sent: bytes, logs: Path | None = None, **ending: Any) -> Record:
     """What the engine makes of a child that sends this."""
     engine = Local(stage_seconds=60.0, logs=logs)
-    engine._server = Puppet(sent, **ending)
+    engine._servers[False] = Puppet(sent, **ending)
     (record,) = engine.run([TRIAL])
-    engine._server.close()
+    engine._servers[False].close()
     return record
 
 
@@ -150,7 +150,7 @@ def test_fault_22_a_child_that_never_stops_sending_is_ended_and_its_memory_bound
 
 def test_twin_22_without_a_limit_all_of_it_is_kept():
     engine = Local(stage_seconds=60.0)
-    engine._server = Puppet(b'{"stage": "a"}\n{"stage": "b"}\n' * 100)
+    engine._servers[False] = Puppet(b'{"stage": "a"}\n{"stage": "b"}\n' * 100)
 
     with engine._child("", "", "flood") as flood:
         flood.wait(60.0)

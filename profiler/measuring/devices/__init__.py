@@ -17,7 +17,11 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.record import Conditions, Environment
 
-TABLE = {"cpu": "profiler.measuring.devices.cpu:connect", "cuda": "profiler.measuring.devices.cuda:connect"}
+TABLE = {
+    "cpu": "profiler.measuring.devices.cpu:connect",
+    "cuda": "profiler.measuring.devices.cuda:connect",
+    "rehearse": "profiler.measuring.devices.cuda:connect",
+}
 MATRIX_SIZE = 16  # of the test matrices, whose numbers are exact in every type: whole and below 2**10
 
 

@@ -1,0 +1,62 @@
+"""gcprof rehearse."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from profiler.cli import completion, options
+from profiler.cli.output import COMMAND, Terminal, end_with
+from profiler.cli.run import print_run
+from profiler.cli.switches import Switches
+
+
+def rehearse(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Models, as NAME:option=value,...; `gcprof models` lists them.", autocompletion=completion.models
+        ),
+    ] = None,
+    segments: options.Segments = None,
+    strategies: options.Strategies = None,
+    optimizer: options.Optimizer = None,
+    batch_size: options.BatchSize = None,
+    precision: options.Precisions = None,
+    accumulate: options.Accumulates = None,
+    parallel: options.Parallel = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="Processes that train together: the first of them is rehearsed. [default: 1]")
+    ] = None,
+    blocks: options.FoundBlocks = None,
+    switches: Switches | None = None,
+    device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, h100, rtx-4090, ...")] = "h100",
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of the GPU, as 11GiB. [default: what it is sold with]")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="What CUDA takes of it besides PyTorch, as 500MiB. [default: nothing]")
+    ] = None,
+    cudnn_workspace: Annotated[
+        str | None, typer.Option(help="What cuDNN takes for a convolution, as 64MiB. [default: nothing]")
+    ] = None,
+    output: options.RunFolder = None,
+    json: options.JsonOrTable = False,
+) -> None:
+    """Run a training step by PyTorch's own CUDA code on a GPU that is not there: its memory, to the byte.
+
+    Example: gcprof rehearse hf:llama:sequence=2048 --strategies all --precision bf16 --device h100
+    """
+    from profiler.request.device_choice import to_rehearse
+    from profiler.request.spec import Request
+    from profiler.workflows.run import RunRequest, run
+
+    words = Request(
+        model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
+        precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks,
+        **switches or {},
+        device=to_rehearse(device, memory=memory, context=context, cudnn_workspace=cudnn_workspace),
+    )  # fmt: skip
+    request = RunRequest(words=words, output=output, typed=COMMAND.get())
+    end_with(lambda: print_run(run(request, Terminal()), json=json), json=json)

@@ -1,0 +1,65 @@
+"""A GPU that a step is rehearsed on, from the words that ask for it: `rehearse:h100`, `rehearse:t4:memory=8GiB`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from profiler.core import gpu_specs
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import HOLLOW, REHEARSE
+from profiler.core.record import Environment
+from profiler.core.units import parse_bytes
+
+MOST_BYTES = 2**50
+SIZES = {"memory": "bytes", "context": "context_bytes", "cudnn_workspace": "cudnn_workspace_bytes"}  # option -> field
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
+
+
+class RehearsedGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which devices to simulate."""
+
+    gpu: str  # a word of configs/devices
+    count: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # MAX_DEVICES of rehearsal/hollow/hollow.h
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)] | None = None  # of each; None: as many as the GPU has
+    context_bytes: Size = 0  # what a CUDA context takes of them
+    cudnn_workspace_bytes: Size = 0  # what each convolution is given besides its result
+
+
+def resolve(word: str) -> str:
+    """Returns the word as cases have it: no alias, sizes in bytes, in the order of SIZES. Raises UserError."""
+    choice = Choice(word)
+    called = choice.name.removeprefix(REHEARSE)
+    gpu = gpu_specs.ALIASES.get(called.lower(), called.lower())
+    gpu_specs.find(gpu)
+    options = choice.options
+    if unknown := options.keys() - SIZES.keys():
+        raise UserError(f"--device: '{word}' has no {min(unknown)}", hint=f"choose from {', '.join(SIZES)}")
+    sizes = {name: parse_bytes(options[name], flag=f"--device {name}") for name in SIZES if name in options}
+    return str(Choice.of(REHEARSE + gpu, sizes))
+
+
+def of_device(device: str) -> RehearsedGpu:
+    """Returns what the device of a rehearsed case asks for. Raises UserError for sizes that cannot be."""
+    choice = Choice(device)
+    sizes = {SIZES[name]: int(value) for name, value in choice.options.items()}
+    try:
+        return msgspec.convert({"gpu": choice.name.removeprefix(REHEARSE), **sizes}, RehearsedGpu)
+    except msgspec.ValidationError as error:
+        raise UserError(f"--device: '{device}': {error}", hint="for example rehearse:t4:memory=8GiB") from None
+
+
+def environment(device: str, versions: Environment) -> Environment:
+    """Returns what is known of a rehearsed device before it is opened, beside the versions of torch and Python."""
+    asked = of_device(device)
+    gpu = gpu_specs.find(asked.gpu)
+    return msgspec.structs.replace(
+        versions,
+        device_name=HOLLOW + gpu.name,
+        device_bytes=asked.bytes or gpu.memory_bytes,
+        device_uuid=None,
+        driver=None,
+    )
