@@ -40,6 +40,9 @@ def max_batch(
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
     device: options.PlannedDevice = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Find where PyTorch itself runs out, on a --device that is not there.")
+    ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the measurement. [default: 3]")] = None,
     json: options.Json = False,
 ) -> None:
@@ -48,14 +51,17 @@ def max_batch(
     Predicted, then measured there and with one sample more. Example: gcprof max-batch transformer --memory 4GiB
     """
     from profiler.core.units import parse_bytes
+    from profiler.request.device_choice import to_rehearse
     from profiler.request.spec import Request, strategies_of
     from profiler.workflows.max_batch import ROUNDS, MaxBatchRequest
     from profiler.workflows.max_batch import max_batch as work
 
     limit = parse_bytes(memory, flag="--memory")
     context_bytes = None if context is None else parse_bytes(context, flag="--context")
-    if rounds is not None and (not measure or (device or "").startswith("fake:")):
-        raise UserError("--rounds has no effect on a prediction", hint="leave it out")
+    if rehearse:
+        device = to_rehearse(device or "h100")
+    if rounds is not None and (not measure or (device or "").startswith(("fake:", "rehearse:"))):
+        raise UserError("--rounds has no effect where no step is timed", hint="leave it out")
     words = Request(
         model=model, strategies="none", optimizer=optimizer, precision=precision, accumulate=accumulate, blocks=blocks,
         device=device,

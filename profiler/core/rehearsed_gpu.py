@@ -42,6 +42,13 @@ def resolve(word: str) -> str:
     return str(Choice.of(REHEARSE + gpu, sizes))
 
 
+def limited(device: str, *, memory: int, context: int) -> str:
+    """Returns the device with so many bytes of memory, of which CUDA takes `context`."""
+    choice = Choice(device)
+    sizes = {**choice.options, "memory": str(memory), "context": str(context)}
+    return str(Choice.of(choice.name, {name: sizes[name] for name in SIZES if name in sizes}))
+
+
 def of_device(device: str) -> RehearsedGpu:
     """Returns what the device of a rehearsed case asks for. Raises UserError for sizes that cannot be."""
     choice = Choice(device)

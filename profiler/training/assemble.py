@@ -16,6 +16,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import blocks, distributed, models, optimizers, precision, strategies
 from profiler.training.strategies.batchnorm import repair_batchnorm
+from profiler.training.value_reads import made_on_device, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
 
@@ -88,7 +89,7 @@ def assemble(
     model, blocks or strategy cannot be had, and what the model's code raises.
     """
     own = rank if rank is not None else mesh.get_local_rank() if mesh else 0
-    workload = _build(case, build or _from_catalogue(case, data_directory), own)
+    workload, remarks = _build(case, build or _from_catalogue(case, data_directory), own)
     if calls is not None:
         _count_calls(workload, calls)
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
@@ -96,8 +97,8 @@ def assemble(
     if case.repair_batchnorm and case != case.baseline:
         applied = _repaired(workload, applied)
     if workload.optimizer is not None:
-        note = Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's")
-        applied = msgspec.structs.replace(applied, notes=(*applied.notes, note))
+        remarks.append(Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's"))
+    applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks))
     if mesh:
         distribute, options = catalogue.load(case.parallel or Choice("ddp"), distributed.TABLE)
         workload = distribute(workload, mesh, **options)
@@ -107,9 +108,11 @@ def assemble(
     return Assembled(case=case, workload=workload, applied=applied, rank=own)
 
 
-def _build(case: Case, build: Build, rank: int) -> Workload:
-    other = _seeded(case, build, case.seed + rank).batch if rank else None  # its model is gone before the next is made
-    workload = _seeded(case, build, case.seed)
+def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
+    """The model on its device, in its precision, with its blocks; and what there is to say of how it was made."""
+    remarks: list[Note] = []
+    other = _seeded(case, build, case.seed + rank, []).batch if rank else None  # its model is gone before the next
+    workload = _seeded(case, build, case.seed, remarks)
     if rank:
         workload = msgspec.structs.replace(workload, batch=other)
     batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
@@ -117,13 +120,20 @@ def _build(case: Case, build: Build, rank: int) -> Workload:
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
         workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
-    return workload
+    return workload, remarks
 
 
-def _seeded(case: Case, build: Build, seed: int) -> Workload:
+def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workload:
     torch.manual_seed(seed)
-    with torch.device(case.torch_device):
-        return build()
+    if not case.is_rehearsed:
+        with torch.device(case.torch_device):
+            return build()
+    workload, refusal = made_on_device(build, case.torch_device)
+    pass_tests()
+    if refusal:
+        text = f"made on the CPU, since on a device that computes nothing {refusal}"
+        remarks.append(Note(code="GCP040", text=text))
+    return workload
 
 
 def _from_catalogue(case: Case, data_directory: str | None) -> Build:

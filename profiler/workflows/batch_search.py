@@ -60,7 +60,7 @@ def measured_context(engine: Engine, case: Case) -> int | None:
 
     None for a prediction, a rehearsal and on a CPU, and where the trial did not tell.
     """
-    if case.is_predicted or case.device == "cpu":
+    if case.is_predicted or case.is_rehearsed or case.device == "cpu":
         return None
     alone = msgspec.structs.replace(case, batch_size=1, verify="off")
     (record,) = engine.run([Trial(case=alone, passes=("memory",))])
@@ -75,7 +75,7 @@ def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT
     needs: dict[int, Need | None] = {}  # by batch size
 
     def bytes_of(batch_size: int) -> int | None:
-        sized = msgspec.structs.replace(_fake(case), batch_size=batch_size)
+        sized = msgspec.structs.replace(case.foreseen, batch_size=batch_size)
         (record,) = engine.run([Trial(case=sized, passes=("memory",))])
         if record.outcome != "ok":
             raise UserError(f"{sized.strategy} cannot be predicted: {record.detail}")
@@ -100,6 +100,25 @@ def _need(readings: Readings, device: str, context_bytes: int) -> Need | None:
     return Need(nbytes=nbytes, static_bytes=sum((readings.static_bytes or {}).values()), context_bytes=context)
 
 
+def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context_bytes: int = CONTEXT) -> Largest:
+    """The largest batch at which PyTorch does not run out of that memory, looked for from the predicted one on."""
+
+    def bytes_of(batch_size: int) -> int | None:
+        sized = msgspec.structs.replace(case, strategy=predicted.strategy, batch_size=batch_size)
+        (record,) = engine.run([Trial(case=sized, passes=("memory",))])
+        if record.outcome not in ("ok", "out_of_memory"):
+            raise UserError(f"{sized.strategy} cannot be rehearsed: {record.detail}")
+        return needed(record.readings, sized.device, context_bytes) if record.outcome == "ok" else None
+
+    batch_size = largest_that_fits(bytes_of, limit=limit, start=predicted.batch_size or 1)
+    if batch_size in (0, predicted.batch_size):
+        return msgspec.structs.replace(predicted, batch_size=batch_size)
+    sized = msgspec.structs.replace(case.foreseen, strategy=predicted.strategy, batch_size=batch_size)
+    (record,) = engine.run([Trial(case=sized, passes=("memory",))])
+    foreseen = needed(record.readings, sized.device, context_bytes) if record.outcome == "ok" else None
+    return msgspec.structs.replace(predicted, batch_size=batch_size, predicted_bytes=foreseen, one_sample=None)
+
+
 def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int = CONTEXT) -> Largest:
     """The largest batch for which the smallest plan is predicted to fit, and the fastest that fits in the file `path`.
 
@@ -109,7 +128,7 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
     needs: dict[int, Need | None] = {}
 
     def smallest(batch_size: int) -> int | None:
-        sized = msgspec.structs.replace(_fake(case), batch_size=batch_size)
+        sized = msgspec.structs.replace(case.foreseen, batch_size=batch_size)
         chain = stages(engine, sized, None, passes=("memory",))
         plan = recipe_of(chain, frontier(chain).point(0).plan)
         plan_file.write(plan, path)
@@ -132,10 +151,6 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
         plan_file.write(plan, path)
     predicted = smallest_bytes if fastest is None else fastest
     return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=batch_size, predicted_bytes=predicted)
-
-
-def _fake(case: Case) -> Case:
-    return case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
 
 
 def _has_times(case: Case) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from profiler.analysis import progress
 from profiler.analysis.fit import CONTEXT
+from profiler.core import rehearsed_gpu
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -20,7 +21,7 @@ from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, run_diff, store
 from profiler.workflows import SILENT, Screen, runner
-from profiler.workflows.batch_search import PLAN, Largest, measured_context, predict, predict_planned
+from profiler.workflows.batch_search import PLAN, Largest, measured_context, predict, predict_planned, rehearse
 from profiler.workflows.stages import ModelOnDevice
 from profiler.workflows.typed_words import command_line
 
@@ -67,6 +68,10 @@ def max_batch(
             raise UserError(f"'{case.model}' makes its own batch, of one size", hint=hint)
         context_bytes, source = _context(model, request)
         folder, batches = _predicted(model, request, context_bytes, show)
+        if case.is_rehearsed:
+            device = rehearsed_gpu.limited(case.device, memory=request.limit, context=context_bytes)
+            model.case = case = msgspec.structs.replace(case, device=device)
+            batches = _rehearsed(model, request, context_bytes, batches)
         code = 0
         if request.measure and not case.is_predicted:
             code, batches = _measured(model, request, folder, batches, screen)
@@ -109,11 +114,21 @@ def _predicted(
     return folder, [*batches, planned]
 
 
+def _rehearsed(
+    model: ModelOnDevice, request: MaxBatchRequest, context_bytes: int, batches: Sequence[Largest]
+) -> list[Largest]:
+    """The same with the batch at which PyTorch itself runs out; a plan's is the one that it was made for."""
+    return [
+        batch if batch.strategy.name == PLAN else rehearse(model.engine, model.case, request.limit, batch, context_bytes)
+        for batch in batches
+    ]
+
+
 def _measured(
     model: ModelOnDevice, request: MaxBatchRequest, folder: Path, batches: Sequence[Largest], screen: Screen
 ) -> tuple[int, list[Largest]]:
     case = model.case
-    planned = trials(case, batches, rounds=request.rounds)
+    planned = trials(case, batches, rounds=1 if case.is_rehearsed else request.rounds)
     store.create(
         folder,
         plan=planned,

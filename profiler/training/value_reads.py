@@ -1,0 +1,111 @@
+"""What asks CUDA tensors for their values: on a rehearsed device they have none, and every answer is zeros."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.core.errors import Invalid, Unsupported, UserError
+
+BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+MOST_NAMED = 3
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+OURS = Path(__file__).parents[1]
+T = TypeVar("T")
+
+
+class ValueReads(TorchDispatchMode):
+    """While it is entered, collects what asks a CUDA tensor for values: the operator, and the user's line."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: dict[str, None] = {}  # `nonzero (train.py:12)`, in the order of their first call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _reads_values(func, args) or _is_copied_to_host(out, args):
+            if any(isinstance(value, torch.Tensor) and value.is_cuda for value in args):
+                line = _users_line(sys._getframe(1))
+                name = str(func).removeprefix("aten.").partition(".")[0].removeprefix("_local_scalar_dense") or "item"
+                self.places[f"{name} ({line})" if line else name] = None
+        return out
+
+    def __str__(self) -> str:
+        names = list(self.places)
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _reads_values(func: Any, arguments: Any) -> bool:
+    """Whether an operator's result or its size follows from values; indices do not, unless they are a mask."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
+    return bool(BY_VALUE & set(func.tags))
+
+
+def _is_copied_to_host(out: Any, arguments: Any) -> bool:
+    """Whether an operator brought a CUDA tensor to the host, as `.cpu()` and `.tolist()` do."""
+    is_on_host = isinstance(out, torch.Tensor) and out.device.type == "cpu"
+    return is_on_host and any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments)
+
+
+def _users_line(frame: FrameType | None) -> str | None:
+    """`train.py:12`: the innermost line that is neither a library's nor the profiler's; None where there is none."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((*LIBRARIES, "<")) and not Path(path).is_relative_to(OURS):
+            return f"{Path(path).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
+    """Calls a model's factory under a rehearsed device, so that no weight takes host memory.
+
+    A factory that reads values there, or fails for anything but want of memory, is called once more under the CPU;
+    the second result says why.
+    """
+    reads = ValueReads()
+    try:
+        with torch.device(device), reads:
+            built = build()
+        if not reads.places:
+            return built, None
+        why = f"it reads values: {reads}"
+    except (torch.OutOfMemoryError, Invalid, Unsupported, UserError):
+        raise
+    except Exception as error:  # noqa: BLE001  the user's factory may raise anything, for want of values too
+        why = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+    with torch.device("cpu"):
+        return build(), why
+
+
+def pass_tests() -> None:
+    """Answers, from now on in this process, what transformers asks of masks and positions, as whole sequences would.
+
+    `tensor.all()` of a CUDA tensor is true: masks mask nothing, and positions are those of one sequence each.
+    """
+    if not getattr(torch.Tensor.all, "is_passed", False):
+        torch.Tensor.all = _passing(torch.Tensor.all)  # type: ignore[method-assign]
+    masks = sys.modules.get("transformers.masking_utils")
+    every = getattr(masks, "fast_all", None)  # the same by a sum
+    if every is not None and not getattr(every, "is_passed", False):
+        masks.fast_all = _passing(every)  # type: ignore[union-attr]
+
+
+def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def passed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = every(tensor, *args, **kwargs)  # takes what it takes
+        if args or kwargs or not tensor.is_cuda:
+            return out
+        return torch.ones((), dtype=torch.bool, device="cpu")
+
+    passed.is_passed = True  # type: ignore[attr-defined]
+    return passed
