@@ -102,8 +102,8 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     """
     _refuse_secrets(request)
     remarks: list[str] = []
-    asked = split_choices("mnist-cnn" if request.model is None else request.model)
-    wanted = _resolved(asked, models.TABLE, "model", remarks)
+    model_words = split_choices("mnist-cnn" if request.model is None else request.model)
+    model_choices = _resolved(model_words, models.TABLE, "model", remarks)
     chosen = strategies_of(request, remarks)
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
@@ -111,14 +111,14 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
     precisions = _precisions(request.precision, remarks)
     ways = _ways(request, remarks)
-    _check_batch_size(request.batch_size, wanted)
+    _check_batch_size(request.batch_size, model_choices)
     fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
-    _check_data(request.data, wanted)
+    _check_data(request.data, model_choices)
     devices = _devices(request, choose_device, remarks)
     until = _sampling(request, devices[0])
     if devices == ["cpu"]:
-        wanted = list(dict.fromkeys(_smaller(model, remarks) for model in asked))
+        model_choices = list(dict.fromkeys(_smaller(model, remarks) for model in model_words))
     cases = [
         Case(
             model=model,
@@ -134,7 +134,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
             **fields,
         )
         for device in devices
-        for model in wanted
+        for model in model_choices
         for optimizer in optimized
         for size in sizes
         for accumulate in micro_batches
@@ -170,7 +170,7 @@ def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ..
 def _fields(request: Request) -> dict[str, Any]:
     """What all cases of a request share."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
-    settings = {name: _setting(name, one, request, defaults[name]) for name, one in SETTINGS.items()}
+    settings = {name: _setting(name, setting, request, defaults[name]) for name, setting in SETTINGS.items()}
     return {**settings, "data": "synthetic" if request.data is None else "files"}
 
 
@@ -213,13 +213,13 @@ def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
     default = None if named else SEGMENTS
     segments = request.segments if request.segments is not None else default
     counted = parse_segments(segments, remarks) if segments is not None else []
-    both = _without_duplicates([*named, *counted], "--strategies and --segments", remarks)
-    return list(dict.fromkeys([Choice("none"), *both]))
+    distinct = _without_duplicates([*named, *counted], "--strategies and --segments", remarks)
+    return list(dict.fromkeys([Choice("none"), *distinct]))
 
 
-def _resolved(asked: list[Choice], table: dict[str, str], what: str, remarks: list[str]) -> list[Choice]:
-    choices = [catalogue.resolve(choice, table, what=what) for choice in asked]
-    return _without_duplicates(choices, f"--{what}", remarks)
+def _resolved(words: list[Choice], table: dict[str, str], noun: str, remarks: list[str]) -> list[Choice]:
+    choices = [catalogue.resolve(choice, table, what=noun) for choice in words]
+    return _without_duplicates(choices, f"--{noun}", remarks)
 
 
 def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
@@ -245,8 +245,8 @@ def _batch_size(model: Choice) -> int | None:
     return int(default) if default is not None and default.isdecimal() else None
 
 
-def _check_batch_size(text: str | None, wanted: list[Choice]) -> None:
-    for model in wanted if text is not None else []:
+def _check_batch_size(text: str | None, model_choices: list[Choice]) -> None:
+    for model in model_choices if text is not None else []:
         if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
             hint = "give its function a parameter batch_size, or leave it out"
             raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
@@ -254,8 +254,8 @@ def _check_batch_size(text: str | None, wanted: list[Choice]) -> None:
 
 def _precisions(text: str | None, remarks: list[str]) -> list[str]:
     words = ["fp32"] if text is None else [word.strip() for word in text.split(",")]
-    known = [_one_of("--precision", word, PRECISIONS) for word in words]
-    return list(_without_duplicates(known, "--precision", remarks))
+    precisions = [_one_of("--precision", word, PRECISIONS) for word in words]
+    return list(_without_duplicates(precisions, "--precision", remarks))
 
 
 def _devices(request: Request, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
@@ -265,7 +265,7 @@ def _devices(request: Request, choose_device: Callable[[str], str], remarks: lis
         raise UserError("--gpus has no effect with --device", hint="leave one of them out")
     if request.gpus is not None:
         return _without_duplicates(
-            [choose_device(one) for one in device_choice.kinds_of(request.gpus)], "--gpus", remarks
+            [choose_device(kind) for kind in device_choice.kinds_of(request.gpus)], "--gpus", remarks
         )
     words = ["auto"] if text is None else [word.strip() for word in text.split(",")]
     device_choice.refuse_kinds(words)
@@ -281,18 +281,18 @@ def _smaller(model: Choice, remarks: list[str]) -> Choice:
     options = {key: value for key, value in smaller.items() if key not in model.options}
     chosen = catalogue.resolve(Choice.of(model.name, {**model.options, **options}), models.TABLE)
     if options:
-        known = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
-        full = Choice.of(model.name, {**model.options, **{key: known[key] for key in options}})
+        defaults = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
+        full = Choice.of(model.name, {**model.options, **{key: defaults[key] for key in options}})
         remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, --model {full}")
     return chosen
 
 
-def _check_data(directory: str | None, wanted: list[Choice]) -> None:
+def _check_data(directory: str | None, model_choices: list[Choice]) -> None:
     if directory is None:
         return
     if not directory or not Path(directory).is_dir():
         raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
-    for model in wanted:
+    for model in model_choices:
         if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
             raise UserError(
                 f"--data has no effect on '{model}', which makes its own batch", hint="leave it out for this model"
