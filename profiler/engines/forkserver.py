@@ -191,7 +191,7 @@ def adopt_orphans() -> None:
 def offspring() -> set[int]:
     """The children of this process, ended ones too; none where the system does not list them."""
     lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for one in lists for pid in one.read_text(encoding="ascii").split()}
+    return {int(pid) for children in lists for pid in children.read_text(encoding="ascii").split()}
 
 
 if __name__ == "__main__":

@@ -89,16 +89,16 @@ class Local:
 
     def stop(self) -> None:
         """End the trial at work, from whatever thread, and begin no other."""
-        for one in (self, *self._device_engines):
-            one._is_stopped = True
-            if one._server:
-                one._server.hang_up()
+        for engine in (self, *self._device_engines):
+            engine._is_stopped = True
+            if engine._server:
+                engine._server.hang_up()
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
-        told = self.ask(f"{WORKER}:survey", "", failing="torch does not work here")
-        devices: dict[str, Environment] = decode(json.dumps(told["devices"]), dict[str, Environment])
-        self._free = {name: free for name, free in told["free"].items() if free is not None}
+        answer = self.ask(f"{WORKER}:survey", "", failing="torch does not work here")
+        devices: dict[str, Environment] = decode(json.dumps(answer["devices"]), dict[str, Environment])
+        self._free = {name: free for name, free in answer["free"].items() if free is not None}
         uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
         self._free_by_uuid = {uuid: self._free[name] for name, uuid in uuids.items() if name in self._free}
         return devices
@@ -140,11 +140,11 @@ class Local:
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         for trial in trials:
             self._await_memory()
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             request = encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
             with self._child(self._entry, request, store.log_name(trial.case, trial.round)) as child:
                 ended = child.wait(self._stage_seconds)
-                record = trial_record(trial, child, ended, asked)
+                record = trial_record(trial, child, ended, requested_at)
             self._drop_dead_server(ended)
             if self._is_stopped:
                 return
@@ -165,8 +165,8 @@ class Local:
             )
 
     def _free_now(self, device: str) -> int:
-        told = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not tell what is free")
-        return int(told["free"])
+        answer = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not tell what is free")
+        return int(answer["free"])
 
     def _child(self, entry: str, text: str, log: str) -> Child:
         assert self._server, "enter the engine first"

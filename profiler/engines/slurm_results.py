@@ -62,7 +62,7 @@ class Gathered:
     def news(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yields records that were not given yet and may be; first rounds first, since others wait for them."""
         offered = {**self._waiting, **{(record.case, record.round): record for record in records}}
-        for key, record in sorted(offered.items(), key=lambda one: one[0][1]):
+        for key, record in sorted(offered.items(), key=lambda offer: offer[0][1]):
             if key in self.found:
                 continue
             self._waiting[key] = record

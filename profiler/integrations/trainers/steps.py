@@ -100,7 +100,7 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
         name = before.manifest.environment.device_name
         if name != record.environment.device_name:
             raise UserError(f"'{folder}' holds a run on {name}", hint="a run is of one device; name another folder")
-        rounds = [one.round for one in before.records if one.case == record.case]
+        rounds = [earlier.round for earlier in before.records if earlier.case == record.case]
         record = msgspec.structs.replace(record, round=max(rounds, default=0) + 1)
         writer.append(record)
     finally:
