@@ -108,10 +108,10 @@ def assemble(
 
 
 def _build(case: Case, build: Build, rank: int) -> Workload:
-    other = _seeded(case, build, case.seed + rank).batch if rank else None  # its model is gone before the next is made
+    batch = _seeded(case, build, case.seed + rank).batch if rank else None  # its model is gone before the next is made
     workload = _seeded(case, build, case.seed)
     if rank:
-        workload = msgspec.structs.replace(workload, batch=other)
+        workload = msgspec.structs.replace(workload, batch=batch)
     batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
     workload = msgspec.structs.replace(workload, module=workload.module.to(case.torch_device).train(), batch=batch)
     workload = precision.in_precision(workload, case.precision)

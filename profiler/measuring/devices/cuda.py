@@ -18,10 +18,10 @@ VERSION = Path("/proc/driver/nvidia/version")
 
 def connect(device: str) -> Cuda:
     """One CUDA device, `cuda:0` and so on; `cuda:a100` is the first, and Unsupported is raised where it is none."""
-    found, kind = Cuda(device), gpu_kinds.of(device)
-    if kind and not gpu_kinds.is_of(kind, found.facts().name):
-        raise Unsupported(f"the GPU that was given for {kind} is another one: {found.facts().name}")
-    return found
+    cuda, kind = Cuda(device), gpu_kinds.of(device)
+    if kind and not gpu_kinds.is_of(kind, cuda.facts().name):
+        raise Unsupported(f"the GPU that was given for {kind} is another one: {cuda.facts().name}")
+    return cuda
 
 
 class CudaWatch:

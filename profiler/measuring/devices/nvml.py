@@ -72,7 +72,7 @@ class Board:
 
 def _held_by_others(processes: Sequence[Any]) -> int | None:
     """Bytes; None where the system does not tell them, or where none of the processes has our number."""
-    others = [one for one in processes if one.pid != os.getpid()]
-    held = [one.usedGpuMemory for one in others]
+    others = [process for process in processes if process.pid != os.getpid()]
+    held = [process.usedGpuMemory for process in others]
     is_listed = not processes or len(others) < len(processes)
     return int(sum(held)) if is_listed and None not in held else None
