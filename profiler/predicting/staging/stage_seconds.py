@@ -39,10 +39,10 @@ def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> 
     watch = _Watch(workload, device, [run for run in runs if run], saves)
     with restored(workload.module), torch.no_grad(), watch.hooked():
         workload.loss(workload.module, workload.batch)
-    found = [watch.seconds(index) for index in range(len(watch.runs))]
+    run_seconds = [watch.seconds(index) for index in range(len(watch.runs))]
     checkpointed = sum(watch.checkpointed(index) for index in range(len(watch.runs)))
     del workload, watch
-    blocks = iter(found)
+    blocks = iter(run_seconds)
     every = [next(blocks) if run else NOTHING for run in runs]
     return [*every[:-1], _rest(case, device, checkpointed) if not runs[-1] else every[-1]]
 
@@ -65,7 +65,7 @@ class _Watch:
         self._samples: dict[Any, dict[str, list[tuple[float, float]]]] = {}
         self._counts: dict[Any, int] = {}
         self._is_timing = False
-        self._given = {one.untyped_storage()._cdata for one in tensors(workload.batch)}
+        self._given = {tensor.untyped_storage()._cdata for tensor in tensors(workload.batch)}
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -116,13 +116,13 @@ class _Watch:
             RECOMPUTED: partial(checkpoint_without_reentry, run),
             **{save: partial(saving(save), run) for save in self._saves if len(modules) == 1},
         }
-        found = self._samples.setdefault(kind, {way: [] for way in ways})
+        samples = self._samples.setdefault(kind, {way: [] for way in ways})
         with _keeping_inputs(modules[0]):
             for number in range(ROUNDS + 1):
                 for way, function in ways.items():
                     sample = self._sample(function, arguments, keywords)
                     if number:
-                        found[way].append(sample)
+                        samples[way].append(sample)
 
     def _sample(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -134,9 +134,9 @@ class _Watch:
             self._device.synchronize()
             watch = self._device.stopwatch()
             watch.mark()
-            out = [one for one in tensors(function(*given, **named)) if one.requires_grad]
+            out = [output for output in tensors(function(*given, **named)) if output.requires_grad]
             watch.mark()
-            gradients = [torch.ones_like(one) for one in out]
+            gradients = [torch.ones_like(output) for output in out]
             watch.mark()
             torch.autograd.backward(out, gradients)
             watch.mark()
@@ -177,8 +177,8 @@ def _kind(modules: Sequence[nn.Module], given: Any) -> Any:
     """Returns a key that is equal for stages that take the same time."""
     return (
         tuple(type(part).__name__ for module in modules for part in module.modules()),
-        tuple((one.shape, one.dtype) for module in modules for one in module.parameters()),
-        tuple((one.shape, one.dtype) for one in tensors(given)),
+        tuple((tensor.shape, tensor.dtype) for module in modules for tensor in module.parameters()),
+        tuple((tensor.shape, tensor.dtype) for tensor in tensors(given)),
     )
 
 
