@@ -42,6 +42,7 @@ class Choice(str):
 
     @property
     def options(self) -> dict[str, str]:
+        """The options behind the name. Raises UserError for one without key or value, and for a key given twice."""
         pieces = self._halves()[1].split(",") if self._halves()[1] else []
         pairs = [piece.partition("=") for piece in pieces]
         for key, _, value in pairs:

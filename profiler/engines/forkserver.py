@@ -55,6 +55,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def serve(self) -> None:
+        """Fork children as the client asks, and tell how they end, until the client is gone; then kill them all."""
         self._say({"ready": True})
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)

@@ -112,6 +112,7 @@ class _Machine:
                 self.release("output", stage - 1)
 
     def stage_backward(self, stage: int) -> None:
+        """Turn the output's gradient into the input's; what was saved goes, and the parameters' gradients stay."""
         costs = self.kept[stage]
         left = self.stages[stage].gradient_bytes
         needs = (("gradient", stage), ("saved", stage), ("output", stage - 1))

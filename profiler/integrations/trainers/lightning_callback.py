@@ -42,6 +42,7 @@ class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be 
         self._steps: Steps | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the record: its case is what the trainer and the module say of themselves."""
         optimizers = getattr(trainer, "optimizers", None) or [None]
         device = str(getattr(pl_module, "device", "cpu"))
         case: dict[str, Any] = {

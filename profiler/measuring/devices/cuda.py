@@ -42,6 +42,7 @@ class CudaWatch:
         pass
 
     def mark(self) -> None:
+        """End a span and begin the next: the allocator's peaks since the last mark are read and reset."""
         live = torch.cuda.memory_allocated(self._device)
         if self._start is not None:
             free, total = torch.cuda.mem_get_info(self._device)
@@ -69,6 +70,7 @@ class CudaStopwatch:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
+        """End a span and begin the next: the allocator's peaks since the last mark are read and reset."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)

@@ -69,6 +69,7 @@ class _Watch:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
+        """Time each run where a forward enters its first module."""
         handles = [
             modules[0].register_forward_pre_hook(partial(self._enter, index), with_kwargs=True)
             for index, modules in enumerate(self.runs)
@@ -80,6 +81,7 @@ class _Watch:
                 handle.remove()
 
     def seconds(self, index: int) -> Seconds:
+        """Medians of a run; the early stop is what a checkpoint adds to the backward, from half a forward to one."""
         samples = self._samples[self._kinds[index]]
         forward, backward = _medians(samples[PLAIN])
         recompute = _medians(samples[RECOMPUTED])[1] - backward

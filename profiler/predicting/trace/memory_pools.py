@@ -179,6 +179,7 @@ class ExpandablePool(Pool):
             self.give(hole)
 
     def release(self) -> int:
+        """Unmap the whole pages of free blocks; returns their bytes."""
         released = 0
         for block in list(self._free.values()):
             begin = round_up(block.address - self._base, self._page) + self._base

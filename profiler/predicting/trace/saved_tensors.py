@@ -47,6 +47,7 @@ class SavedTensors:
                 kept.died = None if times.released is None else max(kept.died, times.released)
 
     def saves(self) -> tuple[Save, ...]:
+        """Each tensor that was packed, with the numbers of operators after which it was packed, used and released."""
         places, last = self._places(), len(self._tracer.operators)
         saves = []
         for times in self._packets:

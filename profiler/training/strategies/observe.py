@@ -116,6 +116,7 @@ class _Watcher:
             handle.remove()
 
     def observation(self) -> Observation:
+        """What the forward showed. Raises Unsupported where the blocks did not run once each, in order."""
         if self._calls != sorted(set(self._calls)) or len(self._calls) != len(self._names):
             raise Unsupported(
                 "the blocks do not run once each in the order of their names; choose others with --blocks"
