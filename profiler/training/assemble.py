@@ -15,7 +15,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import blocks, distributed, models, optimizers, precision, strategies
-from profiler.training.strategies.batchnorm import repair_batchnorm
+from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
 

@@ -17,7 +17,7 @@ from profiler.core.case import Case, Choice
 from profiler.measuring.devices import Device, open_device
 from profiler.measuring.meters import time as step_timing
 from profiler.training.assemble import assemble
-from profiler.training.strategies.chain import checkpoint_without_reentry
+from profiler.training.checkpointing.block_segments import checkpoint_without_reentry
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload, restored, tensors
 

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import GATHERED
+from profiler.training.checkpointing.block_segments import RoutedForward
 from profiler.training.distributed import gloo
-from profiler.training.strategies.chain import RoutedForward
 from profiler.training.workload import Workload, storage_bytes
 
 

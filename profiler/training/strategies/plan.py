@@ -12,7 +12,7 @@ from profiler.core import plan_file
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import Recipe, Segment
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import BlockSegment, OwnCheckpoint, checkpoint_segments, recomputes
+from profiler.training.checkpointing.block_segments import BlockSegment, OwnCheckpoint, checkpoint_segments, recomputes
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload
 

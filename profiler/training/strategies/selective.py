@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, operators
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import Checkpoint, checkpoint_segments
+from profiler.training.checkpointing.block_segments import Checkpoint, checkpoint_segments
 from profiler.training.workload import Workload
 
 

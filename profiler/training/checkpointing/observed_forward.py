@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import Unsupported
-from profiler.training.strategies.split import ChainBytes
+from profiler.training.checkpointing.split import ChainBytes
 from profiler.training.workload import Workload, restored, tensors
 
 METADATA = {  # what may be asked of a tensor without using what it holds

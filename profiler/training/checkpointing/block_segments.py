@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import refuse_none
-from profiler.training.strategies.observe import observe
+from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
