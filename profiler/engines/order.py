@@ -12,7 +12,7 @@ from profiler.analysis.progress import calibrations
 from profiler.core.case import Case, Trial
 from profiler.core.record import Record
 
-Known = dict[tuple[Case, int], Record]
+Records = dict[tuple[Case, int], Record]
 
 
 def in_waves(
@@ -37,7 +37,7 @@ def in_waves(
             yield record
 
 
-def informed(trials: Iterable[Trial], records: Known, *, is_predicted: bool = True) -> list[Trial]:
+def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool = True) -> list[Trial]:
     """Adds to trials what is known of their baselines: digests to verify against, and the calibration."""
     known_calibrations = calibrations(records.values()) if is_predicted else {}
     return [
@@ -56,6 +56,6 @@ def _wave(trial: Trial) -> tuple[bool, bool, bool]:
     return is_later, trial.case.is_predicted, not is_later and trial.case != trial.case.baseline
 
 
-def _digests(case: Case, records: Known) -> dict[str, str] | None:
+def _digests(case: Case, records: Records) -> dict[str, str] | None:
     baseline = records.get((case.baseline, 1))
     return baseline.equality.digests if baseline and baseline.equality and baseline.outcome == "ok" else None

@@ -96,7 +96,7 @@ class RayCluster:
                 hint = f"it has {', '.join(map(str, map(gpu_kinds.of, kinds))) or 'no GPU of a kind that it knows'}"
                 raise UserError(f"--gpus: the cluster has no '{gpu_kinds.of(name)}'", hint=hint, exit_code=3)
         entry, failing = f"{WORKER}:survey", "torch does not work on a node"
-        futures = {name: self._asked(name, entry, "", failing) for name in self._kinds or ("cpu", *kinds)}
+        futures = {name: self._future(name, entry, "", failing) for name in self._kinds or ("cpu", *kinds)}
         devices: dict[str, Environment] = {}
         for name, future in futures.items():
             devices |= self._surveyed(name, future)
@@ -104,7 +104,7 @@ class RayCluster:
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """What `entry` ("module:function") tells of `text`, on some node. Raises UserError as Local does."""
-        return self._told(self._asked("cpu", entry, text, failing), self._wait + self._on_node["stage_seconds"])
+        return self._answer(self._future("cpu", entry, text, failing), self._wait + self._on_node["stage_seconds"])
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """One record for each trial that is owed. Closing the iterator cancels what is queued and ends what is at work.
@@ -174,12 +174,12 @@ class RayCluster:
             resources[ACCELERATOR + needs["accelerator_type"]] = MARKED
         return any(all(node.get(name, 0) >= number for name, number in resources.items()) for node in _nodes())
 
-    def _asked(self, device: str, entry: str, text: str, failing: str) -> Future[Any]:
+    def _future(self, device: str, entry: str, text: str, failing: str) -> Future[Any]:
         sent = self._ask.options(**self._needs(device)).remote(entry, text, failing, **self._on_node)
         future: Future[Any] = sent.future()
         return future
 
-    def _told(self, future: Future[Any], seconds: float) -> dict[str, Any]:
+    def _answer(self, future: Future[Any], seconds: float) -> dict[str, Any]:
         """The answer to a question. Raises UserError (exit code 3) for none, TimeoutError for a late one."""
         try:
             answer = future.result(timeout=seconds)
@@ -196,7 +196,7 @@ class RayCluster:
     def _surveyed(self, name: str, future: Future[Any]) -> dict[str, Environment]:
         """The CPU of the node that took a task for this device, and the device; nothing where nobody asked for it."""
         try:
-            facts = self._told(future, self._wait)
+            facts = self._answer(future, self._wait)
         except TimeoutError:
             ray.cancel(future.object_ref, force=True)  # type: ignore[attr-defined]
             return self._without(name, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer")

@@ -118,7 +118,7 @@ class Array:
         """Adds what is known of its baseline to a trial of a first round; later rounds are compared with nothing."""
         if trial.round > 1:
             return trial
-        return informed([trial], self._gathered.found, is_predicted=trial.case.is_predicted)[0]
+        return informed([trial], self._gathered.records, is_predicted=trial.case.is_predicted)[0]
 
     def _made(self, trials: list[Trial], count: int) -> list[Path]:
         manifest, before = store.read_manifest(self._run), self._folders()

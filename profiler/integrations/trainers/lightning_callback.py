@@ -38,7 +38,7 @@ class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be 
         super().__init__()
         self.record: Record | None = None
         self._folder = Path(folder)
-        self._told = {"strategy": Choice(strategy), "batch_size": batch_size, "warmup": warmup, "samples": samples}
+        self._settings = {"strategy": Choice(strategy), "batch_size": batch_size, "warmup": warmup, "samples": samples}
         self._steps: Steps | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -53,7 +53,7 @@ class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be 
             "accumulate": _accumulate(trainer),
             "data": "files",
             "verify": "off",
-            **self._told,
+            **self._settings,
         }
         self._steps = Steps(Case(**case))
 
