@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +13,7 @@ from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, 
 from profiler.core.errors import UserError
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
-from profiler.request import device_choice, integer_lists
+from profiler.request import device_choice, integer_lists, model_choice
 from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.request.sampling import sampling
 from profiler.training import distributed, models, optimizers, strategies
@@ -103,7 +102,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     _refuse_secrets(request)
     remarks: list[str] = []
     model_words = split_choices("mnist-cnn" if request.model is None else request.model)
-    model_choices = _resolved(model_words, models.TABLE, "model", remarks)
+    chosen_models = _resolved(model_words, models.TABLE, "model", remarks)
     chosen = strategies_of(request, remarks)
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
@@ -111,20 +110,20 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
     precisions = _precisions(request.precision, remarks)
     ways = _ways(request, remarks)
-    _check_batch_size(request.batch_size, model_choices)
+    model_choice.check_batch_size(request.batch_size, chosen_models)
     fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
-    _check_data(request.data, model_choices)
+    model_choice.check_data(request.data, chosen_models)
     devices = _devices(request, choose_device, remarks)
     until = _sampling(request, devices[0])
     if devices == ["cpu"]:
-        model_choices = list(dict.fromkeys(_smaller(model, remarks) for model in model_words))
+        chosen_models = list(dict.fromkeys(model_choice.smaller(model, remarks) for model in model_words))
     cases = [
         Case(
             model=model,
             strategy=strategy,
             optimizer=optimizer,
-            batch_size=size or _batch_size(model),
+            batch_size=size or model_choice.batch_size(model),
             precision=precision,
             accumulate=accumulate,
             device=device,
@@ -134,7 +133,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
             **fields,
         )
         for device in devices
-        for model in model_choices
+        for model in chosen_models
         for optimizer in optimized
         for size in sizes
         for accumulate in micro_batches
@@ -239,19 +238,6 @@ def _ways(request: Request, remarks: list[str]) -> list[tuple[Choice | UnsetType
     return [(way, ranks) for way in named for ranks in _numbers("--ranks", request.ranks, RANKS, remarks)]
 
 
-def _batch_size(model: Choice) -> int | None:
-    """The model's own; None where it makes its batch without asking."""
-    default = catalogue.read(model.name, models.TABLE).parameters.get("batch_size")
-    return int(default) if default is not None and default.isdecimal() else None
-
-
-def _check_batch_size(text: str | None, model_choices: list[Choice]) -> None:
-    for model in model_choices if text is not None else []:
-        if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
-            hint = "give its function a parameter batch_size, or leave it out"
-            raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
-
-
 def _precisions(text: str | None, remarks: list[str]) -> list[str]:
     words = ["fp32"] if text is None else [word.strip() for word in text.split(",")]
     precisions = [_one_of("--precision", word, PRECISIONS) for word in words]
@@ -273,33 +259,6 @@ def _devices(request: Request, choose_device: Callable[[str], str], remarks: lis
         hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"
         raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)
     return _without_duplicates([choose_device(word) for word in words], "--device", remarks)
-
-
-def _smaller(model: Choice, remarks: list[str]) -> Choice:
-    """On a CPU, a model's smaller defaults for the options that were not asked for."""
-    smaller = models.WITHOUT_GPU.get(model.name, {})
-    options = {key: value for key, value in smaller.items() if key not in model.options}
-    chosen = catalogue.resolve(Choice.of(model.name, {**model.options, **options}), models.TABLE)
-    if options:
-        defaults = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
-        full = Choice.of(model.name, {**model.options, **{key: defaults[key] for key in options}})
-        remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, --model {full}")
-    return chosen
-
-
-def _check_data(directory: str | None, model_choices: list[Choice]) -> None:
-    if directory is None:
-        return
-    if not directory or not Path(directory).is_dir():
-        raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
-    for model in model_choices:
-        if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
-            raise UserError(
-                f"--data has no effect on '{model}', which makes its own batch", hint="leave it out for this model"
-            )
-    if not any((Path(directory) / below / name).is_file() for below, name in models.DATA_FILES):
-        names = " or ".join(str(Path(below) / name) for below, name in models.DATA_FILES)
-        raise UserError(f"--data: '{directory}' holds no MNIST files", hint=f"it should have {names}")
 
 
 def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:
