@@ -26,7 +26,7 @@ from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.predicting.trace.step import follow
 from profiler.predicting.traced_case import trace_case
 from profiler.training.assemble import assemble
-from profiler.training.strategies.split import split_as_torch
+from profiler.training.checkpointing.split import split_as_torch
 from profiler.training.workload import tensors
 
 CNN, BERT = "mnist-cnn", "hf:bert:head=classification"

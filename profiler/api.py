@@ -139,15 +139,15 @@ def measure(  # noqa: PLR0913  its keywords are a user's settings
     )
     checked = _case(words, build, optimizer, lambda word: device_choice.choose_device(word, _devices()))
 
-    def workload() -> Workload:
+    def made() -> Workload:
         return as_workload(build())
 
     def measured(case: Case) -> Record:
         trial = Trial(case=case, passes=PASSES)
         if case != case.baseline:
-            equality = measure_trial(Trial(case=case.baseline, passes=("equality",)), build=workload).equality
+            equality = measure_trial(Trial(case=case.baseline, passes=("equality",)), build=made).equality
             trial = msgspec.structs.replace(trial, digests=equality.digests if equality else None)
-        return measure_trial(trial, build=workload)
+        return measure_trial(trial, build=made)
 
     return _under(checked, strategy, measured)
 
@@ -239,8 +239,8 @@ def plan(
         points = POINTS if len(chain.stages) > LONG else None
         for levels in DEPTHS:
             frontier = solver.frontier(chain, levels=levels, points=points)
-            if found := _settled(case, fresh, chain, frontier, budget_bytes):
-                return found
+            if plan := _settled(case, fresh, chain, frontier, budget_bytes):
+                return plan
             if frontier.peak_bytes[0] <= floor:
                 break  # deeper plans are no smaller
     smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
@@ -283,9 +283,9 @@ def _under(case: Case, strategy: str | Recipe | Path, record: Callable[[Case], R
     if isinstance(strategy, Recipe):
         with TemporaryDirectory() as folder:
             strategy.save(Path(folder) / "plan.json")
-            found = _under(case, Path(folder) / "plan.json", record)
-        named = msgspec.structs.replace(found.case, strategy=Choice("plan"))
-        return msgspec.structs.replace(found, case=named)
+            from_file = _under(case, Path(folder) / "plan.json", record)
+        named = msgspec.structs.replace(from_file.case, strategy=Choice("plan"))
+        return msgspec.structs.replace(from_file, case=named)
     word = Choice.of("plan", {"file": strategy}) if isinstance(strategy, Path) else Choice(strategy)
     choice = catalogue.resolve(word, strategies.TABLE, what="strategy")
     return record(msgspec.structs.replace(case, strategy=choice))
@@ -294,16 +294,16 @@ def _under(case: Case, strategy: str | Recipe | Path, record: Callable[[Case], R
 def _fresh(build: Callable[[], Any]) -> Callable[[], Workload]:
     """What `build` returns as a Workload. Raises UserError for a module with tensors of its own from before."""
 
-    def workload() -> Workload:
-        found = as_workload(build())
-        if any(not isinstance(parameter, FakeTensor) for parameter in found.module.parameters()):
+    def made() -> Workload:
+        workload = as_workload(build())
+        if any(not isinstance(parameter, FakeTensor) for parameter in workload.module.parameters()):
             raise UserError(
                 "build returned a module that was made before: tracing would change it",
                 hint="make it inside build, which is called anew for every trace: def build(): module = MyModel(); ...",
             )
-        return found
+        return workload
 
-    return workload
+    return made
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import find_blocks, refuse_none
-from profiler.training.strategies.chain import checkpoint_segments
-from profiler.training.strategies.observe import observe
+from profiler.training.checkpointing.block_segments import checkpoint_segments
+from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.workload import Workload
 
 

@@ -9,8 +9,8 @@ from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.training.assemble import assemble
 from profiler.training.blocks import find_blocks
+from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.models import cifar_resnet, dense_chain, transformer
-from profiler.training.strategies.observe import observe
 from tests import make
 from tests.conftest import measured
 

@@ -17,7 +17,7 @@ from profiler.predicting.trace.compose import RANDOM_STATE, compose
 from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.predicting.trace.step import follow
 from profiler.predicting.traced_case import trace_case
-from profiler.training.strategies.split import split_as_torch
+from profiler.training.checkpointing.split import split_as_torch
 from profiler.training.workload import Workload, train_step
 from tests import make
 

@@ -11,7 +11,7 @@ from torch import nn
 from profiler.analysis.explanation import explain
 from profiler.analysis.live_bytes import categories_at, modules_at
 from profiler.core.trace_data import CATEGORIES, Trace, live
-from profiler.training.strategies.chain import checkpoint_segments
+from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
 

@@ -39,7 +39,7 @@ def peaks(engine: Any) -> dict[int, int]:
     found = {}
     for size in (4, 5):
         case = make.case(model=catalogue.resolve(Choice(SMALL), models.TABLE), batch_size=size)
-        fake = Trial(case=batch_search._fake(case), passes=("memory",))
+        fake = Trial(case=case.foreseen, passes=("memory",))
         (record,) = engine.run([fake])
         assert record.outcome == "ok"
         found[size] = record.readings.peak_bytes
@@ -257,8 +257,8 @@ FIXED = Path(__file__).parent / "user_models" / "broken.py"
         (["mlp", "--memory", "0"], "--memory cannot be '0'"),
         (["mlp"], "missing option '--memory'"),
         (["mlp", "--memory", "1GiB", "--strategies", "sgements"], "did you mean 'segments'?"),
-        (["mlp", "--memory", "1GiB", "--no-measure", "--rounds", "2"], "--rounds has no effect on a prediction"),
-        (["mlp", "--memory", "1GiB", "--device", "fake:t4", "--rounds", "2"], "--rounds has no effect on a prediction"),
+        (["mlp", "--memory", "1GiB", "--no-measure", "--rounds", "2"], "--rounds has no effect where no step is timed"),
+        (["mlp", "--memory", "1GiB", "--device", "fake:t4", "--rounds", "2"], "--rounds has no effect where no step is timed"),
         (["mlp,mnist-cnn", "--memory", "1GiB"], "only one model can be planned at once"),
         ([f"{FIXED}:no_loss", "--memory", "1GiB", "--device", "cpu"], "makes its own batch, of one size"),
     ],

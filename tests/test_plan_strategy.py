@@ -13,7 +13,11 @@ import profiler
 from profiler.core import plan_file
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import Recipe
-from profiler.training.strategies.chain import OwnCheckpoint, checkpoint_segments, checkpoint_without_reentry
+from profiler.training.checkpointing.block_segments import (
+    OwnCheckpoint,
+    checkpoint_segments,
+    checkpoint_without_reentry,
+)
 from profiler.training.strategies.plan import carry_out
 from tests.chain_models import Branching, Counted, Looping, workload
 from tests.conftest import measured

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-from profiler.training.strategies.observe import observe
-from profiler.training.strategies.split import ChainBytes, Split, peak, split_as_torch, split_balanced
+from profiler.training.checkpointing.observed_forward import observe
+from profiler.training.checkpointing.split import ChainBytes, Split, peak, split_as_torch, split_balanced
 from tests.unpatched import plain
 
 

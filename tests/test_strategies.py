@@ -13,8 +13,8 @@ import profiler
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
+from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.strategies import segments
-from profiler.training.strategies.chain import checkpoint_segments
 from tests.chain_models import Branching, Counted, InTuples, Looping, workload
 from tests.conftest import measured
 from tests.plans import written
@@ -383,7 +383,7 @@ def test_batchnorm_is_repaired_however_often_it_is_recomputed(strategy):
 
 
 def test_the_repaired_momentum_is_the_published_one():
-    from profiler.training.strategies.batchnorm import repair_batchnorm
+    from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
 
     module = nn.Sequential(nn.BatchNorm1d(3, momentum=0.1), nn.BatchNorm1d(3, momentum=0.1))
 
@@ -393,7 +393,7 @@ def test_the_repaired_momentum_is_the_published_one():
 
 
 def test_a_batchnorm_that_several_blocks_share_is_not_repaired():
-    from profiler.training.strategies.batchnorm import repair_batchnorm
+    from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
 
     shared = nn.BatchNorm1d(3)
     module = nn.Sequential(nn.Sequential(nn.Linear(3, 3), shared), nn.Sequential(nn.Linear(3, 3), shared))

@@ -43,6 +43,7 @@ class Choice(str):
 
     @property
     def options(self) -> dict[str, str]:
+        """The options behind the name. Raises UserError for one without key or value, and for a key given twice."""
         pieces = self._halves()[1].split(",") if self._halves()[1] else []
         pairs = [piece.partition("=") for piece in pieces]
         for key, _, value in pairs:
@@ -154,7 +155,9 @@ def _settings() -> tuple[dict[str, Setting], list[str]]:
     """The fields of a case that have a Setting, and the switches among them, in order."""
     kinds = get_type_hints(Case, include_extras=True)
     notes = {name: getattr(kind, "__metadata__", ()) for name, kind in kinds.items()}
-    settings = {name: one for name, found in notes.items() for one in found if isinstance(one, Setting)}
+    settings = {
+        name: setting for name, metadata in notes.items() for setting in metadata if isinstance(setting, Setting)
+    }
     switches = [name for name in settings if bool in (plain := get_args(kinds[name])[0], *get_args(plain))]
     return settings, switches
 
@@ -217,7 +220,7 @@ def split_choices(text: str) -> list[Choice]:
 def _span(choice: Choice) -> list[Choice]:
     spread: list[dict[str, str]] = [{}]
     for key, value in choice.options.items():
-        spread = [{**options, key: one} for options in spread for one in value.split("|")]
+        spread = [{**options, key: alternative} for options in spread for alternative in value.split("|")]
     return [Choice.of(choice.name, options) for options in spread]
 
 

@@ -74,8 +74,8 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
         return entry
     if is_code(name, table):
         return _users_entry(name, table[USERS])
-    known = [entry.name for entry in entries(table)]
-    raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, known))
+    names = [entry.name for entry in entries(table)]
+    raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, names))
 
 
 def is_code(name: str, table: Mapping[str, str]) -> bool:
@@ -90,10 +90,10 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
     """
     entry = read(choice.name, table, what=what)
     given = choice.options
-    known = {option.name: option for option in entry.options}
+    declared = {option.name: option for option in entry.options}
     for key in given:
-        if key not in known and not entry.open:
-            hint = _nearest(key, list(known)) if known else f"'{choice.name}' takes no options"
+        if key not in declared and not entry.open:
+            hint = _nearest(key, list(declared)) if declared else f"'{choice.name}' takes no options"
             raise UserError(f"'{choice}': {what} '{choice.name}' has no option '{key}'", hint=hint)
     for option in entry.options:
         if option.default is None and option.name not in given:
@@ -101,10 +101,10 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
             raise UserError(
                 f"'{choice}' needs {option.name}", hint=f"write {choice.name}:{option.name}=... with {kind}"
             )
-    values = _values(choice, known)
-    ordered = [*(key for key in known if key in given), *sorted(given.keys() - known.keys())]
+    values = _values(choice, declared)
+    ordered = [*(key for key in declared if key in given), *sorted(given.keys() - declared.keys())]
     canonical = {key: as_word(values[key]) for key in ordered}
-    kept = {key: text for key, text in canonical.items() if key not in known or text != known[key].default}
+    kept = {key: text for key, text in canonical.items() if key not in declared or text != declared[key].default}
     return Choice.of(choice.name, kept)
 
 
@@ -202,10 +202,10 @@ def _text(default: ast.expr | None) -> str | None:
     return as_word(value)
 
 
-def _values(choice: Choice, known: Mapping[str, Option]) -> dict[str, Any]:
+def _values(choice: Choice, declared: Mapping[str, Option]) -> dict[str, Any]:
     """The options of a choice, each of its kind; an unknown one is read as a value. Raises UserError."""
     return {
-        key: _value(text, known.get(key) or Option(name=key, kind="value"), choice)
+        key: _value(text, declared.get(key) or Option(name=key, kind="value"), choice)
         for key, text in choice.options.items()
     }
 
@@ -286,5 +286,5 @@ def _source(name: str) -> tuple[Path, Callable[[], str]]:
     return origin, lambda: get_source(name) or origin.read_text(encoding="utf-8")
 
 
-def _nearest(word: str, known: list[str]) -> str:
-    return nearest(word, known) or f"choose from {', '.join(known) or 'none'}"
+def _nearest(word: str, names: list[str]) -> str:
+    return nearest(word, names) or f"choose from {', '.join(names) or 'none'}"

@@ -30,7 +30,7 @@ class Invalid(Exception):
     """A step that trains nothing: the row is there, invalid, with this reason and without numbers."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, words: Iterable[str]) -> str | None:
     """A hint that names the known word most like this one; None where none is like it."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'?" if near else None

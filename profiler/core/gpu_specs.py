@@ -74,7 +74,7 @@ def find(word: str) -> Rates:
     name = ALIASES.get(word.lower(), word.lower())
     path = _paths().get(name)
     if path is None:
-        meant = " or ".join(f"'{one}'" for one in _near(name))
+        meant = " or ".join(f"'{similar}'" for similar in _near(name))
         hint = f"did you mean {meant}?" if meant else f"choose from {', '.join(names())}"
         raise UserError(f"no GPU is called '{word}'", hint=hint)
     return read(path)

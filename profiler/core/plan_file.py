@@ -114,13 +114,13 @@ def names(segment: Segment) -> list[str]:
 
 def _fault(recipe: Recipe) -> str | None:
     """Why its segments are none of its blocks; None where they are."""
-    known = list(recipe.fingerprint)
+    blocks = list(recipe.fingerprint)
     for segment in every(recipe.segments):
         run = names(segment)
         unknown = [name for name in run if name not in recipe.fingerprint]
         if unknown:
             return f"'{unknown[0]}' is none of its blocks"
-        if not run or run != known[known.index(run[0]) :][: len(run)]:
+        if not run or run != blocks[blocks.index(run[0]) :][: len(run)]:
             return f"segment [{' '.join(run)}] is no run of consecutive blocks"
     counts = Counter(name for segment in recipe.segments for name in names(segment))
     twice = [name for name, count in counts.items() if count > 1]

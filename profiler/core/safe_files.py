@@ -119,10 +119,10 @@ def lock(file: int) -> bool:
     """
     for _ in range(round(PATIENCE_SECONDS / PAUSE_SECONDS)):
         try:
-            return _asked(file)
+            return _is_locked(file)
         except TakenError:
             sleep(PAUSE_SECONDS)
-    return _asked(file)
+    return _is_locked(file)
 
 
 def sign_lock(path: Path) -> None:
@@ -143,10 +143,10 @@ def lock_holder(path: Path) -> str:
         return "it does not say who it is"
 
 
-def _asked(file: int) -> bool:
-    """Ask once, in a thread of its own: a file server that is gone would keep the question for ever."""
+def _is_locked(file: int) -> bool:
+    """Whether the file is locked now; asked in a thread of its own, since a lost file server would never answer."""
     answers: SimpleQueue[OSError | None] = SimpleQueue()
-    threading.Thread(target=_ask, args=(file, answers), daemon=True).start()
+    threading.Thread(target=_try_lock, args=(file, answers), daemon=True).start()
     try:
         error = answers.get(timeout=ANSWER_SECONDS)
     except Empty:
@@ -156,7 +156,7 @@ def _asked(file: int) -> bool:
     return error is None
 
 
-def _ask(file: int, answers: SimpleQueue[OSError | None]) -> None:
+def _try_lock(file: int, answers: SimpleQueue[OSError | None]) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -119,5 +119,5 @@ def pairing(trial: Trial) -> Pairing:
 
 def joined_shards(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> list[Trial]:
     """The trials of all shards of one sweep in the order of the whole plan."""
-    placed = [one for shard, trials in shards for one in zip(shard.places, trials, strict=False)]
-    return [trial for _, trial in sorted(placed, key=lambda one: one[0])]
+    placed = [placed_trial for shard, trials in shards for placed_trial in zip(shard.places, trials, strict=False)]
+    return [trial for _, trial in sorted(placed, key=lambda placed_trial: placed_trial[0])]

@@ -124,11 +124,11 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
     pairs that rise less that of those that fall, summed over the series, is within three standard deviations of what
     it is without a drift (Kendall's test, summed as in Hirsch and Slack 1984, Water Resources Research 20).
     """
-    stretches = [_stretches(one) for one in series if len(one) > 1]
+    stretches = [_stretches(values) for values in series if len(values) > 1]
     score, variance = sum(map(_score, stretches)), sum(map(_variance, stretches))
     if variance <= 0 or abs(score) - 1 < CERTAIN * sqrt(variance):
         return None
-    changes = [_change(one) for one in stretches if all(one)]
+    changes = [_change(values) for values in stretches if all(values)]
     change = median(changes) if changes else 0.0
     return change if copysign(1, change) == copysign(1, score) else None
 

@@ -25,7 +25,7 @@ def levels(document: Any, *, most: int) -> Iterator[list[Any]]:
     """What is in nested data, one list a level, the outermost first. Raises RecursionError beyond `most` levels."""
     level = [document]
     for _ in range(most):
-        nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        nested = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
         level = [inner for inside in nested for inner in inside]
         yield level
         if not level:
@@ -135,8 +135,8 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
     except RecursionError:
         raise _not_toml(path, f"it is nested deeper than {TOML_DEPTH} levels") from None
     except tomllib.TOMLDecodeError as error:
-        what, _, at = str(error).partition(" (at line ")
-        raise _not_toml(path, what, line=at.partition(",")[0] or words.count("\n") + 1) from None
+        message, _, at = str(error).partition(" (at line ")
+        raise _not_toml(path, message, line=at.partition(",")[0] or words.count("\n") + 1) from None
     except ValueError as error:  # a number of too many digits is one too
         raise _not_toml(path, str(error)) from None
     return words, document
@@ -145,7 +145,7 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
 def _check_toml(document: dict[str, Any]) -> None:
     """Raises RecursionError for what is nested too deep, and ValueError for a number that is too large."""
     for level in levels(document, most=TOML_DEPTH):
-        if any(isinstance(one, int | float) and not abs(one) < LARGEST for one in level):
+        if any(isinstance(value, int | float) and not abs(value) < LARGEST for value in level):
             raise ValueError("a number is out of range")
 
 

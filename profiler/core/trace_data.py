@@ -108,16 +108,19 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
 def live(trace: Trace) -> list[int]:
     """The bytes that are there while each operator runs, its hidden ones included; index 0 is before the step."""
     change = [0] * (len(trace.operators) + 2)
-    for one in trace.allocations:
-        change[one.born] += one.nbytes
-        change[one.died + 1] -= one.nbytes
+    for allocation in trace.allocations:
+        change[allocation.born] += allocation.nbytes
+        change[allocation.died + 1] -= allocation.nbytes
     held = list(accumulate(change[:-1]))
-    return [held[0], *(bytes_ + one.hidden_bytes for bytes_, one in zip(held[1:], trace.operators, strict=True))]
+    return [
+        held[0],
+        *(bytes_ + operator.hidden_bytes for bytes_, operator in zip(held[1:], trace.operators, strict=True)),
+    ]
 
 
 def resting(trace: Trace, after: int) -> int:
     """The bytes that are there when an operator has ended and the next has not begun: no outputs, nothing freed."""
-    return sum(one.nbytes for one in trace.allocations if one.born <= after < one.died)
+    return sum(allocation.nbytes for allocation in trace.allocations if allocation.born <= after < allocation.died)
 
 
 def as_asked(trace: Trace) -> Trace:
@@ -125,29 +128,33 @@ def as_asked(trace: Trace) -> Trace:
     return msgspec.structs.replace(
         trace,
         allocations=tuple(
-            msgspec.structs.replace(one, nbytes=one.nbytes - one.unsplit, unsplit=0) if one.unsplit else one
-            for one in trace.allocations
+            msgspec.structs.replace(allocation, nbytes=allocation.nbytes - allocation.unsplit, unsplit=0)
+            if allocation.unsplit
+            else allocation
+            for allocation in trace.allocations
         ),
         operators=tuple(
-            msgspec.structs.replace(one, hidden_bytes=one.hidden_bytes - one.unsplit, unsplit=0) if one.unsplit else one
-            for one in trace.operators
+            msgspec.structs.replace(operator, hidden_bytes=operator.hidden_bytes - operator.unsplit, unsplit=0)
+            if operator.unsplit
+            else operator
+            for operator in trace.operators
         ),
     )
 
 
 def held_at(trace: Trace, operator: int) -> list[Allocation]:
     """What is there while an operator runs, the largest first."""
-    held = [one for one in trace.allocations if one.born <= operator <= one.died]
-    return sorted(held, key=lambda one: -one.nbytes)
+    held = [allocation for allocation in trace.allocations if allocation.born <= operator <= allocation.died]
+    return sorted(held, key=lambda allocation: -allocation.nbytes)
 
 
 def by_category(trace: Trace) -> dict[str, list[int]]:
     """The bytes of each category while each operator runs; what operators hide counts as temporaries."""
     size = len(trace.operators) + 2
     changes = {category: [0] * size for category in CATEGORIES}
-    for one in trace.allocations:
-        changes[one.category][one.born] += one.nbytes
-        changes[one.category][one.died + 1] -= one.nbytes
+    for allocation in trace.allocations:
+        changes[allocation.category][allocation.born] += allocation.nbytes
+        changes[allocation.category][allocation.died + 1] -= allocation.nbytes
     held = {category: list(accumulate(change[:-1])) for category, change in changes.items()}
     for number, operator in enumerate(trace.operators, start=1):
         held["temporaries"][number] += operator.hidden_bytes

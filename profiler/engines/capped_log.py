@@ -42,6 +42,7 @@ class Log:
         return lines[-1] if lines else "it printed nothing"
 
     def close(self) -> None:
+        """Write how much was left out, and the end of what was printed; then close the file."""
         rest = self._end() if self._is_full else bytes(self._held)
         left_out = self._size - self._num_passed - len(rest)
         if left_out:

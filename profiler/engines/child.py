@@ -42,8 +42,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         if self.status >= 0:
             return f"ended in {self.stage} with exit code {self.status}"
         number = -self.status
-        known = number in {one.value for one in signal.Signals}
-        name = signal.Signals(number).name if known else f"signal {number}"
+        is_known = number in {known_signal.value for known_signal in signal.Signals}
+        name = signal.Signals(number).name if is_known else f"signal {number}"
         return f"killed in {self.stage} by {name}{self._likely() if name == 'SIGKILL' else ''}"
 
     def _likely(self) -> str:

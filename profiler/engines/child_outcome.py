@@ -15,29 +15,29 @@ from profiler.core.record import SCHEMA, Environment, Outcome, Record
 from profiler.engines.child import Child, Ended
 
 
-def trial_record(trial: Trial, child: Child, ended: Ended, asked: float) -> Record:
+def trial_record(trial: Trial, child: Child, ended: Ended, requested_at: float) -> Record:
     """Returns the worker's record where it sent one that is possible, else one made from how it ended."""
-    told = [message["record"] for message in child.messages if "record" in message]
-    if not told:
+    sent = [message["record"] for message in child.messages if "record" in message]
+    if not sent:
         return lost(trial, *_outcome(ended, child))
     try:
-        return _believed(trial, told, child, asked)
+        return _believed(trial, sent, child, requested_at)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        child.keep(b"".join(map(encode, told)))
+        child.keep(b"".join(map(encode, sent)))
         return lost(trial, "failed", f"bad result: {error}")
 
 
-def _believed(trial: Trial, told: list[Any], child: Child, asked: float) -> Record:
+def _believed(trial: Trial, sent: list[Any], child: Child, requested_at: float) -> Record:
     """Returns the one record that was sent. Raises ValueError for one that the trial cannot have given."""
-    if child.damage or len(told) > 1:
-        raise ValueError(child.damage or f"it sent {len(told)} records")
-    record: Record = decode(encode(told[0]), Record)
+    if child.damage or len(sent) > 1:
+        raise ValueError(child.damage or f"it sent {len(sent)} records")
+    record: Record = decode(encode(sent[0]), Record)
     if record.schema != SCHEMA:
         raise ValueError(f"it is of schema {record.schema}")
     if record.case != trial.case or record.round != trial.round:
         raise ValueError("it is of another case")
     record = msgspec.structs.replace(
-        record, stage_seconds={"start": _start_seconds(child, asked), **record.stage_seconds}
+        record, stage_seconds={"start": _start_seconds(child, requested_at), **record.stage_seconds}
     )
     for wrong in impossible(record, trial.passes):
         raise ValueError(wrong)
@@ -54,11 +54,11 @@ def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
     return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
 
 
-def _start_seconds(child: Child, asked: float) -> float:
-    at: Any = next((message.get("at") for message in child.messages if message.get("stage") == "start"), asked)
+def _start_seconds(child: Child, requested_at: float) -> float:
+    at: Any = next((message.get("at") for message in child.messages if message.get("stage") == "start"), requested_at)
     if not isinstance(at, int | float):
         raise ValueError(f"it began at {at!r}")
-    return at - asked
+    return at - requested_at
 
 
 def lost(trial: Trial, outcome: Outcome, detail: str) -> Record:

@@ -17,10 +17,10 @@ PACKAGE = Path(__file__).parents[1]
 
 def pack_package(folder: Path) -> Path:
     """Copy this package and its table of GPUs into a folder; returns the copy's place."""
-    there = folder / PACKAGE.name
-    shutil.copytree(PACKAGE, there, ignore=shutil.ignore_patterns("__pycache__", "results"), dirs_exist_ok=True)
-    shutil.copytree(gpu_specs.folder(), there / "configs" / "devices", dirs_exist_ok=True)
-    return there
+    target = folder / PACKAGE.name
+    shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__", "results"), dirs_exist_ok=True)
+    shutil.copytree(gpu_specs.folder(), target / "configs" / "devices", dirs_exist_ok=True)
+    return target
 
 
 def pack_code(folder: Path, files: Iterable[Path]) -> None:
@@ -36,16 +36,16 @@ def code(cases: Iterable[Case]) -> tuple[Path, ...]:
     Modules from elsewhere must be installed on the nodes. Raises UserError for a file that is not below the present
     folder, or that holds what looks like a secret.
     """
-    here, found = Path.cwd(), dict[Path, None]()
+    cwd, paths = Path.cwd(), dict[Path, None]()
     for path in dict.fromkeys(_named(cases)):
-        found |= (
+        paths |= (
             dict.fromkeys(_with_imports(path, roots=(path.parent, Path()))) if path.suffix == ".py" else {path: None}
         )
-    for path in found:
-        if secret_filter.hide(text := (here / path).read_text(encoding="utf-8", errors="replace")) != text:
+    for path in paths:
+        if secret_filter.hide(text := (cwd / path).read_text(encoding="utf-8", errors="replace")) != text:
             message = f"'{path}' holds what looks like a secret, and would travel to every node"
             raise UserError(message, hint="let it read the secret from the environment of the node")
-    return tuple(found)
+    return tuple(paths)
 
 
 def _named(cases: Iterable[Case]) -> Iterator[Path]:
@@ -72,14 +72,14 @@ def _below(name: str) -> Path:
 
 def _with_imports(path: Path, *, roots: tuple[Path, ...]) -> Iterator[Path]:
     """A file, and what it imports of the same folders, and so on; packages with their __init__.py."""
-    here, found, waiting = Path.cwd(), dict[Path, None](), [path]
+    cwd, paths, waiting = Path.cwd(), dict[Path, None](), [path]
     while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found[one] = None
-            files = (place for place in _imported(one, roots) if place.is_file())
-            waiting += [file for file in files if file.resolve().is_relative_to(here)]  # a link may lead anywhere
-    return iter(found)
+        source = waiting.pop()
+        if source not in paths:
+            paths[source] = None
+            files = (place for place in _imported(source, roots) if place.is_file())
+            waiting += [file for file in files if file.resolve().is_relative_to(cwd)]  # a link may lead anywhere
+    return iter(paths)
 
 
 def _parsed(path: Path) -> ast.AST:

@@ -41,29 +41,29 @@ def error_record(trial: Trial, error: Exception) -> Record:
     if isinstance(error, Invalid):
         return without_readings(trial, "invalid", hide(str(error)))
     print(user_traceback(error), file=sys.stderr, end="")
-    found = shortage(error)
-    return _out_of_memory(trial, error, found) if found else without_readings(trial, "failed", error_detail(error))
+    missing = shortage(error)
+    return _out_of_memory(trial, error, missing) if missing else without_readings(trial, "failed", error_detail(error))
 
 
 def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
     """A record of the trial that has an outcome and no numbers."""
-    known = versions()
-    seen = _with_device(trial, known) if is_open() else known  # whose name says that nothing was measured
-    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=seen)
+    software = versions()
+    described = _with_device(trial, software) if is_open() else software  # whose name says that nothing was measured
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=described)
 
 
-def _out_of_memory(trial: Trial, error: Exception, found: Shortage) -> Record:
+def _out_of_memory(trial: Trial, error: Exception, missing: Shortage) -> Record:
     detail = _first_line(error).partition(" Including non-PyTorch")[0]  # what comes then fills half a screen
     record = without_readings(trial, "out_of_memory", detail)
-    return msgspec.structs.replace(record, shortage=found, environment=_with_device(trial, record.environment))
+    return msgspec.structs.replace(record, shortage=missing, environment=_with_device(trial, record.environment))
 
 
-def _with_device(trial: Trial, known: Environment | None) -> Environment | None:
+def _with_device(trial: Trial, software: Environment | None) -> Environment | None:
     """Returns the environment with the device whose memory was too small, where it still answers."""
     try:
-        return known if trial.case.is_predicted else environment(open_device(trial.case.device))
+        return software if trial.case.is_predicted else environment(open_device(trial.case.device))
     except RuntimeError:
-        return known
+        return software
 
 
 def error_detail(error: Exception) -> str:
@@ -81,11 +81,11 @@ def shortage(error: BaseException) -> Shortage | None:
     """Returns whose memory was too small, what was requested and what was free; None for any other error."""
     words = str(error)
     if isinstance(error, torch.OutOfMemoryError) or _says(error, OF_DEVICE):
-        asked, free = _size(f"[Tt]ried to allocate {SIZE}", words), _size(f"of which {SIZE} is free", words)
-        return Shortage(of="device", asked_bytes=asked, free_bytes=free)
+        asked_bytes, free_bytes = _size(f"[Tt]ried to allocate {SIZE}", words), _size(f"of which {SIZE} is free", words)
+        return Shortage(of="device", asked_bytes=asked_bytes, free_bytes=free_bytes)
     if isinstance(error, MemoryError) or _says(error, OF_HOST):
-        asked = _size(f"tried to allocate {SIZE}", words)
-        return Shortage(of="host", asked_bytes=asked, free_bytes=available_bytes())
+        asked_bytes = _size(f"tried to allocate {SIZE}", words)
+        return Shortage(of="host", asked_bytes=asked_bytes, free_bytes=available_bytes())
     return None
 
 
@@ -94,8 +94,8 @@ def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
 
 
 def _size(pattern: str, words: str) -> int | None:
-    found = re.search(pattern, words)
-    return round(float(found[1]) * UNITS[found[2]]) if found else None
+    match = re.search(pattern, words)
+    return round(float(match[1]) * UNITS[match[2]]) if match else None
 
 
 def user_traceback(error: BaseException) -> str:
@@ -121,9 +121,9 @@ def _trim(error: traceback.TracebackException) -> None:
     last = max((index for index, frame in enumerate(frames) if _is_theirs(frame)), default=-1)
     kept = [frame for index, frame in enumerate(frames) if _is_theirs(frame) or (index > last and not _is_ours(frame))]
     error.stack = traceback.StackSummary.from_list(kept)
-    for other in (error.__cause__, error.__context__):
-        if other is not None:
-            _trim(other)
+    for cause in (error.__cause__, error.__context__):
+        if cause is not None:
+            _trim(cause)
 
 
 def _is_theirs(frame: traceback.FrameSummary) -> bool:

@@ -58,6 +58,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def serve(self) -> None:
+        """Fork children as the client asks, and tell how they end, until the client is gone; then kill them all."""
         self._say({"ready": True})
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
@@ -194,7 +195,7 @@ def adopt_orphans() -> None:
 def offspring() -> set[int]:
     """The children of this process, ended ones too; none where the system does not list them."""
     lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for one in lists for pid in one.read_text(encoding="ascii").split()}
+    return {int(pid) for children in lists for pid in children.read_text(encoding="ascii").split()}
 
 
 if __name__ == "__main__":

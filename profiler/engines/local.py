@@ -93,16 +93,16 @@ class Local:
 
     def stop(self) -> None:
         """End the trial at work, from whatever thread, and begin no other."""
-        for one in (self, *self._device_engines):
-            one._is_stopped = True
-            for server in one._servers.values():
+        for engine in (self, *self._device_engines):
+            engine._is_stopped = True
+            for server in engine._servers.values():
                 server.hang_up()
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
-        told = self.ask(f"{WORKER}:survey", "", failing="torch does not work here")
-        devices: dict[str, Environment] = decode(json.dumps(told["devices"]), dict[str, Environment])
-        self._free = {name: free for name, free in told["free"].items() if free is not None}
+        answer = self.ask(f"{WORKER}:survey", "", failing="torch does not work here")
+        devices: dict[str, Environment] = decode(json.dumps(answer["devices"]), dict[str, Environment])
+        self._free = {name: free for name, free in answer["free"].items() if free is not None}
         uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
         self._free_by_uuid = {uuid: self._free[name] for name, uuid in uuids.items() if name in self._free}
         return devices
@@ -146,12 +146,12 @@ class Local:
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         for trial in trials:
             self._await_memory()
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             request = encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
             rehearses, log = trial.case.is_rehearsed, store.log_name(trial.case, trial.round)
             with self._child(self._entry, request, log, rehearses=rehearses) as child:
                 ended = child.wait(self._stage_seconds)
-                record = trial_record(trial, child, ended, asked)
+                record = trial_record(trial, child, ended, requested_at)
             self._drop_dead_server(ended, rehearses=rehearses)
             if self._is_stopped:
                 return
@@ -172,8 +172,8 @@ class Local:
             )
 
     def _free_now(self, device: str) -> int:
-        told = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not tell what is free")
-        return int(told["free"])
+        answer = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not tell what is free")
+        return int(answer["free"])
 
     def _child(self, entry: str, text: str, log: str, *, rehearses: bool = False) -> Child:
         assert self._servers, "enter the engine first"

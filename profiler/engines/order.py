@@ -12,7 +12,7 @@ from profiler.analysis.progress import calibrations
 from profiler.core.case import Case, Trial
 from profiler.core.record import Record
 
-Known = dict[tuple[Case, int], Record]
+Records = dict[tuple[Case, int], Record]
 
 
 def in_waves(
@@ -29,22 +29,22 @@ def in_waves(
     round is not ok has no further rounds. The waves follow the plan; `widely` makes as few as can be, for an engine
     that runs many trials at once.
     """
-    found = {(record.case, record.round): record for record in done}
+    records = {(record.case, record.round): record for record in done}
     for (_, is_predicted, _), wave in groupby(sorted(plan, key=_wave) if widely else plan, key=_wave):
-        ready = informed(progress.owed(wave, found.values()), found, is_predicted=is_predicted)
+        ready = informed(progress.owed(wave, records.values()), records, is_predicted=is_predicted)
         for record in run(ready):
-            found[record.case, record.round] = record
+            records[record.case, record.round] = record
             yield record
 
 
-def informed(trials: Iterable[Trial], found: Known, *, is_predicted: bool = True) -> list[Trial]:
+def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool = True) -> list[Trial]:
     """Adds to trials what is known of their baselines: digests to verify against, and the calibration."""
-    known = calibrations(found.values()) if is_predicted else {}
+    known_calibrations = calibrations(records.values()) if is_predicted else {}
     return [
         msgspec.structs.replace(
             trial,
-            digests=trial.digests or _digests(trial.case, found),
-            calibration=trial.calibration or known.get(trial.case.baseline.twin),
+            digests=trial.digests or _digests(trial.case, records),
+            calibration=trial.calibration or known_calibrations.get(trial.case.baseline.twin),
         )
         for trial in trials
     ]
@@ -56,6 +56,6 @@ def _wave(trial: Trial) -> tuple[bool, bool, bool]:
     return is_later, trial.case.is_predicted, not is_later and trial.case != trial.case.baseline
 
 
-def _digests(case: Case, found: Known) -> dict[str, str] | None:
-    baseline = found.get((case.baseline, 1))
+def _digests(case: Case, records: Records) -> dict[str, str] | None:
+    baseline = records.get((case.baseline, 1))
     return baseline.equality.digests if baseline and baseline.equality and baseline.outcome == "ok" else None

@@ -90,21 +90,21 @@ class RayCluster:
 
     def survey(self) -> dict[str, Environment]:
         """The CPU of a node, and a GPU of each kind. Raises UserError (exit code 3) for a kind that cannot be had."""
-        there = _kinds_there()
+        kinds = _kinds_there()
         for name in self._kinds:
-            if name not in there:
-                hint = f"it has {', '.join(map(str, map(gpu_kinds.of, there))) or 'no GPU of a kind that it knows'}"
+            if name not in kinds:
+                hint = f"it has {', '.join(map(str, map(gpu_kinds.of, kinds))) or 'no GPU of a kind that it knows'}"
                 raise UserError(f"--gpus: the cluster has no '{gpu_kinds.of(name)}'", hint=hint, exit_code=3)
         entry, failing = f"{WORKER}:survey", "torch does not work on a node"
-        asked = {name: self._asked(name, entry, "", failing) for name in self._kinds or ("cpu", *there)}
-        found: dict[str, Environment] = {}
-        for name, future in asked.items():
-            found |= self._surveyed(name, future)
-        return found
+        futures = {name: self._future(name, entry, "", failing) for name in self._kinds or ("cpu", *kinds)}
+        devices: dict[str, Environment] = {}
+        for name, future in futures.items():
+            devices |= self._surveyed(name, future)
+        return devices
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """What `entry` ("module:function") tells of `text`, on some node. Raises UserError as Local does."""
-        return self._told(self._asked("cpu", entry, text, failing), self._wait + self._on_node["stage_seconds"])
+        return self._answer(self._future("cpu", entry, text, failing), self._wait + self._on_node["stage_seconds"])
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """One record for each trial that is owed. Closing the iterator cancels what is queued and ends what is at work.
@@ -128,8 +128,8 @@ class RayCluster:
             patience=self._wait,
         )
         try:
-            for one in returned:
-                yield self._record(one)
+            for returned_trial in returned:
+                yield self._record(returned_trial)
         finally:
             returned.close()  # type: ignore[attr-defined]  # it is a generator
 
@@ -169,17 +169,17 @@ class RayCluster:
     def _has_place(self, device: str) -> bool:
         """Whether any living node could take such a task, were it free."""
         needs = self._needs(device)
-        asked = {"CPU": needs["num_cpus"], "GPU": needs.get("num_gpus", 0)}
+        resources = {"CPU": needs["num_cpus"], "GPU": needs.get("num_gpus", 0)}
         if "accelerator_type" in needs:
-            asked[ACCELERATOR + needs["accelerator_type"]] = MARKED
-        return any(all(there.get(name, 0) >= number for name, number in asked.items()) for there in _nodes())
+            resources[ACCELERATOR + needs["accelerator_type"]] = MARKED
+        return any(all(node.get(name, 0) >= number for name, number in resources.items()) for node in _nodes())
 
-    def _asked(self, device: str, entry: str, text: str, failing: str) -> Future[Any]:
+    def _future(self, device: str, entry: str, text: str, failing: str) -> Future[Any]:
         sent = self._ask.options(**self._needs(device)).remote(entry, text, failing, **self._on_node)
         future: Future[Any] = sent.future()
         return future
 
-    def _told(self, future: Future[Any], seconds: float) -> dict[str, Any]:
+    def _answer(self, future: Future[Any], seconds: float) -> dict[str, Any]:
         """The answer to a question. Raises UserError (exit code 3) for none, TimeoutError for a late one."""
         try:
             answer = future.result(timeout=seconds)
@@ -190,31 +190,31 @@ class RayCluster:
         if "refused" in answer:
             message, hint, code = answer["refused"]
             raise UserError(f"on a node: {message}", hint=hint, exit_code=code)
-        told: dict[str, Any] = answer["told"]
-        return told
+        facts: dict[str, Any] = answer["told"]
+        return facts
 
     def _surveyed(self, name: str, future: Future[Any]) -> dict[str, Environment]:
         """The CPU of the node that took a task for this device, and the device; nothing where nobody asked for it."""
         try:
-            told = self._told(future, self._wait)
+            facts = self._answer(future, self._wait)
         except TimeoutError:
             ray.cancel(future.object_ref, force=True)  # type: ignore[attr-defined]
             return self._without(name, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer")
-        devices = decode(json.dumps(told["devices"]), dict[str, Environment])
-        found: Environment | None = devices.get(gpu_kinds.visible(name))
+        devices = decode(json.dumps(facts["devices"]), dict[str, Environment])
+        device: Environment | None = devices.get(gpu_kinds.visible(name))
         kind = gpu_kinds.of(name)
-        if found is None:
+        if device is None:
             return self._without(name, "torch sees no CUDA device there", "these nodes need torch with CUDA")
-        if kind and not gpu_kinds.is_of(kind, found.device_name or ""):
-            return self._without(name, f"Ray gives a {found.device_name} for it", "name the accelerators as they are")
-        return {"cpu": devices["cpu"], name: found}
+        if kind and not gpu_kinds.is_of(kind, device.device_name or ""):
+            return self._without(name, f"Ray gives a {device.device_name} for it", "name the accelerators as they are")
+        return {"cpu": devices["cpu"], name: device}
 
     def _without(self, name: str, why: str, hint: str) -> dict[str, Environment]:
         """Returns no device. Raises UserError (exit code 3) where one was requested."""
         if name != "cpu" and name not in self._kinds:
             return {}
-        what = f"--gpus: '{gpu_kinds.of(name)}' cannot be had" if gpu_kinds.of(name) else "no node takes a task"
-        raise UserError(f"{what}: {why}", hint=hint, exit_code=3)
+        lacking = f"--gpus: '{gpu_kinds.of(name)}' cannot be had" if gpu_kinds.of(name) else "no node takes a task"
+        raise UserError(f"{lacking}: {why}", hint=hint, exit_code=3)
 
     def _send(self, trial: Trial) -> tuple[Future[Any], Callable[[], object]]:
         needs = self._needs(trial.case.device)
@@ -227,9 +227,9 @@ class RayCluster:
         if error is None and returned.answer is None:
             return lost(trial, "crashed", f"no node of the cluster could take it for {self._wait:g} s")
         if error is None:
-            told, log = returned.answer
+            encoded, log = returned.answer
             self._keep_log(trial, log)
-            record: Record = decode(told, Record)
+            record: Record = decode(encoded, Record)
             return record
         if isinstance(error, exceptions.RayTaskError):
             return lost(trial, "failed", _why(error))
@@ -256,7 +256,7 @@ def _nodes() -> list[dict[str, float]]:
 
 def _kinds_there() -> dict[str, str]:
     """The devices that the cluster has kinds of, by name, with Ray's own words for these kinds."""
-    words = {word.removeprefix(ACCELERATOR) for there in _nodes() for word in there if word.startswith(ACCELERATOR)}
+    words = {word.removeprefix(ACCELERATOR) for node in _nodes() for word in node if word.startswith(ACCELERATOR)}
     return {gpu_kinds.named(word.lower()): word for word in sorted(words) if gpu_kinds.KIND.fullmatch(word.lower())}
 
 

@@ -24,16 +24,16 @@ _servers: dict[tuple[Any, ...], Local] = {}  # one at most
 
 def run_trial(request: bytes, **server: Any) -> tuple[bytes, bytes]:
     """The record of a trial as JSON, and what the trial printed, capped and without secrets."""
-    asked: Trial = decode(request, Trial)
+    trial: Trial = decode(request, Trial)
     try:
         engine = _local(**server)
         with tempfile.TemporaryDirectory(prefix="gcprof-") as folder:
             engine.logs = Path(folder)
-            (record,) = engine.run([asked])
-            log = engine.logs / f"{store.log_name(asked.case, asked.round)}.log"
+            (record,) = engine.run([trial])
+            log = engine.logs / f"{store.log_name(trial.case, trial.round)}.log"
             return encode(record), log.read_bytes() if log.exists() else b""
     except UserError as error:  # of the node, which tells nothing of the trial
-        return encode(lost(asked, "crashed", f"on the node: {error.message}; {error.hint}")), b""
+        return encode(lost(trial, "crashed", f"on the node: {error.message}; {error.hint}")), b""
 
 
 def ask(entry: str, text: str, failing: str, **server: Any) -> dict[str, Any]:

@@ -113,20 +113,20 @@ class Slurm:
 
     def survey(self) -> dict[str, Environment]:
         """The devices of a job, of which nothing is known before it runs; on this machine those that are here."""
-        with Local(stage_seconds=self._stage_seconds) as here:
-            found = here.survey()
+        with Local(stage_seconds=self._stage_seconds) as local:
+            devices = local.survey()
         names = ["cpu", *(f"cuda:{number}" for number in range(self._settings["gpus_per_node"]))]
         if self._executor == "local":
-            return {name: found[name] for name in names if name in found}
+            return {name: devices[name] for name in names if name in devices}
         unknown = msgspec.structs.replace(
-            found["cpu"], device_name=None, device_bytes=None, device_uuid=None, driver=None, num_threads=None
+            devices["cpu"], device_name=None, device_bytes=None, device_uuid=None, driver=None, num_threads=None
         )
         return dict.fromkeys(names, unknown)
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """Answers on this machine: a question about a model needs no device."""
-        with Local(stage_seconds=self._stage_seconds) as here:
-            return here.ask(entry, text, failing=failing)
+        with Local(stage_seconds=self._stage_seconds) as local:
+            return local.ask(entry, text, failing=failing)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
         """Yields what earlier jobs left, then what the jobs of this call write.
@@ -145,7 +145,7 @@ class Slurm:
             at_work = array.at_work()
             owed = [
                 trial
-                for trial in progress.owed(trials, gathered.found.values())
+                for trial in progress.owed(trials, gathered.records.values())
                 if (trial.case, trial.round) not in at_work
             ]
             if owed:

@@ -55,23 +55,23 @@ class Gathered:
     """
 
     def __init__(self, plan: Iterable[Trial], done: Iterable[Record]) -> None:
-        self.found: dict[tuple[Case, int], Record] = {(record.case, record.round): record for record in done}
+        self.records: dict[tuple[Case, int], Record] = {(record.case, record.round): record for record in done}
         self._have_first = {trial.case for trial in plan if trial.round == 1}
         self._waiting: dict[tuple[Case, int], Record] = {}  # later rounds of which the first is not known yet
 
     def news(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yields records that were not given yet and may be; first rounds first, since others wait for them."""
         offered = {**self._waiting, **{(record.case, record.round): record for record in records}}
-        for key, record in sorted(offered.items(), key=lambda one: one[0][1]):
-            if key in self.found:
+        for key, record in sorted(offered.items(), key=lambda offer: offer[0][1]):
+            if key in self.records:
                 continue
             self._waiting[key] = record
             if self._may_come(record):
-                self.found[key] = self._waiting.pop(key)
+                self.records[key] = self._waiting.pop(key)
                 yield record
 
     def _may_come(self, record: Record) -> bool:
         if record.round == 1 or record.case not in self._have_first:
             return True
-        first = self.found.get((record.case, 1))
+        first = self.records.get((record.case, 1))
         return first is not None and first.outcome == "ok"

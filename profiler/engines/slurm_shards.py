@@ -104,10 +104,10 @@ class Array:
             time.sleep(0.05)
 
     def _folders(self) -> list[Path]:
-        found = [path for path in find.runs(self._run / "shards") if path.name.isdecimal()]
-        for path in found:
+        folders = [path for path in find.runs(self._run / "shards") if path.name.isdecimal()]
+        for path in folders:
             store.refuse_link(path)
-        return sorted(found, key=lambda path: int(path.name))
+        return sorted(folders, key=lambda path: int(path.name))
 
     def _part(self, folder: Path) -> ShardFolder:
         part = ShardFolder(folder)
@@ -118,7 +118,7 @@ class Array:
         """Adds what is known of its baseline to a trial of a first round; later rounds are compared with nothing."""
         if trial.round > 1:
             return trial
-        return informed([trial], self._gathered.found, is_predicted=trial.case.is_predicted)[0]
+        return informed([trial], self._gathered.records, is_predicted=trial.case.is_predicted)[0]
 
     def _made(self, trials: list[Trial], count: int) -> list[Path]:
         manifest, before = store.read_manifest(self._run), self._folders()
@@ -140,8 +140,8 @@ class Array:
         """The job of each part, as far as it was written down."""
         try:
             with safe_files.opened(self.jobs_folder / "ids.json") as file:
-                found = msgspec.json.decode(file.read(), type=dict[str, str])
-                return {part: job for part, job in found.items() if re.fullmatch(r"\d+(_\d+)?", job, flags=re.ASCII)}
+                jobs = msgspec.json.decode(file.read(), type=dict[str, str])
+                return {part: job for part, job in jobs.items() if re.fullmatch(r"\d+(_\d+)?", job, flags=re.ASCII)}
         except (OSError, msgspec.DecodeError):
             return {}
 
@@ -167,9 +167,9 @@ def write_agreed(folder: Path, records: Iterable[Record]) -> None:
     for record in records:
         device = record.case.device
         path = folder / f"{device.replace(':', '-')}.json"
-        known = record.environment
-        if not record.case.is_predicted and known and known.device_name and not path.exists():
-            store.replace(path, encode(known))
+        environment = record.environment
+        if not record.case.is_predicted and environment and environment.device_name and not path.exists():
+            store.replace(path, encode(environment))
 
 
 def _places(manifest: Manifest) -> dict[Key, int]:

@@ -114,11 +114,11 @@ class _Pool:
         devices = dict.fromkeys(sent.trial.case.device for sent in self._under_way.values())
         self._gone = {device: self._gone.get(device, now) for device in devices if not has_place(device)}
         for device in [device for device, since in self._gone.items() if now - since >= patience]:
-            sent = [one for one in self._under_way.values() if one.trial.case.device == device]
+            sent = [under_way for under_way in self._under_way.values() if under_way.trial.case.device == device]
             self.cancel(sent)
             left = [trial for trial, _ in self._waiting[device]]
             self._waiting[device].clear()
-            yield from (ReturnedTrial(trial) for trial in (*(one.trial for one in sent), *left))
+            yield from (ReturnedTrial(trial) for trial in (*(under_way.trial for under_way in sent), *left))
 
     def cancel(self, some: Iterable[SentTrial] | None = None) -> None:
         """Cancel what is under way, or some of it; later answers are dropped."""
@@ -139,20 +139,20 @@ def run_on_devices(
     for trial in trials:
         pairings.setdefault(pairing(trial), []).append(trial)
     waiting = deque(pairings.values())
-    said: SimpleQueue[Record | BaseException | None] = SimpleQueue()  # None: a device has nothing left to do
-    threads = [Thread(target=_work, args=(device_run, waiting, said)) for device_run in device_runs]
+    outcomes: SimpleQueue[Record | BaseException | None] = SimpleQueue()  # None: a device has nothing left to do
+    threads = [Thread(target=_work, args=(device_run, waiting, outcomes)) for device_run in device_runs]
     for thread in threads:
         thread.start()
     try:
-        left = len(threads)
-        while left:
-            found = said.get()
-            if isinstance(found, BaseException):
-                raise found
-            if found is None:
-                left -= 1
+        num_working = len(threads)
+        while num_working:
+            outcome = outcomes.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if outcome is None:
+                num_working -= 1
             else:
-                yield found
+                yield outcome
     finally:
         waiting.clear()
         if any(thread.is_alive() for thread in threads):
@@ -161,7 +161,9 @@ def run_on_devices(
             thread.join()
 
 
-def _work(device_run: DeviceRun, waiting: deque[list[Trial]], said: SimpleQueue[Record | BaseException | None]) -> None:
+def _work(
+    device_run: DeviceRun, waiting: deque[list[Trial]], outcomes: SimpleQueue[Record | BaseException | None]
+) -> None:
     try:
         while waiting:
             try:
@@ -169,8 +171,8 @@ def _work(device_run: DeviceRun, waiting: deque[list[Trial]], said: SimpleQueue[
             except IndexError:  # another device took the last
                 break
             for record in device_run(trials):
-                said.put(record)
+                outcomes.put(record)
     except BaseException as error:  # noqa: BLE001  it is raised where the records are read
-        said.put(error)
+        outcomes.put(error)
     else:
-        said.put(None)
+        outcomes.put(None)

@@ -46,15 +46,15 @@ def survey(request: str, channel: int) -> None:
         "cpu",
         *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
     ]
-    found: dict[str, Environment] = {}
+    devices: dict[str, Environment] = {}
     free: dict[str, int | None] = {}
     for name in names:
         try:
             device = open_device(name)
-            found[name], free[name] = environment(device), device.free_bytes()
+            devices[name], free[name] = environment(device), device.free_bytes()
         except RuntimeError as error:  # a device that is broken, or taken, is not one that can be measured
             print(f"{name}: {error}", file=sys.stderr)
-    tell(channel, {"devices": found, "free": free})
+    tell(channel, {"devices": devices, "free": free})
 
 
 def free_bytes(request: str, channel: int) -> None:
@@ -138,8 +138,8 @@ def _died(trial: Trial, lost: Lost) -> Record:
     """Returns the record of a trial whose rank was killed, or ended without a result."""
     if lost.status >= 0:
         return without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
-    known = {one.value: one.name for one in signal.Signals}
-    name = known.get(-lost.status, f"signal {-lost.status}")
+    signals = {known_signal.value: known_signal.name for known_signal in signal.Signals}
+    name = signals.get(-lost.status, f"signal {-lost.status}")
     likely = ": possibly out of host memory" if name == "SIGKILL" else ""
     return without_readings(trial, "crashed", f"rank {lost.rank} was killed by {name}{likely}")
 

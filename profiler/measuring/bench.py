@@ -149,4 +149,4 @@ def switches() -> dict[str, str]:
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
     """Returns each switch that was changed, as `threads 2 -> 1`."""
-    return [f"{name} {one} -> {after[name]}" for name, one in before.items() if after[name] != one]
+    return [f"{name} {setting} -> {after[name]}" for name, setting in before.items() if after[name] != setting]

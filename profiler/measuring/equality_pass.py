@@ -14,7 +14,7 @@ from profiler.measuring.meters import equality
 from profiler.measuring.meters.equality import GradientStep, Results
 from profiler.measuring.ranks import Group
 from profiler.training.assemble import Assembled
-from profiler.training.strategies.batchnorm import is_repairable
+from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.workload import Workload, tensors
 
 

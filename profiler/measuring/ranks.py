@@ -35,17 +35,17 @@ class Group:
     def wait(self) -> None:
         """Wait until every rank is here."""
 
-    def gather(self, found: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Returns what each rank gives, in order of the ranks, on every rank."""
-        return [found]
+        return [value]
 
-    def agree(self, found: T) -> T:
+    def agree(self, value: T) -> T:
         """Returns what the first rank gives, on every rank."""
-        return self.gather(found)[0]
+        return self.gather(value)[0]
 
-    def largest(self, found: T, size: Callable[[T], float]) -> T:
+    def largest(self, value: T, size: Callable[[T], float]) -> T:
         """Returns the largest value any rank gives, on every rank; ties go to the lowest rank."""
-        return max(self.gather(found), key=size)
+        return max(self.gather(value), key=size)
 
 
 ALONE = Group()
@@ -62,10 +62,10 @@ class Ranks(Group):
     def wait(self) -> None:
         dist.barrier(group=self._talk)
 
-    def gather(self, found: T) -> list[T]:
-        told: list[T | None] = [None] * self.size
-        dist.all_gather_object(told, found, group=self._talk)
-        return told  # type: ignore[return-value]  # each rank gave its own
+    def gather(self, value: T) -> list[T]:
+        by_rank: list[T | None] = [None] * self.size
+        dist.all_gather_object(by_rank, value, group=self._talk)
+        return by_rank  # type: ignore[return-value]  # each rank gave its own
 
 
 class FirstRank(Group):
@@ -105,7 +105,7 @@ def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
     try:
         results: dict[int, bytes] = elastic_launch(_configuration(count), _rank)(device, work, failed, theirs, parent)
     except ChildFailedError as error:
-        first = min(error.failures.values(), key=lambda one: one.timestamp)
+        first = min(error.failures.values(), key=lambda failure: failure.timestamp)
         raise Lost(first.local_rank, first.exitcode, _word(mine)) from None
     return results[0]
 

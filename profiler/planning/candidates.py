@@ -52,8 +52,8 @@ def plans(chain: Chain, kind: str) -> Iterator[tuple[str, Plan]]:
 
 def best_of(chain: Chain, kind: str, budget: int) -> tuple[str, Plan, Cost] | None:
     """The fastest plan of one rule within so many bytes; None where none fits."""
-    fitting = [one for one in costed(chain, kind) if one[2].peak_bytes <= budget]
-    return min(fitting, key=lambda one: (one[2].step_seconds, one[2].peak_bytes), default=None)
+    fitting = [candidate for candidate in costed(chain, kind) if candidate[2].peak_bytes <= budget]
+    return min(fitting, key=lambda candidate: (candidate[2].step_seconds, candidate[2].peak_bytes), default=None)
 
 
 def costed(chain: Chain, kind: str) -> list[tuple[str, Plan, Cost]]:
@@ -98,14 +98,14 @@ def ways(chain: Chain, point: Point, budget_bytes: int) -> tuple[Way, ...]:
 
     A kind of which nothing fits, or only what all is too, is left out.
     """
-    each = all_stages(chain)
+    checkpoint_all = all_stages(chain)
     shown = [Way(label=PLAN, plan=point.plan, cost=simulate(chain, point.plan))]
     for kind in KINDS:
         best = best_of(chain, kind, budget_bytes)
-        if best is not None and best[1] != each:
+        if best is not None and best[1] != checkpoint_all:
             word, plan, cost = best
             shown.append(Way(label=word, plan=plan, cost=cost))
-    return (*shown, Way(label="all", plan=each, cost=simulate(chain, each)))
+    return (*shown, Way(label="all", plan=checkpoint_all, cost=simulate(chain, checkpoint_all)))
 
 
 def none(chain: Chain) -> Way:

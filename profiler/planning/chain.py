@@ -123,11 +123,11 @@ def _check(chain: Chain, path: Path) -> None:
     blocks = (block.name for stage in chain.stages for block in stage.blocks)
     _unique(blocks, path, "blocks", "a block is of one stage")
     for stage in chain.stages:
-        _unique((one.name for one in stage.options), path, f"options of '{stage.name}'", "give each its own name")
-        for one in stage.ways:
-            if one.own_bytes > one.saved_bytes:
+        _unique((option.name for option in stage.options), path, f"options of '{stage.name}'", "give each its own name")
+        for way in stage.ways:
+            if way.own_bytes > way.saved_bytes:
                 raise UserError(
-                    f"{path}: own_saved_bytes of '{one.name}' are {one.own_saved_bytes}, saved_bytes {one.saved_bytes}",
+                    f"{path}: own_saved_bytes of '{way.name}' are {way.own_saved_bytes}, saved_bytes {way.saved_bytes}",
                     hint="own_saved_bytes are saved_bytes without the output",
                 )
 

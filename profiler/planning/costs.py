@@ -31,22 +31,26 @@ class Costs:
         stages = chain.stages
         self.num_stages = len(stages)
         self.second = second = _ticks_in_a_second(chain)
-        self.output = [chain.input_bytes, *(one.output_bytes for one in stages), 0]
-        self.keeps = [(), *(tuple(Keep(one, way, second) for way in one.ways) for one in stages), ()]
-        self.forward_ticks = [0, *(round(one.forward_seconds * second) for one in stages), 0]
-        self.plain_extra = [0, *(one.plain_extra_bytes for one in stages), 0]
-        self.stop_bytes = [0, *(one.own_bytes + one.forward_extra_bytes for one in stages), 0]
+        self.output = [chain.input_bytes, *(stage.output_bytes for stage in stages), 0]
+        self.keeps = [(), *(tuple(Keep(stage, way, second) for way in stage.ways) for stage in stages), ()]
+        self.forward_ticks = [0, *(round(stage.forward_seconds * second) for stage in stages), 0]
+        self.plain_extra = [0, *(stage.plain_extra_bytes for stage in stages), 0]
+        self.stop_bytes = [0, *(stage.own_bytes + stage.forward_extra_bytes for stage in stages), 0]
         self.stop_ticks = [
             0,
-            *(round(one.stop_seconds * second) + round(one.backward_seconds * second) for one in stages),
+            *(round(stage.stop_seconds * second) + round(stage.backward_seconds * second) for stage in stages),
             0,
         ]
         kinds: dict[object, int] = {}
-        self.kinds = [-1, *(kinds.setdefault(_figures(one), len(kinds)) for one in stages), -1]  # one for equal stages
+        self.kinds = [
+            -1,
+            *(kinds.setdefault(_figures(stage), len(kinds)) for stage in stages),
+            -1,
+        ]  # one for equal stages
         self._forward_sums = np.array([*accumulate(self.forward_ticks)], dtype=np.int64)
         self._plain: list[Whole] = [np.empty(0, dtype=np.int64)]  # by first stage, as far as asked
-        self.pinned = [False, *(one.pinned for one in stages), False]
-        left = [one.gradient_bytes for one in reversed(stages)]
+        self.pinned = [False, *(stage.pinned for stage in stages), False]
+        left = [stage.gradient_bytes for stage in reversed(stages)]
         self.left = [0, *reversed([*accumulate(left)]), 0, 0]  # parameter gradients of this stage and all behind it
         self.always = chain.static_bytes + chain.input_bytes
         self.floor = chain.floor_bytes
@@ -79,11 +83,11 @@ class Costs:
         return self._plain[first][: target - first] + (self.output[target] + self.left[target + 1])
 
     def _plain_from(self, first: int) -> Whole:
-        last = next((one for one in range(first, self.num_stages + 2) if self.pinned[one]), self.num_stages + 1)
+        last = next((stage for stage in range(first, self.num_stages + 2) if self.pinned[stage]), self.num_stages + 1)
         made, extra = self.output[first:last], self.plain_extra[first:last]
         before = [0, *made[:-1]]
-        each = [sum(three) for three in zip(before, made, extra, strict=True)] if made else []
-        return np.array([*accumulate(each, max)], dtype=np.int64)
+        needed = [sum(three) for three in zip(before, made, extra, strict=True)] if made else []
+        return np.array([*accumulate(needed, max)], dtype=np.int64)
 
     def forward_sums(self, first: int, number: int) -> Whole:
         """Ticks of the forward from `first` to each of so many stages."""
@@ -96,7 +100,7 @@ def _ticks_in_a_second(chain: Chain) -> int:
     number = len(chain.stages)
     ways = [way for stage in chain.stages for way in stage.ways]
     slowest = sum(number * way.forward_seconds + way.backward_seconds for way in ways)
-    slowest += sum(one.early_stop_seconds or 0.0 for one in chain.stages) * number
+    slowest += sum(stage.early_stop_seconds or 0.0 for stage in chain.stages) * number
     second = FINEST
     while slowest * second > LARGEST / 2:
         second //= 10

@@ -89,18 +89,18 @@ class Table:
         if number == len(self._lost):
             self._grow()
         self._fronts.append(front)
-        here, behind = front.counts(self.edges), front.counts(self.edges - input_bytes)
+        unsplit, behind = front.counts(self.edges), front.counts(self.edges - input_bytes)
         self._lost[number] = front.lost
-        self._here[number] = front.after(here, LARGEST)
+        self._here[number] = front.after(unsplit, LARGEST)
         self._behind[number] = front.after(behind, LARGEST)
-        self._here_counts[number] = here
+        self._here_counts[number] = unsplit
         self._behind_counts[number] = behind
 
     def _grow(self) -> None:
         """Room for as many again."""
         for name in ("_lost", "_here", "_behind", "_here_counts", "_behind_counts"):
-            one = getattr(self, name)
-            setattr(self, name, np.concatenate([one, np.empty_like(one)]))
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate([array, np.empty_like(array)]))
 
     def _solve(self, first: int, target: int) -> ParetoFront:
         costs = self.costs
@@ -114,9 +114,9 @@ class Table:
             cuts = self._cuts(first, target, forward)
             parts += merged(cuts, self._kept_times(first, target), self.edges)
             lost = max(lost, int(cuts.lost.max()))
-        found = lowest(parts)
-        found.lost = lost
-        return thinned(found, self.points)
+        front = lowest(parts)
+        front.lost = lost
+        return thinned(front, self.points)
 
     def _kept(self, behind: ParetoFront, first: int, target: int, number: int) -> Points:
         """The first stage kept, in one of its ways; several steps may stand at the floor."""
@@ -128,12 +128,12 @@ class Table:
 
     def _kept_times(self, first: int, target: int) -> list[Whole]:
         """What keeping the first stage takes at every edge, by the way of keeping it."""
-        behind, found = self.of(first + 1, target), []
+        behind, times_of_ways = self.of(first + 1, target), []
         for way in self.costs.ways(first, target):
             times = behind.after(behind.counts(self.edges - way.saved), LARGEST) + way.ticks
             times[self.edges < self.costs.keep_floor(first, target, way)] = LARGEST
-            found.append(times)
-        return found
+            times_of_ways.append(times)
+        return times_of_ways
 
     def _cuts(self, first: int, target: int, forward: Whole) -> Cuts:
         """Every end of a checkpointed segment that begins here."""

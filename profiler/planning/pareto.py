@@ -34,9 +34,9 @@ class ParetoFront:
 
     def after(self, counts: Whole, beyond: int) -> Whole:
         """The time of the last of so many steps; `beyond` where there is none."""
-        found = self.ticks[counts - 1]  # -1 reads the last, and is overwritten
-        found[: counts.searchsorted(0, "right")] = beyond
-        return found
+        ticks = self.ticks[counts - 1]  # -1 reads the last, and is overwritten
+        ticks[: counts.searchsorted(0, "right")] = beyond
+        return ticks
 
 
 def single(nbytes: int, ticks: int, choice: int) -> ParetoFront:
@@ -55,16 +55,16 @@ class Points(Struct, frozen=True, kw_only=True):
 
 def lowest(parts: list[Points]) -> ParetoFront:
     """The lower envelope of points as a front."""
-    nbytes = np.concatenate([one.nbytes for one in parts])
+    nbytes = np.concatenate([part.nbytes for part in parts])
     order = nbytes.argsort(kind="stable")  # most come in sorted pieces, which this sort makes use of
-    nbytes, ticks = nbytes[order], np.concatenate([one.ticks for one in parts])[order]
+    nbytes, ticks = nbytes[order], np.concatenate([part.ticks for part in parts])[order]
     falls = np.ones(len(ticks), dtype=bool)
     falls[1:] = ticks[1:] < np.minimum.accumulate(ticks)[:-1]
     (kept,) = falls.nonzero()
     last = np.ones(len(kept), dtype=bool)  # of several at the same memory
     last[:-1] = nbytes[kept[1:]] > nbytes[kept[:-1]]
     kept = kept[last]
-    choices = np.concatenate([np.broadcast_to(one.choice, one.nbytes.shape) for one in parts])
+    choices = np.concatenate([np.broadcast_to(part.choice, part.nbytes.shape) for part in parts])
     return ParetoFront(nbytes[kept], ticks[kept], choices[order[kept]])
 
 
@@ -112,8 +112,8 @@ def merged(cuts: Cuts, kept: list[Whole], edges: Whole) -> list[Points]:
     times = cuts.times + cuts.ticks[:, None]
     times[edges < cuts.floors[:, None]] = LARGEST
     least = np.minimum(times.min(axis=0), LARGEST)  # LARGEST and more: nothing fits
-    for one in kept:
-        np.minimum(least, one, out=least)
+    for times_kept in kept:
+        np.minimum(least, times_kept, out=least)
     alive = times[:, 1:] < least[:-1]
     (alive_cuts,) = alive.any(axis=1).nonzero()
     if cuts.inner is None:

@@ -105,7 +105,7 @@ def segments(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
 
 
 def _depth(item: Item) -> int:
-    return 0 if isinstance(item, int) else 1 + max((_depth(one) for one in item), default=0)
+    return 0 if isinstance(item, int) else 1 + max((_depth(inner) for inner in item), default=0)
 
 
 def _brief(stages: tuple[int, ...]) -> str:
@@ -115,7 +115,7 @@ def _brief(stages: tuple[int, ...]) -> str:
 def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
     words = []
     numbered = enumerate(items)
-    for _, group in groupby(numbered, key=lambda one: _group_key(one, options)):
+    for _, group in groupby(numbered, key=lambda numbered_item: _group_key(numbered_item, options)):
         run = [item for _, item in group]
         first, last = run[0], run[-1]
         if isinstance(first, tuple):
@@ -128,9 +128,9 @@ def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
     return " ".join(words)
 
 
-def _group_key(one: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
+def _group_key(numbered_item: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
     """Plain stages that follow each other are written as one range; everything else stands alone."""
-    place, item = one
+    place, item = numbered_item
     alone = isinstance(item, tuple) or item in options
     return ("alone", place) if alone else ("range", place - item if isinstance(item, int) else 0)
 

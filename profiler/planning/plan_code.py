@@ -76,7 +76,7 @@ def _no_words(kind: str, segment: Segment, reason: str) -> UserError:
 
 def _saves(recipe: Recipe) -> list[str]:
     """Its save options, each once."""
-    return list(dict.fromkeys(one.save for one in every(recipe.segments) if one.save))
+    return list(dict.fromkeys(segment.save for segment in every(recipe.segments) if segment.save))
 
 
 def _kept(saves: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
             if chain.stages[stage].pinned:
                 return f"stage {stage + 1} is pinned, and cannot be checkpointed"
     for stage, name in plan.options:
-        if name not in [one.name for one in chain.stages[stage].options]:
+        if name not in [option.name for option in chain.stages[stage].options]:
             return f"stage {stage + 1} has no save option '{name}'"
     return None
 
@@ -53,7 +53,7 @@ class _Machine:
         self.stages = chain.stages
         self.kept: list[Stage | SaveOption] = list(chain.stages)  # what each costs where it is kept
         for stage, name in plan.options:
-            self.kept[stage] = next(one for one in chain.stages[stage].options if one.name == name)
+            self.kept[stage] = next(option for option in chain.stages[stage].options if option.name == name)
         self.seconds: list[float] = []
         self.live_bytes = self.peak_bytes = 0
         self.held: dict[tuple[str, int], int] = {}
@@ -112,6 +112,7 @@ class _Machine:
                 self.release("output", stage - 1)
 
     def stage_backward(self, stage: int) -> None:
+        """Turn the output's gradient into the input's; what was saved goes, and the parameters' gradients stay."""
         costs = self.kept[stage]
         left = self.stages[stage].gradient_bytes
         needs = (("gradient", stage), ("saved", stage), ("output", stage - 1))
@@ -124,7 +125,7 @@ class _Machine:
             self.hold("gradient", stage - 1, self.stages[stage - 1].output_bytes)
 
     def work(self, seconds: float, extra_bytes: int, *, needs: tuple[tuple[str, int], ...]) -> None:
-        if any(one not in self.held for one in needs):
+        if any(need not in self.held for need in needs):
             raise ValueError(f"one of {needs} is not there")
         self.seconds.append(seconds)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + extra_bytes)

@@ -67,23 +67,23 @@ class Frontier:
         """The best items of an interval within so many bytes; save options are added to `options`."""
         table = self._tables[min(level, len(self._tables) - 1)]
         first, target = interval
-        found: list[Item] = []
+        items: list[Item] = []
         while first < target:
-            one = table.of(first, target)
-            at = one.at(nbytes)
-            nbytes, choice = int(one.nbytes[at]), int(one.choices[at])
+            front = table.of(first, target)
+            at = front.at(nbytes)
+            nbytes, choice = int(front.nbytes[at]), int(front.choices[at])
             if choice > 0:
                 last = first + choice - 1
-                found.append(self._items((first, last), nbytes, level + 1, options))
+                items.append(self._items((first, last), nbytes, level + 1, options))
                 nbytes -= self._costs.output[last]
             else:
                 last = first
                 way = self._costs.keeps[first][-choice]
-                found.append(first - 1)
+                items.append(first - 1)
                 options += [(first - 1, way.name)] if way.name is not None else []
                 nbytes -= way.saved
             first = last + 1
-        return tuple(found) if target > self._costs.num_stages else (*found, target - 1)
+        return tuple(items) if target > self._costs.num_stages else (*items, target - 1)
 
 
 def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None) -> Frontier:

@@ -25,7 +25,7 @@ from profiler.predicting.trace.step import Builder, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
 from profiler.predicting.trace.tracer import Hidden
 from profiler.training.assemble import Assembled, Build, assemble
-from profiler.training.strategies.observe import Observation, observe
+from profiler.training.checkpointing.observed_forward import Observation, observe
 from profiler.training.workload import Step
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)

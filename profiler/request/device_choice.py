@@ -57,13 +57,13 @@ def refuse_kinds(words: Iterable[str]) -> None:
 
 def kinds_of(text: str) -> list[str]:
     """`a100,h100` -> the names of one device of each kind. Raises UserError for what can be none."""
-    found = [word.strip().lower() for word in text.split(",")]
-    for kind in found:
+    kinds = [word.strip().lower() for word in text.split(",")]
+    for kind in kinds:
         if not gpu_kinds.KIND.fullmatch(kind):
             raise UserError(
                 f"--gpus: '{kind}' is no kind of GPU", hint="write kinds as the cluster has them: a100,h100"
             )
-    return [gpu_kinds.named(kind) for kind in found]
+    return [gpu_kinds.named(kind) for kind in kinds]
 
 
 def choose_device(word: str, devices: list[str]) -> str:
@@ -80,8 +80,8 @@ def choose_device(word: str, devices: list[str]) -> str:
     if name in devices:
         return name
     if kind := gpu_kinds.of(name):
-        here = ", ".join(one for device in cuda if (one := gpu_kinds.of(device)))
-        raise UserError(f"--gpus: there is no '{kind}' here", hint=f"choose from {here or 'none'}", exit_code=3)
+        offered = ", ".join(filter(None, map(gpu_kinds.of, cuda)))
+        raise UserError(f"--gpus: there is no '{kind}' here", hint=f"choose from {offered or 'none'}", exit_code=3)
     if name.startswith("cuda") and not cuda:
         message = f"--device: there is no '{word}': torch sees no CUDA device here"
         raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)
@@ -96,21 +96,21 @@ def several(
     Raises UserError: for what is no such GPU, for one that is named twice unless that is meant, and for GPUs that are
     not of one kind; with exit code 3 where there is none at all.
     """
-    cuda = {name: found for name, found in devices.items() if name.startswith("cuda")}
+    cuda = {name: device for name, device in devices.items() if name.startswith("cuda")}
     if not cuda:
         hint = "--device cpu measures the CPU; `gcprof doctor` tells more"
         raise UserError("--devices: torch sees no CUDA device here", hint=hint, exit_code=3)
     words = list(cuda) if text == "all" else [word.strip() for word in text.split(",")]
-    found = [_one_of(word, cuda) for word in words]
-    uuids = tuple(visible(one.device_uuid or "") for one in found)
+    chosen = [_one_of(word, cuda) for word in words]
+    uuids = tuple(visible(device.device_uuid or "") for device in chosen)
     if len(set(uuids)) < len(uuids) and not twice:
         raise UserError(f"--devices: '{text}' names a GPU twice", hint="--allow-parallel runs two trials on it at once")
-    kinds = list(dict.fromkeys(str(one.device_name) for one in found))
+    kinds = list(dict.fromkeys(str(device.device_name) for device in chosen))
     if len(kinds) > 1:
         hint = "measure on each kind by --device, and compare the runs"
         raise UserError(f"--devices: these are {' and '.join(kinds)}", hint=hint)
-    rest = {name: one for name, one in devices.items() if name not in cuda}
-    return uuids, {**rest, SEVERAL: msgspec.structs.replace(found[0], device_uuid=None)}
+    rest = {name: device for name, device in devices.items() if name not in cuda}
+    return uuids, {**rest, SEVERAL: msgspec.structs.replace(chosen[0], device_uuid=None)}
 
 
 def visible(uuid: str) -> str:
@@ -120,13 +120,13 @@ def visible(uuid: str) -> str:
 
 def _one_of(word: str, cuda: Mapping[str, Environment]) -> Environment:
     name = f"cuda:{word.removeprefix('cuda:')}"
-    by_uuid = {visible(one.device_uuid): one for one in cuda.values() if one.device_uuid}
-    found = cuda.get(name) or (by_uuid.get(visible(word)) if word else None)
-    if found is None or not found.device_uuid:
-        known = ", ".join(one.removeprefix("cuda:") for one in cuda)
-        why = "is not a GPU here" if found is None else "does not tell its UUID"
-        raise UserError(f"--devices: '{word}' {why}", hint=f"all, or some of {known}")
-    return found
+    by_uuid = {visible(device.device_uuid): device for device in cuda.values() if device.device_uuid}
+    chosen = cuda.get(name) or (by_uuid.get(visible(word)) if word else None)
+    if chosen is None or not chosen.device_uuid:
+        names = ", ".join(device.removeprefix("cuda:") for device in cuda)
+        why = "is not a GPU here" if chosen is None else "does not tell its UUID"
+        raise UserError(f"--devices: '{word}' {why}", hint=f"all, or some of {names}")
+    return chosen
 
 
 def _absent(word: str) -> str:
@@ -136,12 +136,12 @@ def _absent(word: str) -> str:
 
 def _fake(word: str) -> str:
     """A device to predict for: any CPU or CUDA device, or one whose rates are known."""
-    known = ("cpu", "cuda", *gpu_specs.names())
+    names = ("cpu", "cuda", *gpu_specs.names())
     called = word.removeprefix(FAKE).lower()
     name = gpu_specs.ALIASES.get(called, called)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{FAKE}{near[0]}'?" if near else f"{FAKE} and one of {', '.join(known)}"
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean '{FAKE}{near[0]}'?" if near else f"{FAKE} and one of {', '.join(names)}"
         raise UserError(f"--device: nothing is known of '{word}'", hint=hint)
     return FAKE + name
 
@@ -152,15 +152,20 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
         return devices[name]
     if name.startswith(REHEARSE):
         return rehearsed_gpu.environment(name, devices["cpu"])
-    known = gpu_specs.find(name.removeprefix(FAKE)) if name.removeprefix(FAKE) in gpu_specs.names() else None
+    rates = gpu_specs.find(name.removeprefix(FAKE)) if name.removeprefix(FAKE) in gpu_specs.names() else None
     return msgspec.structs.replace(
         devices["cpu"],
-        device_name=known.name if known else None,
-        device_bytes=known.memory_bytes if known else None,
+        device_name=rates.name if rates else None,
+        device_bytes=rates.memory_bytes if rates else None,
         device_uuid=None,
         driver=None,
         num_threads=None,
     )
+
+
+def is_hollow(name: str, devices: Mapping[str, Environment]) -> bool:
+    """Whether a device has memory and computes nothing: a rehearsed one, or one that is here and says so."""
+    return name.startswith(REHEARSE) or name in hollow(devices)
 
 
 def hollow(devices: Mapping[str, Environment]) -> set[str]:
@@ -184,9 +189,9 @@ def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
             message = f"--ranks {case.num_ranks}: each is a process, and more than {most} would drown this machine"
             raise UserError(message, hint=f"gcprof predict --device {FAKE}cpu needs none of them", exit_code=3)
         first = _number(case.device)
-        here = [name for name in devices if first is not None and (_number(name) or 0) >= first and _is_cuda(name)]
-        if _is_cuda(case.device) and case.num_ranks > max(1, len(here)):
-            message = f"--ranks {case.num_ranks} from '{case.device}' on: each needs a device, and {len(here)} are here"
+        gpus = [name for name in devices if first is not None and (_number(name) or 0) >= first and _is_cuda(name)]
+        if _is_cuda(case.device) and case.num_ranks > max(1, len(gpus)):
+            message = f"--ranks {case.num_ranks} from '{case.device}' on: each needs a device, and {len(gpus)} are here"
             hint = f"--device cpu measures them here; gcprof predict --device {FAKE}cuda needs no device"
             raise UserError(message, hint=hint, exit_code=3)
 

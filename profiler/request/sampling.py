@@ -26,10 +26,10 @@ def sampling(
 def _fraction(text: str | None) -> float | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,2}(?:\.\d{1,4})?) ?%", text.strip(), flags=re.ASCII)
-    if not found or not 0.1 <= float(found[1]) <= 50:
+    percentage = re.fullmatch(r"(\d{1,2}(?:\.\d{1,4})?) ?%", text.strip(), flags=re.ASCII)
+    if not percentage or not 0.1 <= float(percentage[1]) <= 50:
         raise UserError(f"--precision-target: '{text}' is no precision", hint="a percentage from 0.1% to 50%, like 2%")
-    return float(found[1]) / 100
+    return float(percentage[1]) / 100
 
 
 def _within(least: float, most: int, option: str, value: float | None) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +14,7 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
-from profiler.request import device_choice, integer_lists
+from profiler.request import device_choice, integer_lists, model_choice
 from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.request.sampling import sampling
 from profiler.training import distributed, models, optimizers, strategies
@@ -103,8 +102,8 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     """
     _refuse_secrets(request)
     remarks: list[str] = []
-    asked = split_choices("mnist-cnn" if request.model is None else request.model)
-    wanted = _resolved(asked, models.TABLE, "model", remarks)
+    model_words = split_choices("mnist-cnn" if request.model is None else request.model)
+    chosen_models = _resolved(model_words, models.TABLE, "model", remarks)
     chosen = strategies_of(request, remarks)
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
@@ -112,20 +111,20 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
     precisions = _precisions(request.precision, remarks)
     ways = _ways(request, remarks)
-    _check_batch_size(request.batch_size, wanted)
+    model_choice.check_batch_size(request.batch_size, chosen_models)
     fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
-    _check_data(request.data, wanted)
+    model_choice.check_data(request.data, chosen_models)
     devices = _devices(request, choose_device, remarks)
     until = _sampling(request, devices[0])
     if devices == ["cpu"]:
-        wanted = list(dict.fromkeys(_smaller(model, remarks) for model in asked))
+        chosen_models = list(dict.fromkeys(model_choice.smaller(model, remarks) for model in model_words))
     cases = [
         Case(
             model=model,
             strategy=strategy,
             optimizer=optimizer,
-            batch_size=size or _batch_size(model),
+            batch_size=size or model_choice.batch_size(model),
             precision=precision,
             accumulate=accumulate,
             device=device,
@@ -135,7 +134,7 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
             **fields,
         )
         for device in devices
-        for model in wanted
+        for model in chosen_models
         for optimizer in optimized
         for size in sizes
         for accumulate in micro_batches
@@ -173,7 +172,7 @@ def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ..
 def _fields(request: Request) -> dict[str, Any]:
     """What all cases of a request share."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
-    settings = {name: _setting(name, one, request, defaults[name]) for name, one in SETTINGS.items()}
+    settings = {name: _setting(name, setting, request, defaults[name]) for name, setting in SETTINGS.items()}
     return {**settings, "data": "synthetic" if request.data is None else "files"}
 
 
@@ -217,13 +216,13 @@ def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
     default = None if named else SEGMENTS
     segments = request.segments if request.segments is not None else default
     counted = parse_segments(segments, remarks) if segments is not None else []
-    both = _without_duplicates([*named, *counted], "--strategies and --segments", remarks)
-    return list(dict.fromkeys([Choice("none"), *both]))
+    distinct = _without_duplicates([*named, *counted], "--strategies and --segments", remarks)
+    return list(dict.fromkeys([Choice("none"), *distinct]))
 
 
-def _resolved(asked: list[Choice], table: dict[str, str], what: str, remarks: list[str]) -> list[Choice]:
-    choices = [catalogue.resolve(choice, table, what=what) for choice in asked]
-    return _without_duplicates(choices, f"--{what}", remarks)
+def _resolved(words: list[Choice], table: dict[str, str], noun: str, remarks: list[str]) -> list[Choice]:
+    choices = [catalogue.resolve(choice, table, what=noun) for choice in words]
+    return _without_duplicates(choices, f"--{noun}", remarks)
 
 
 def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
@@ -243,23 +242,10 @@ def _ways(request: Request, remarks: list[str]) -> list[tuple[Choice | UnsetType
     return [(way, ranks) for way in named for ranks in _numbers("--ranks", request.ranks, RANKS, remarks)]
 
 
-def _batch_size(model: Choice) -> int | None:
-    """The model's own; None where it makes its batch without asking."""
-    default = catalogue.read(model.name, models.TABLE).parameters.get("batch_size")
-    return int(default) if default is not None and default.isdecimal() else None
-
-
-def _check_batch_size(text: str | None, wanted: list[Choice]) -> None:
-    for model in wanted if text is not None else []:
-        if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
-            hint = "give its function a parameter batch_size, or leave it out"
-            raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
-
-
 def _precisions(text: str | None, remarks: list[str]) -> list[str]:
     words = ["fp32"] if text is None else [word.strip() for word in text.split(",")]
-    known = [_one_of("--precision", word, PRECISIONS) for word in words]
-    return list(_without_duplicates(known, "--precision", remarks))
+    precisions = [_one_of("--precision", word, PRECISIONS) for word in words]
+    return list(_without_duplicates(precisions, "--precision", remarks))
 
 
 def _devices(request: Request, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
@@ -269,7 +255,7 @@ def _devices(request: Request, choose_device: Callable[[str], str], remarks: lis
         raise UserError("--gpus has no effect with --device", hint="leave one of them out")
     if request.gpus is not None:
         return _without_duplicates(
-            [choose_device(one) for one in device_choice.kinds_of(request.gpus)], "--gpus", remarks
+            [choose_device(kind) for kind in device_choice.kinds_of(request.gpus)], "--gpus", remarks
         )
     words = ["auto"] if text is None else [str(word) for word in split_choices(text)]
     device_choice.refuse_kinds(words)
@@ -277,33 +263,6 @@ def _devices(request: Request, choose_device: Callable[[str], str], remarks: lis
         hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"
         raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)
     return _without_duplicates([choose_device(word) for word in words], "--device", remarks)
-
-
-def _smaller(model: Choice, remarks: list[str]) -> Choice:
-    """On a CPU, a model's smaller defaults for the options that were not asked for."""
-    smaller = models.WITHOUT_GPU.get(model.name, {})
-    options = {key: value for key, value in smaller.items() if key not in model.options}
-    chosen = catalogue.resolve(Choice.of(model.name, {**model.options, **options}), models.TABLE)
-    if options:
-        known = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
-        full = Choice.of(model.name, {**model.options, **{key: known[key] for key in options}})
-        remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, --model {full}")
-    return chosen
-
-
-def _check_data(directory: str | None, wanted: list[Choice]) -> None:
-    if directory is None:
-        return
-    if not directory or not Path(directory).is_dir():
-        raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
-    for model in wanted:
-        if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
-            raise UserError(
-                f"--data has no effect on '{model}', which makes its own batch", hint="leave it out for this model"
-            )
-    if not any((Path(directory) / below / name).is_file() for below, name in models.DATA_FILES):
-        names = " or ".join(str(Path(below) / name) for below, name in models.DATA_FILES)
-        raise UserError(f"--data: '{directory}' holds no MNIST files", hint=f"it should have {names}")
 
 
 def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:

@@ -18,20 +18,20 @@ NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be
 
 def read(path: Path) -> Request:
     """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
-    text, found = strict_files.load_toml(path, hint="examples are in configs/")
-    return as_request(found, path=path, text=text)
+    text, table = strict_files.load_toml(path, hint="examples are in configs/")
+    return as_request(table, path=path, text=text)
 
 
-def as_request(found: dict[str, Any], *, path: Path, text: str) -> Request:
+def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
     """The keys of a table of TOML as a Request; file and text are for what an error says."""
     allowed = list(Request.__struct_fields__)
-    for key in found:
+    for key in table:
         if key not in allowed:
             near = difflib.get_close_matches(key, allowed, n=1)
             hint = f"{f'did you mean {near[0]!r}? ' if near else ''}the keys are {', '.join(allowed)}"
             raise UserError(f"{path}:{_line(text, key)}: no key is called '{key}'", hint=hint)
     try:
-        return msgspec.convert({key: _as_words(key, value) for key, value in found.items()}, Request)
+        return msgspec.convert({key: _as_words(key, value) for key, value in table.items()}, Request)
     except msgspec.ValidationError as error:
         key = str(error).rpartition("$.")[2].rstrip("`")
         message = str(error).partition(" - at")[0]

@@ -22,12 +22,12 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
         return Path(word)
     if word != "last" and os.path.exists(word):
         raise UserError(f"'{word}' has no manifest.json: it is no run folder", hint=LISTED, exit_code=4)
-    known = runs(below)
-    if not known and word == "last":
+    folders = runs(below)
+    if not folders and word == "last":
         raise UserError(f"there are no runs below '{below}'", hint="measure something first: gcprof run")
     if word == "last":
-        return max(known, key=lambda path: ((path / "manifest.json").stat().st_mtime_ns, path.name))
-    names = [path.name for path in known]
+        return max(folders, key=lambda path: ((path / "manifest.json").stat().st_mtime_ns, path.name))
+    names = [path.name for path in folders]
     if word in names:
         return below / word
     raise UserError(f"'{word}' is no run", hint=nearest(word, names) or LISTED, exit_code=4)

@@ -100,11 +100,11 @@ def _refuse_few(folders: Sequence[Path]) -> None:
 def _refuse_incomparable(runs: Sequence[Run]) -> None:
     seen: dict[str, tuple[object, Run]] = {}
     for run in runs:
-        for what, value in _circumstances(run):
-            other, before = seen.setdefault(what, (value, run)) if value is not None else (value, run)
-            if value != other:
+        for name, value in _circumstances(run):
+            first, before = seen.setdefault(name, (value, run)) if value is not None else (value, run)
+            if value != first:
                 raise UserError(
-                    f"{what} is {other} in '{before.folder.name}' and {value} in '{run.folder.name}'",
+                    f"{name} is {first} in '{before.folder.name}' and {value} in '{run.folder.name}'",
                     hint="gcprof compare shows runs of different machines beside each other",
                     exit_code=4,
                 )

@@ -40,7 +40,7 @@ def _of_plans(before: Iterable[Trial], now: Iterable[Trial]) -> Iterator[str]:
 
 def _of_fields(first: list[Trial], second: list[Trial]) -> Iterator[str]:
     for field in Case.__struct_fields__:
-        old, new = [dict.fromkeys(_word(getattr(one.case, field)) for one in plan) for plan in (first, second)]
+        old, new = [dict.fromkeys(_word(getattr(trial.case, field)) for trial in plan) for plan in (first, second)]
         gone, come = [word for word in old if word not in new], [word for word in new if word not in old]
         if gone or come:
             yield f"{field.replace('_', ' ')} {', '.join(gone) or 'nothing'} -> {', '.join(come) or 'nothing besides'}"
@@ -69,7 +69,7 @@ def _key(trial: Trial) -> tuple[Case, int, tuple[str, ...]]:
 
 def _word(value: Any) -> str:
     if isinstance(value, msgspec.Struct):
-        return " ".join(f"{name}={one}" for name, one in msgspec.structs.asdict(value).items())
+        return " ".join(f"{name}={member}" for name, member in msgspec.structs.asdict(value).items())
     return "-" if value is None or value is UNSET else as_word(value)
 
 

@@ -106,8 +106,8 @@ def _repeated(records: list[tuple[str, Record]]) -> Iterator[Finding]:
     for where, record in records:
         key = (record.case, record.round)
         if key in seen:
-            before, other = seen[key]
-            same = "the same record as" if encode(other) == encode(record) else "another result of the trial of"
+            before, earlier = seen[key]
+            same = "the same record as" if encode(earlier) == encode(record) else "another result of the trial of"
             text = f"{same} line {before.rpartition(':')[2]}; the later one counts"
             yield Finding(where=where, text=text, is_damage=False)
         seen[key] = (where, record)

@@ -15,7 +15,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import blocks, distributed, models, optimizers, precision, strategies
-from profiler.training.strategies.batchnorm import repair_batchnorm
+from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
 from profiler.training.value_reads import made_on_device, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
@@ -111,10 +111,10 @@ def assemble(
 def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     """The model on its device, in its precision, with its blocks; and what there is to say of how it was made."""
     remarks: list[Note] = []
-    other = _seeded(case, build, case.seed + rank, []).batch if rank else None  # its model is gone before the next
+    batch = _seeded(case, build, case.seed + rank, []).batch if rank else None  # its model is gone before the next
     workload = _seeded(case, build, case.seed, remarks)
     if rank:
-        workload = msgspec.structs.replace(workload, batch=other)
+        workload = msgspec.structs.replace(workload, batch=batch)
     batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
     workload = msgspec.structs.replace(workload, module=workload.module.to(case.torch_device).train(), batch=batch)
     workload = precision.in_precision(workload, case.precision)

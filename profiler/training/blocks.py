@@ -30,10 +30,10 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
     `model.layers.*`; a `*` does not go past a dot. Raises Unsupported where nothing matches it. A module without
     children has no blocks.
     """
-    found = _matching(module, pattern) if pattern else _stacks(module) or _flattened(module) or _children(module)
-    if pattern and not found:
+    names = _matching(module, pattern) if pattern else _stacks(module) or _flattened(module) or _children(module)
+    if pattern and not names:
         raise Unsupported(f"no blocks match '{pattern}'")
-    return tuple(found)
+    return tuple(names)
 
 
 def refuse_none(blocks: tuple[str, ...]) -> None:
@@ -50,7 +50,7 @@ def _matching(module: nn.Module, pattern: str) -> list[str]:
         name
         for name in names
         if name.count(".") == len(parts) - 1
-        and all(fnmatchcase(part, wanted) for part, wanted in zip(name.split("."), parts, strict=True))
+        and all(fnmatchcase(part, pattern_part) for part, pattern_part in zip(name.split("."), parts, strict=True))
     ]
 
 
@@ -89,10 +89,10 @@ def _flattened(module: nn.Module) -> list[str]:
     Those within modules of a class that is there several times are branches of blocks, not the trunk. Where some hold
     blocks, those that hold single operators alone are stem and head; else heads go by their name.
     """
-    found = list(_outermost(module, nn.Sequential))
-    parents = {name: module.get_submodule(name.rpartition(".")[0]) for name, _ in found}
+    outermost = list(_outermost(module, nn.Sequential))
+    parents = {name: module.get_submodule(name.rpartition(".")[0]) for name, _ in outermost}
     kinds = Counter(type(parent) for parent in dict.fromkeys(parents.values()))
-    sequentials = [(name, child) for name, child in found if kinds[type(parents[name])] < MANY]
+    sequentials = [(name, child) for name, child in outermost if kinds[type(parents[name])] < MANY]
     blocks = [(name, child) for name, child in sequentials if _is_composite(child)]
     trunk = [(name, child) for name, child in sequentials if name.rpartition(".")[2] not in HEADS]
     return [block for name, child in blocks or trunk or sequentials for block in _open(name, child)]
@@ -113,14 +113,14 @@ def _open(name: str, module: nn.Module) -> Iterator[str]:
 
 def _children(module: nn.Module) -> list[str]:
     """The children without auxiliary classifiers and without the head: what follows the last one with parameters."""
-    found = [
+    children = [
         (name, child)
         for name, child in module.named_children()
         if name not in HEADS and not name.lower().startswith("aux")
     ]
-    while found and not num_parameters(found[-1][1]):
-        found.pop()
-    return [name for name, _ in found]
+    while children and not num_parameters(children[-1][1]):
+        children.pop()
+    return [name for name, _ in children]
 
 
 def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> Iterator[Named]:

@@ -11,7 +11,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import BlockSummary, ModelSummary
 from profiler.training.assemble import assemble
 from profiler.training.blocks import refuse_none
-from profiler.training.strategies.observe import observe
+from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.workload import Workload, num_parameters, tensors
 
 
@@ -39,10 +39,10 @@ def describe(case: Case) -> ModelSummary:
 def _linked(workload: Workload) -> tuple[list[bool | None], str | None]:
     """For each block whether it feeds the next alone, which the last one never does; or why that is not known."""
     try:
-        *found, _ = observe(workload).linked
+        *linked, _ = observe(workload).linked
     except Unsupported as error:
         return [None] * len(workload.blocks), str(error)
-    return [*found, None], None
+    return [*linked, None], None
 
 
 def _note(outputs: dict[str, str], name: str, block: nn.Module) -> Any:

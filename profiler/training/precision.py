@@ -24,7 +24,7 @@ def in_precision(workload: Workload, name: str) -> Workload:
     if dtype is None:
         return workload
     batch = pytree.tree_map_only(
-        torch.Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, workload.batch
+        torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, workload.batch
     )
     return msgspec.structs.replace(workload, module=workload.module.to(dtype), batch=batch)
 
@@ -53,8 +53,8 @@ def unscaled(
 
 
 def _finite(module: nn.Module) -> bool:
-    values = [one.coalesce().values() if one.is_sparse else one for one in _gradients(module)]
-    return all(bool(one.isfinite().all()) for one in values)
+    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in _gradients(module)]
+    return all(bool(gradient.isfinite().all()) for gradient in values)
 
 
 def _gradients(module: nn.Module) -> list[torch.Tensor]:

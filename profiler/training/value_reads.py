@@ -30,11 +30,11 @@ class ValueReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _reads_values(func, args) or _is_copied_to_host(out, args):
-            if any(isinstance(value, torch.Tensor) and value.is_cuda for value in args):
-                line = _users_line(sys._getframe(1))
-                name = str(func).removeprefix("aten.").partition(".")[0].removeprefix("_local_scalar_dense") or "item"
-                self.places[f"{name} ({line})" if line else name] = None
+        asks = _reads_values(func, args) or _is_copied_to_host(out, args)
+        if asks and any(isinstance(value, torch.Tensor) and value.is_cuda for value in args):
+            line = _users_line(sys._getframe(1))
+            name = str(func).removeprefix("aten.").partition(".")[0].removeprefix("_local_scalar_dense") or "item"
+            self.places[f"{name} ({line})" if line else name] = None
         return out
 
     def __str__(self) -> str:

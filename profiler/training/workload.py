@@ -117,14 +117,14 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def storage_bytes(found: list[torch.Tensor]) -> int:
+def storage_bytes(held: list[torch.Tensor]) -> int:
     """Returns the bytes of all storages behind these tensors, each counted once; of a DTensor, this rank's part."""
-    return sum(bytes_by_storage(found).values())
+    return sum(bytes_by_storage(held).values())
 
 
-def bytes_by_storage(found: list[torch.Tensor]) -> dict[int, int]:
+def bytes_by_storage(held: list[torch.Tensor]) -> dict[int, int]:
     """Returns the bytes of each storage behind these tensors, by its address."""
-    storages = [part.untyped_storage() for tensor in found for part in dense_parts(tensor)]
+    storages = [part.untyped_storage() for tensor in held for part in dense_parts(tensor)]
     return {storage._cdata: allocated_bytes(storage) for storage in storages}
 
 

@@ -13,7 +13,7 @@ from profiler import engines
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.progress import calibrations
-from profiler.core.case import FAKE, Case, Choice, Trial, encode
+from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.core.trace_data import Followed
@@ -107,7 +107,7 @@ def _trials_of_run(records: Sequence[Record], request: TraceRequest) -> list[Tri
     refuse_code(first, request.target, request.typed)
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(request.words, cases)]
-    twins = [msgspec.structs.replace(case, device=FAKE + case.twin.device) for case in chosen]
+    twins = [case.foreseen for case in chosen]
     known = calibrations(records)
     return [Trial(case=case, calibration=known.get(case.baseline.twin)) for case in dict.fromkeys(twins)]
 

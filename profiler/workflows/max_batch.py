@@ -118,8 +118,9 @@ def _rehearsed(
     model: ModelOnDevice, request: MaxBatchRequest, context_bytes: int, batches: Sequence[Largest]
 ) -> list[Largest]:
     """The same with the batch at which PyTorch itself runs out; a plan's is the one that it was made for."""
+    engine, case, limit = model.engine, model.case, request.limit
     return [
-        batch if batch.strategy.name == PLAN else rehearse(model.engine, model.case, request.limit, batch, context_bytes)
+        batch if batch.strategy.name == PLAN else rehearse(engine, case, limit, batch, context_bytes)
         for batch in batches
     ]
 

@@ -12,7 +12,7 @@ from profiler.analysis import progress
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
-from profiler.core.case import FAKE, Case, Trial
+from profiler.core.case import Case, Trial
 from profiler.core.plan_file import Recipe
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
@@ -58,9 +58,9 @@ def compare(
     """Run the plan and the others in paired rounds, or trace them where nothing is to be measured."""
     case, calibrate = model.case, not measure and not model.case.is_predicted
     if calibrate:
-        case = msgspec.structs.replace(case, device=FAKE + case.twin.device)
+        case = case.foreseen
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
-    rounds = 1 if case.device in device_choice.hollow(model.devices) else rounds or ROUNDS
+    rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
     cases, trials, files = comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
     digests = run_diff.code_digests(trial.case for trial in trials)
     digests |= {str(path): run_diff.digest(plan_file.encoded(one)) for path, one in files.items()}  # written below

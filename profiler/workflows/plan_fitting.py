@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.core import plan_file
-from profiler.core.case import FAKE, Calibration, Case, Choice, Trial
+from profiler.core.case import Calibration, Case, Choice, Trial
 from profiler.core.record import Readings
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
@@ -122,7 +122,7 @@ def traced_need(
     need: Callable[[Readings], int | None] = peak,
 ) -> int | None:
     """Of a step under the plan in a file, its peak or another need; None where it cannot be foreseen."""
-    device = case.device if case.is_predicted else FAKE + case.twin.device
+    device = case.foreseen.device
     fake = msgspec.structs.replace(under(case, path), device=device)
     (record,) = engine.run([Trial(case=fake, passes=("memory",), calibration=calibration)])
     return need(record.readings) if record.outcome == "ok" else None

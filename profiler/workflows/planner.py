@@ -85,7 +85,7 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
 
 def _measured_chain(model: ModelOnDevice | None, screen: Screen) -> Chain:
     assert model
-    is_traced = model.case.is_predicted or model.case.device in device_choice.hollow(model.devices)
+    is_traced = model.case.is_predicted or device_choice.is_hollow(model.case.device, model.devices)
     screen.say("tracing each stage" if is_traced else "measuring each stage")
     return model.chain()
 

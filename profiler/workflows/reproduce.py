@@ -55,7 +55,7 @@ def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
         device = device_choice.choose_device(request.device or "auto", list(devices))
         size = system.size_on(device, full=request.full)
         rounds = None if device.startswith(FAKE) else size.request.rounds
-        rounds = 1 if device in device_choice.hollow(devices) else rounds
+        rounds = 1 if device_choice.is_hollow(device, devices) else rounds
         plan = spec.plan(msgspec.structs.replace(size.request, device=device, rounds=rounds), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])
         store.create(

@@ -83,7 +83,7 @@ def calibrate(engine: Engine, case: Case) -> Calibration | None:
     """What the step's operators hide on the case's device, by one step that fits it; None for a device that is not
     there, or where no step fits.
     """
-    if case.is_predicted:
+    if case.is_predicted or case.is_rehearsed:
         return None
     for strategy in ("none", "all"):
         one = msgspec.structs.replace(case, strategy=Choice(strategy))
@@ -97,7 +97,11 @@ def calibrate(engine: Engine, case: Case) -> Calibration | None:
 def stages(
     engine: Engine, case: Case, calibration: Calibration | None, *, passes: tuple[str, ...] = ("memory", "time")
 ) -> Chain:
-    """The chain of the case's model; without the pass `time`, its bytes alone. Raises UserError where there is none."""
+    """The chain of the case's model; without the pass `time`, its bytes alone. Raises UserError where there is none.
+
+    Of a rehearsed case it is predicted: a rehearsal has no seconds.
+    """
+    case = case.foreseen if case.is_rehearsed else case
     trial = Trial(case=case, calibration=calibration, passes=passes)
     failing = f"the stages of '{case.model}' ended without an answer"
     answer = engine.ask("profiler.engines.worker:stage", encode(trial).decode(), failing=failing)

@@ -18,8 +18,8 @@ from profiler.request import integer_lists, spec
 from profiler.request.device_choice import any_device, choose_device
 from profiler.request.spec import Plan, Request
 from profiler.runs import store
+from profiler.training.checkpointing.split import split_as_torch
 from profiler.training.strategies import segments
-from profiler.training.strategies.split import split_as_torch
 from tests.conftest import run_folder
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")

@@ -53,7 +53,7 @@ def _entry(row: Row, run: Run) -> LoggedRow:
         parameters=_parameters(row),
         tags=_tags(row, run),
         metrics={f"{mark}{name}": value for name, value in _metrics(row).items()},
-        samples={f"{mark}{name}": found for name in TIMES if (found := getattr(row.readings, name))},
+        samples={f"{mark}{name}": seconds for name in TIMES if (seconds := getattr(row.readings, name))},
     )
 
 
@@ -68,7 +68,7 @@ def _parameters(row: Row) -> dict[str, str | int | bool]:
 
 def _tags(row: Row, run: Run) -> dict[str, str]:
     environment = row.environment
-    found = {
+    tags = {
         "gcprof.run": run.folder.name,
         "outcome": row.outcome,
         "detail": row.detail,
@@ -78,12 +78,12 @@ def _tags(row: Row, run: Run) -> dict[str, str]:
         "torch": environment.torch if environment else None,
         "gcprof": environment.gcprof if environment else None,
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in tags.items() if value is not None}
 
 
 def _metrics(row: Row) -> dict[str, float]:
     """What was measured or predicted of this row: medians of times, and nothing of what is missing."""
-    found = {name: getattr(row.readings, name) for name in READ}
-    found |= {"static_bytes": row.static_bytes, "peak_ratio": row.peak_ratio}
-    found |= {"step_seconds": row.step_seconds, "step_spread": row.step_spread, "time_ratio": row.time_ratio}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    metrics = {name: getattr(row.readings, name) for name in READ}
+    metrics |= {"static_bytes": row.static_bytes, "peak_ratio": row.peak_ratio}
+    metrics |= {"step_seconds": row.step_seconds, "step_spread": row.step_spread, "time_ratio": row.time_ratio}
+    return {name: float(value) for name, value in metrics.items() if value is not None}

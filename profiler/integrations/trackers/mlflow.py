@@ -24,11 +24,11 @@ def write(run: Run, folder: Path | None) -> Written:
     Raises UserError where the store cannot be written.
     """
     place = _place(run, folder)
-    found = entries(run)
+    rows = entries(run)
     try:
         client = MlflowClient(tracking_uri=place)
         experiment = _experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT)
-        written = [entry for entry in found if not _is_known(client, experiment, entry)]
+        written = [entry for entry in rows if not _is_known(client, experiment, entry)]
         for entry in written:
             _log(client, experiment, entry)
     except (MlflowException, OSError, ImportError) as error:
@@ -36,20 +36,20 @@ def write(run: Run, folder: Path | None) -> Written:
         hint = "name a folder with -o, or another store with MLFLOW_TRACKING_URI"
         raise UserError(f"MLflow cannot write to '{place}': {first}", hint=hint, exit_code=74) from error
     shown = ("mlflow", "ui", "--backend-store-uri", place)
-    return Written(place=place, num_rows=len(written), num_known=len(found) - len(written), next=shown)
+    return Written(place=place, num_rows=len(written), num_known=len(rows) - len(written), next=shown)
 
 
 def _place(run: Run, folder: Path | None) -> str:
-    asked = os.environ.get("MLFLOW_TRACKING_URI")
-    if asked and folder is None:
-        return asked
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri and folder is None:
+        return uri
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else newer ones take nothing but a database
     return (folder or run.folder / "derived" / "mlflow").absolute().as_uri()
 
 
 def _experiment(client: MlflowClient, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    text: str = found.experiment_id if found else client.create_experiment(name)
+    experiment = client.get_experiment_by_name(name)
+    text: str = experiment.experiment_id if experiment else client.create_experiment(name)
     return text
 
 

@@ -27,17 +27,17 @@ def write(run: Run, folder: Path | None) -> Written:
     folder = folder or run.folder / "derived" / "tensorboard"
     if os.path.lexists(folder):
         raise UserError(f"'{folder}' is there already", hint="name another folder with -o, or remove it first")
-    found = entries(run)
-    _write(folder, [Event(summary=_overview(found))])
-    for entry in found:
+    rows = entries(run)
+    _write(folder, [Event(summary=_overview(rows))])
+    for entry in rows:
         _write(folder / f"{_slug(entry.name)}-{entry.id}", _events(entry))
-    return Written(place=str(folder), num_rows=len(found), next=("tensorboard", "--logdir", str(folder)))
+    return Written(place=str(folder), num_rows=len(rows), next=("tensorboard", "--logdir", str(folder)))
 
 
-def _overview(found: Sequence[LoggedRow]) -> Summary:
+def _overview(rows: Sequence[LoggedRow]) -> Summary:
     """The columns of the table of hyper-parameters."""
-    parameters = dict.fromkeys(name for entry in found for name in (*entry.parameters, *entry.tags))
-    metrics = dict.fromkeys(name for entry in found for name in entry.metrics)
+    parameters = dict.fromkeys(name for entry in rows for name in (*entry.parameters, *entry.tags))
+    metrics = dict.fromkeys(name for entry in rows for name in entry.metrics)
     return hparams.hparams_config_pb(
         hparams=[hparams.HParam(name) for name in parameters], metrics=[hparams.Metric(name) for name in metrics]
     )

@@ -26,16 +26,16 @@ def write(run: Run, folder: Path | None) -> Written:
     place = str(folder) if folder else os.environ.get("WANDB_DIR") or str(run.folder / "derived")
     if mode == "online" and not os.environ.get("WANDB_API_KEY"):
         raise UserError("WANDB_MODE is online, and WANDB_API_KEY holds no key", hint="leave out WANDB_MODE")
-    found = entries(run)
+    rows = entries(run)
     try:
         Path(place).mkdir(parents=True, exist_ok=True)
-        for entry in found:
+        for entry in rows:
             _log(entry, mode=mode, place=place, group=run.folder.name)
     except (wandb.Error, OSError) as error:
         hint = "WANDB_MODE=offline sends nothing; -o names another folder"
         raise UserError(f"W&B cannot write to '{place}': {error}", hint=hint, exit_code=74) from error
     shown = ("wandb", "sync", "--sync-all", str(Path(place) / "wandb")) if mode == "offline" else ()
-    return Written(place=str(Path(place) / "wandb"), num_rows=len(found), next=shown)
+    return Written(place=str(Path(place) / "wandb"), num_rows=len(rows), next=shown)
 
 
 def _log(entry: LoggedRow, *, mode: Any, place: str, group: str) -> None:

@@ -38,10 +38,11 @@ class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be 
         super().__init__()
         self.record: Record | None = None
         self._folder = Path(folder)
-        self._told = {"strategy": Choice(strategy), "batch_size": batch_size, "warmup": warmup, "samples": samples}
+        self._settings = {"strategy": Choice(strategy), "batch_size": batch_size, "warmup": warmup, "samples": samples}
         self._steps: Steps | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the record: its case is what the trainer and the module say of themselves."""
         optimizers = getattr(trainer, "optimizers", None) or [None]
         device = str(getattr(pl_module, "device", "cpu"))
         case: dict[str, Any] = {
@@ -52,7 +53,7 @@ class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be 
             "accumulate": _accumulate(trainer),
             "data": "files",
             "verify": "off",
-            **self._told,
+            **self._settings,
         }
         self._steps = Steps(Case(**case))
 

@@ -37,6 +37,7 @@ class Steps:
         self.num_steps = 0
 
     def begin(self) -> None:
+        """Start clock and memory watch, where the step is one of those to be timed."""
         if self._left > 0 or len(self._seconds) >= self.case.samples:
             return
         self._device.synchronize()
@@ -48,6 +49,7 @@ class Steps:
         self._open = stopwatch, watch
 
     def end(self) -> None:
+        """Count the step; where it was timed, keep its seconds and the memory of its span."""
         self.num_steps += 1
         self._left -= 1
         if self._open is None:
@@ -100,7 +102,7 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
         name = before.manifest.environment.device_name
         if name != record.environment.device_name:
             raise UserError(f"'{folder}' holds a run on {name}", hint="a run is of one device; name another folder")
-        rounds = [one.round for one in before.records if one.case == record.case]
+        rounds = [earlier.round for earlier in before.records if earlier.case == record.case]
         record = msgspec.structs.replace(record, round=max(rounds, default=0) + 1)
         writer.append(record)
     finally:

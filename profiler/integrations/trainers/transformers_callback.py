@@ -70,6 +70,6 @@ def case_of(args: Any, model: nn.Module, *, warmup: int, samples: int) -> Case:
 
 def is_checkpointed(args: Any, model: nn.Module) -> bool:
     """Whether the arguments ask for it or the model was switched on: by transformers 6's names or the old ones."""
-    asked = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None)
+    requested = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None)
     switched = getattr(model, "is_activation_checkpointing", None)
-    return bool(asked or (getattr(model, "is_gradient_checkpointing", False) if switched is None else switched))
+    return bool(requested or (getattr(model, "is_gradient_checkpointing", False) if switched is None else switched))

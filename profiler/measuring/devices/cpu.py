@@ -46,8 +46,8 @@ class CpuWatch:
             pass
 
     def spans(self) -> list[Span]:
-        found: Any = self._profile.profiler  # kineto's events are typed without their bytes
-        events = [event for event in found.kineto_results.events() if event.name() in (MARK, "[memory]")]
+        profiler: Any = self._profile.profiler  # kineto's events are typed without their bytes
+        events = [event for event in profiler.kineto_results.events() if event.name() in (MARK, "[memory]")]
         events.sort(key=lambda event: event.start_ns())
         return sum_events([None if event.name() == MARK else event.nbytes() for event in events], self._resting)
 

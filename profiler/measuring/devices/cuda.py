@@ -18,10 +18,10 @@ VERSION = Path("/proc/driver/nvidia/version")
 
 def connect(device: str) -> Cuda:
     """One CUDA device, `cuda:0` and so on; `cuda:a100` is the first, and Unsupported is raised where it is none."""
-    found, kind = Cuda(device), gpu_kinds.of(device)
-    if kind and not gpu_kinds.is_of(kind, found.facts().name):
-        raise Unsupported(f"the GPU that was given for {kind} is another one: {found.facts().name}")
-    return found
+    cuda, kind = Cuda(device), gpu_kinds.of(device)
+    if kind and not gpu_kinds.is_of(kind, cuda.facts().name):
+        raise Unsupported(f"the GPU that was given for {kind} is another one: {cuda.facts().name}")
+    return cuda
 
 
 class CudaWatch:
@@ -42,6 +42,7 @@ class CudaWatch:
         pass
 
     def mark(self) -> None:
+        """End a span and begin the next: the allocator's peaks since the last mark are read and reset."""
         live = torch.cuda.memory_allocated(self._device)
         if self._start is not None:
             free, total = torch.cuda.mem_get_info(self._device)
@@ -69,6 +70,7 @@ class CudaStopwatch:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
+        """End a span and begin the next: the allocator's peaks since the last mark are read and reset."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)

@@ -47,22 +47,22 @@ class Board:
 
     def conditions(self, at_seconds: float) -> Conditions:
         """Reads the board, in about a millisecond; this process must have used the device before."""
-        reasons = self._told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
-        processes = self._told(pynvml.nvmlDeviceGetComputeRunningProcesses)
+        reasons = self._reading(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+        processes = self._reading(pynvml.nvmlDeviceGetComputeRunningProcesses)
         return Conditions(
             at_seconds=at_seconds,
-            clock_hertz=self._told(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
-            highest_clock_hertz=self._told(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
-            celsius=self._told(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU, unit=1.0),
-            watts=self._told(pynvml.nvmlDeviceGetPowerUsage, unit=1e-3),
-            limit_watts=self._told(pynvml.nvmlDeviceGetEnforcedPowerLimit, unit=1e-3),
+            clock_hertz=self._reading(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
+            highest_clock_hertz=self._reading(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
+            celsius=self._reading(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU, unit=1.0),
+            watts=self._reading(pynvml.nvmlDeviceGetPowerUsage, unit=1e-3),
+            limit_watts=self._reading(pynvml.nvmlDeviceGetEnforcedPowerLimit, unit=1e-3),
             held_by=tuple(dict.fromkeys(name for bit, name in HOLDS.items() if reasons & bit)),
             # in a container the numbers of processes are not ours: one of them is this one
             num_others=None if processes is None else max(0, len(processes) - 1),
             others_bytes=None if processes is None else _held_by_others(processes),
         )
 
-    def _told(self, query: Callable[..., Any], *which: int, unit: float | None = None) -> Any:
+    def _reading(self, query: Callable[..., Any], *which: int, unit: float | None = None) -> Any:
         try:
             answer = query(self._handle, *which)
         except pynvml.NVMLError:
@@ -72,7 +72,7 @@ class Board:
 
 def _held_by_others(processes: Sequence[Any]) -> int | None:
     """Bytes; None where the system does not tell them, or where none of the processes has our number."""
-    others = [one for one in processes if one.pid != os.getpid()]
-    held = [one.usedGpuMemory for one in others]
+    others = [process for process in processes if process.pid != os.getpid()]
+    held = [process.usedGpuMemory for process in others]
     is_listed = not processes or len(others) < len(processes)
     return int(sum(held)) if is_listed and None not in held else None

@@ -59,13 +59,13 @@ def verify(
     baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, for
     strategies that do the same work by other kernels.
     """
-    mine = collect(step)
-    own = _digests(mine, group)
+    results = collect(step)
+    own = _digests(results, group)
     if own == dict(digests):
         return Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=own)
     first, second = collect(baseline), collect(baseline)
-    both = compared(first, mine, group), compared(second, mine, group)
-    result = min(both, key=lambda comparison: comparison.largest_difference or 0.0)
+    comparisons = compared(first, results, group), compared(second, results, group)
+    result = min(comparisons, key=lambda comparison: comparison.largest_difference or 0.0)
     floor = compared(first, second, group).largest_difference or 0.0
     rounding = compared(first, collect(nudged), group).largest_difference or 0.0 if nudged else None
     return msgspec.structs.replace(result, noise_floor=floor, rounding_floor=rounding, digests=own)
@@ -205,20 +205,20 @@ def digest(tensors: Sequence[torch.Tensor]) -> str:
     return _digest({str(number): _copy(tensor) for number, tensor in enumerate(tensors)})
 
 
-def _digests(found: Results, group: Group) -> dict[str, str]:
+def _digests(results: Results, group: Group) -> dict[str, str]:
     """Digests of every rank, combined; a single rank returns its own."""
-    told = group.gather(found.digests())
-    if len(told) == 1:
-        return told[0]
+    by_rank = group.gather(results.digests())
+    if len(by_rank) == 1:
+        return by_rank[0]
     return {
-        name: hashlib.blake2b(" ".join(one[name] for one in told).encode(), digest_size=16).hexdigest()
-        for name in told[0]
+        name: hashlib.blake2b(" ".join(digests[name] for digests in by_rank).encode(), digest_size=16).hexdigest()
+        for name in by_rank[0]
     }
 
 
-def _digest(found: Mapping[str, torch.Tensor | None]) -> str:
+def _digest(tensors: Mapping[str, torch.Tensor | None]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
         if tensor is not None:
             digest.update(_bytes(tensor).numpy().data)

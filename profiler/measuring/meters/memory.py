@@ -51,7 +51,7 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
 def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Returns the bytes that are live between two steps, by category; every storage counted once."""
     parameters = list(workload.module.parameters())
-    found = {
+    by_category = {
         "parameters": [parameter.detach() for parameter in parameters],
         "buffers": list(workload.module.buffers()),
         "inputs": tensors(workload.batch),  # before the gradients: sparse ones share its indices
@@ -61,7 +61,7 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
     devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
     seen: dict[int, int] = {}
     counted: dict[str, int] = {}
-    for category, held in found.items():
+    for category, held in by_category.items():
         own = bytes_by_storage([tensor for tensor in held if tensor.device.type in devices])
         counted[category] = sum(nbytes for storage, nbytes in own.items() if storage not in seen)
         seen |= own
@@ -140,7 +140,7 @@ def timeline(nbytes: Mapping[str, Sequence[int]], phases: Iterable[tuple[str, in
     firsts = [(phase, sum(place < first for place in places)) for phase, first in phases]
     ends = [*(first for _, first in firsts[1:]), len(places)]
     return Timeline(
-        phases=tuple(one for one, end in zip(firsts, ends, strict=True) if one[1] < end),  # some have none
+        phases=tuple(start for start, end in zip(firsts, ends, strict=True) if start[1] < end),  # some have none
         nbytes={name: tuple(values[place] for place in places) for name, values in nbytes.items() if any(values)},
         **at_peak,
     )

@@ -49,7 +49,7 @@ class _Calls(TorchDispatchMode):
 
 def call_signature(operator: Any, arguments: Any, keywords: Any) -> str:
     """Returns a call as one word, the same where the work is the same: `aten.mm(float32[2, 3], float32[3, 4])`."""
-    words = [_word(one) for one in arguments] + [f"{key}={_word(one)}" for key, one in (keywords or {}).items()]
+    words = [_word(value) for value in arguments] + [f"{key}={_word(value)}" for key, value in (keywords or {}).items()]
     return f"{operator_name(operator)}({', '.join(words)})"
 
 
@@ -63,7 +63,7 @@ def _word(value: Any) -> str:
         strides = "" if value.is_contiguous() else f" by {list(value.stride())}"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{strides}"
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(_word(one) for one in value)}]"
+        return f"[{', '.join(_word(item) for item in value)}]"
     return str(value)
 
 

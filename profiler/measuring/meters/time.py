@@ -45,31 +45,31 @@ def read(
     def is_late(seconds: float) -> bool:
         return until is not None and group.agree(clock() + MARGIN * seconds > until)
 
-    def sample(times: int = 1, asked: list[float] | None = None) -> Spans:
-        mine = _sample(device, step, group, times=times, asked=[] if asked is None else asked, clock=clock)
+    def sample(times: int = 1, launches: list[float] | None = None) -> Spans:
+        mine = _sample(device, step, group, times=times, launches=[] if launches is None else launches, clock=clock)
         return group.largest(mine, lambda spans: _steps([spans])[0])
 
     first = _warmed(sample, warmup, lambda slowest: is_late(2 * slowest))
     times = _steps_per_sample(first[-1], max(SHORTEST, TICKS * device.tick_seconds))
-    asked: list[float] = []
+    launches: list[float] = []
     began = _spent_elsewhere(group)
     timed, stopped, conditions = _until_stopped(
-        lambda: sample(times, asked),
+        lambda: sample(times, launches),
         lambda: _conditions(device, group, began),
         samples=samples,
         sampling=sampling,
         is_late=lambda slowest: is_late(times * slowest),
     )
-    found = num_warmup(_steps(timed)) if sampling else 0
-    steady = timed[found:]
+    num_settling = num_warmup(_steps(timed)) if sampling else 0
+    steady = timed[num_settling:]
     return {
-        "warmup_seconds": _steps(first + timed[:found]),
+        "warmup_seconds": _steps(first + timed[:num_settling]),
         "forward_seconds": tuple(_sum("forward", spans) for spans in steady),
         "backward_seconds": tuple(_sum("backward", spans) for spans in steady),
         "optimizer_seconds": tuple(_sum("optimizer", spans) for spans in steady),
         "step_seconds": _steps(steady),
         "steps_per_sample": times,
-        "host_share": _host_share(asked, _steps(timed), times) if device.is_asynchronous else None,
+        "host_share": _host_share(launches, _steps(timed), times) if device.is_asynchronous else None,
         "stopped": stopped,
         "conditions": conditions,
     }
@@ -116,34 +116,34 @@ def _until_stopped(
 
 def _conditions(device: Device, group: Group, began: float) -> Conditions:
     """Returns the conditions of this rank's device; CPU time of the other ranks does not count as others'."""
-    found, spent = device.conditions(), _spent_elsewhere(group) - began
-    if not spent or found.others_seconds is None:
-        return found
-    return msgspec.structs.replace(found, others_seconds=max(0.0, found.others_seconds - spent))
+    conditions, spent = device.conditions(), _spent_elsewhere(group) - began
+    if not spent or conditions.others_seconds is None:
+        return conditions
+    return msgspec.structs.replace(conditions, others_seconds=max(0.0, conditions.others_seconds - spent))
 
 
 def _spent_elsewhere(group: Group) -> float:
     """Seconds of the CPU that the other ranks have used."""
-    told = group.gather(time.process_time())
-    return sum(told) - told[group.rank]
+    by_rank = group.gather(time.process_time())
+    return sum(by_rank) - by_rank[group.rank]
 
 
 def _steps(timed: list[Spans]) -> tuple[float, ...]:
     return tuple(sum(seconds for _, seconds in spans) for spans in timed)
 
 
-def _host_share(asked: list[float], steps: tuple[float, ...], times: int) -> float | None:
+def _host_share(launches: list[float], steps: tuple[float, ...], times: int) -> float | None:
     """Returns the share of a step that the host spends launching it, the median over the samples."""
-    shares = [seconds / times / step for seconds, step in zip(asked, steps, strict=True) if step]
+    shares = [seconds / times / step for seconds, step in zip(launches, steps, strict=True) if step]
     return min(1.0, median(shares)) if shares else None
 
 
 def _sample(
-    device: Device, step: Step, group: Group, *, times: int, asked: list[float], clock: Callable[[], float]
+    device: Device, step: Step, group: Group, *, times: int, launches: list[float], clock: Callable[[], float]
 ) -> Spans:
     """Returns the phases of one step, or the mean of several run back to back.
 
-    `asked` gets the seconds until the host had asked for all of them.
+    `launches` gets the seconds until the host had asked for all of them.
     """
     phases: list[str] = []
     device.synchronize()
@@ -157,7 +157,7 @@ def _sample(
     began = clock()
     for _ in range(times):
         step(mark)
-    asked.append(clock() - began)
+    launches.append(clock() - began)
     spans = zip(phases, stopwatch.seconds(), strict=False)  # the last mark, "end", begins no span
     return [(phase, seconds / times) for phase, seconds in spans if phase != "end"]
 

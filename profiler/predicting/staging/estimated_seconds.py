@@ -22,9 +22,11 @@ def seconds(
     name. The optimizer's time is the last stage's.
     """
     clock = _Clock(trace, rates, precision)
-    others = {save: (_Clock(other, rates, precision), spans) for save, (other, spans) in selective.items()}
+    others = {
+        save: (_Clock(selective_trace, rates, precision), spans) for save, (selective_trace, spans) in selective.items()
+    }
     stage_seconds = [_stage(stage, clock, others) for stage in stages]
-    inside = sum(each.forward + each.backward for each in stage_seconds)
+    inside = sum(stage.forward + stage.backward for stage in stage_seconds)
     return [*stage_seconds[:-1], _longer(stage_seconds[-1], clock.between(1, len(trace.operators)) - inside)]
 
 
@@ -51,7 +53,11 @@ def _stage(stage: StageSpan, clock: _Clock, others: Mapping[str, tuple[_Clock, M
         forward=forward,
         backward=backward,
         early_stop=clock.between(stage.first, min(stage.stop, stage.last)),
-        options={save: other.both(spans[stage.name]) for save, (other, spans) in others.items() if stage.name in spans},
+        options={
+            save: other_clock.both(spans[stage.name])
+            for save, (other_clock, spans) in others.items()
+            if stage.name in spans
+        },
     )
 
 

@@ -119,8 +119,8 @@ def _pieces(trace: Trace, blocks: Sequence[str]) -> Iterator[_Piece]:
 
 
 def _calls(trace: Trace, blocks: Sequence[str], begin: int) -> list[Call]:
-    wanted = set(blocks)
-    inside = [call for call in trace.calls if call.before >= begin - 1 and call.module in wanted]
+    names = set(blocks)
+    inside = [call for call in trace.calls if call.before >= begin - 1 and call.module in names]
     outermost = {
         (call.module, call.last): call for call in inside
     }  # a checkpointed block calls itself, and ends with it
@@ -139,9 +139,9 @@ def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[i
         first_of.setdefault(stage(operator.module), number)
     starts: list[int | None] = [begin]
     for piece in pieces[-2::-1]:
-        asked = [save.unpacked + 1 for save in trace.saves[slice(*piece.saves)] if save.unpacked is not None]
+        unpacking = [save.unpacked + 1 for save in trace.saves[slice(*piece.saves)] if save.unpacked is not None]
         own = [first_of[piece.name]] if piece.blocks and piece.name in first_of else []
-        starts.append(min((*asked, *own), default=None))
+        starts.append(min((*unpacking, *own), default=None))
     return _in_order(starts[::-1], end)
 
 

@@ -17,7 +17,7 @@ from profiler.core.case import Case, Choice
 from profiler.measuring.devices import Device, open_device
 from profiler.measuring.meters import time as step_timing
 from profiler.training.assemble import assemble
-from profiler.training.strategies.chain import checkpoint_without_reentry
+from profiler.training.checkpointing.block_segments import checkpoint_without_reentry
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload, restored, tensors
 
@@ -39,10 +39,10 @@ def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> 
     watch = _Watch(workload, device, [run for run in runs if run], saves)
     with restored(workload.module), torch.no_grad(), watch.hooked():
         workload.loss(workload.module, workload.batch)
-    found = [watch.seconds(index) for index in range(len(watch.runs))]
+    run_seconds = [watch.seconds(index) for index in range(len(watch.runs))]
     checkpointed = sum(watch.checkpointed(index) for index in range(len(watch.runs)))
     del workload, watch
-    blocks = iter(found)
+    blocks = iter(run_seconds)
     every = [next(blocks) if run else NOTHING for run in runs]
     return [*every[:-1], _rest(case, device, checkpointed) if not runs[-1] else every[-1]]
 
@@ -65,10 +65,11 @@ class _Watch:
         self._samples: dict[Any, dict[str, list[tuple[float, float]]]] = {}
         self._counts: dict[Any, int] = {}
         self._is_timing = False
-        self._given = {one.untyped_storage()._cdata for one in tensors(workload.batch)}
+        self._given = {tensor.untyped_storage()._cdata for tensor in tensors(workload.batch)}
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
+        """Time each run where a forward enters its first module."""
         handles = [
             modules[0].register_forward_pre_hook(partial(self._enter, index), with_kwargs=True)
             for index, modules in enumerate(self.runs)
@@ -80,6 +81,7 @@ class _Watch:
                 handle.remove()
 
     def seconds(self, index: int) -> Seconds:
+        """Medians of a run; the early stop is what a checkpoint adds to the backward, from half a forward to one."""
         samples = self._samples[self._kinds[index]]
         forward, backward = _medians(samples[PLAIN])
         recompute = _medians(samples[RECOMPUTED])[1] - backward
@@ -116,13 +118,13 @@ class _Watch:
             RECOMPUTED: partial(checkpoint_without_reentry, run),
             **{save: partial(saving(save), run) for save in self._saves if len(modules) == 1},
         }
-        found = self._samples.setdefault(kind, {way: [] for way in ways})
+        samples = self._samples.setdefault(kind, {way: [] for way in ways})
         with _keeping_inputs(modules[0]):
             for number in range(ROUNDS + 1):
                 for way, function in ways.items():
                     sample = self._sample(function, arguments, keywords)
                     if number:
-                        found[way].append(sample)
+                        samples[way].append(sample)
 
     def _sample(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -134,9 +136,9 @@ class _Watch:
             self._device.synchronize()
             watch = self._device.stopwatch()
             watch.mark()
-            out = [one for one in tensors(function(*given, **named)) if one.requires_grad]
+            out = [output for output in tensors(function(*given, **named)) if output.requires_grad]
             watch.mark()
-            gradients = [torch.ones_like(one) for one in out]
+            gradients = [torch.ones_like(output) for output in out]
             watch.mark()
             torch.autograd.backward(out, gradients)
             watch.mark()
@@ -177,8 +179,8 @@ def _kind(modules: Sequence[nn.Module], given: Any) -> Any:
     """Returns a key that is equal for stages that take the same time."""
     return (
         tuple(type(part).__name__ for module in modules for part in module.modules()),
-        tuple((one.shape, one.dtype) for module in modules for one in module.parameters()),
-        tuple((one.shape, one.dtype) for one in tensors(given)),
+        tuple((tensor.shape, tensor.dtype) for module in modules for tensor in module.parameters()),
+        tuple((tensor.shape, tensor.dtype) for tensor in tensors(given)),
     )
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from profiler.core import gpu_specs
-from profiler.core.case import FAKE, Case, Choice, Trial
+from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
@@ -37,15 +37,15 @@ def stages(trial: Trial, *, build: Build | None = None) -> Chain:
     """
     case = trial.case.baseline
     assert build is None or case.is_predicted, "seconds are measured of the catalogue's models alone"
-    fake = case if case.is_predicted else msgspec.structs.replace(case, device=FAKE + case.twin.device)
+    fake = case.foreseen
     rates = _rates(trial)
     built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True, build=build)
     refuse_none(built.workload.blocks)
     _refuse_backward_in_forward(trace)
     linked = observe_case(fake, build).linked
-    found = spans(trace, built.workload.blocks, linked=linked)
-    selective = {save: _selective(trial, fake, save, build) for save in _saves(trial, trace, found)}
-    seconds = _seconds(trial, trace, found, selective, rates)
+    stage_spans = spans(trace, built.workload.blocks, linked=linked)
+    selective = {save: _selective(trial, fake, save, build) for save in _saves(trial, trace, stage_spans)}
+    seconds = _seconds(trial, trace, stage_spans, selective, rates)
     prints = fingerprint(built.workload.module, built.workload.blocks)
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
     made = [
@@ -56,13 +56,13 @@ def stages(trial: Trial, *, build: Build | None = None) -> Chain:
             blocks=tuple(blocks[index] for index in span.blocks),
             options={save: of[span.name] for save, (_, _, of) in selective.items() if span.name in of},
         )
-        for span, bytes_, time in zip(found, held(trace, found), seconds, strict=True)
+        for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True)
     ]
     return Chain(
         input_bytes=0,  # the batch is there before the step
-        static_bytes=static_bytes(trace, found),
+        static_bytes=static_bytes(trace, stage_spans),
         floor_bytes=floor_bytes(trace),
-        stages=tuple(_apart(made, found, linked)),
+        stages=tuple(_apart(made, stage_spans, linked)),
     )
 
 
@@ -99,7 +99,7 @@ def _seconds(
 ) -> list[Seconds]:
     case = trial.case.baseline
     if rates is not None:
-        clocked = {save: (other, of) for save, (other, of, _) in selective.items()}
+        clocked = {save: (selective_trace, of) for save, (selective_trace, of, _) in selective.items()}
         return estimated_seconds.seconds(trace, stage_spans, clocked, rates, case.precision)
     if "time" not in trial.passes:
         return [NOTHING for _ in stage_spans]

@@ -157,8 +157,8 @@ def _flash_backward(args: Any, kwargs: Any, rates: Rates) -> int:
     heads = _heads(query, key, value)
     rows = heads.batch * heads.heads * round_up(heads.time, 128) * FLOAT
     copied = _copied(gradient) + _copied(out)
-    taken = copied + request(rows) + request(rows * _flash_width(heads.channels))
-    return taken + _grouped_bytes(heads, key, value)
+    buffers = copied + request(rows) + request(rows * _flash_width(heads.channels))
+    return buffers + _grouped_bytes(heads, key, value)
 
 
 def _grouped_bytes(heads: _Heads, *of: torch.Tensor) -> int:

@@ -82,17 +82,19 @@ def ruled(key: str) -> set[str]:
 
 def cast(given: Any, dtype: torch.dtype) -> Any:
     """As autocast casts what an operator is given; other values, and other tensors, stay as they are."""
-    return tree_map(lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.dtype in FLOATS else one, given)
+    return tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype in FLOATS else leaf, given
+    )
 
 
 @cache
 def _kernels() -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(ruled(KEY) - ruled("AutocastCUDA"), library.fallthrough_kernel)
-    found |= {name: _in(_operator(name), _single) for name in IN_FLOAT}
-    found |= {name: _to_float(_operator(name), FUSED.get(name)) for name in TO_FLOAT}
-    found |= {name: _in(_operator(name), _half) for name in IN_HALF}
-    found |= {name: _in(_operator(name), _widest) for name in PROMOTED}
-    return found | {REFUSED: _refuse}
+    kernels: dict[str, Any] = dict.fromkeys(ruled(KEY) - ruled("AutocastCUDA"), library.fallthrough_kernel)
+    kernels |= {name: _in(_operator(name), _single) for name in IN_FLOAT}
+    kernels |= {name: _to_float(_operator(name), FUSED.get(name)) for name in TO_FLOAT}
+    kernels |= {name: _in(_operator(name), _half) for name in IN_HALF}
+    kernels |= {name: _in(_operator(name), _widest) for name in PROMOTED}
+    return kernels | {REFUSED: _refuse}
 
 
 def _in(operator: Any, choose: Callable[[Any], torch.dtype]) -> Kernel:
@@ -113,12 +115,12 @@ def _half(given: Any) -> torch.dtype:
 
 
 def _widest(given: Any) -> torch.dtype:
-    types = {one.dtype for one in tree_leaves(given) if isinstance(one, torch.Tensor)}
+    types = {leaf.dtype for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)}
     return torch.float32 if torch.float32 in types else _half(given)
 
 
 def _to_float(operator: Any, fused: Any) -> Kernel:
-    place = [one.name for one in operator._schema.arguments].index("dtype")
+    place = [argument.name for argument in operator._schema.arguments].index("dtype")
 
     def kernel(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         chosen = args[place - 1] if len(args) >= place else kwargs.get("dtype")

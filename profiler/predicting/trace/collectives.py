@@ -107,8 +107,8 @@ class _OnParts(TorchDispatchMode):
         keywords = kwargs or {}
         if self._kind not in types or keywords or not _is_elementwise(func):
             return func(*args, **keywords)
-        whole = [one for one in pytree.tree_leaves(args) if isinstance(one, self._kind)]
-        if len({(one.device_mesh, one.placements) for one in whole}) > 1:
+        sharded = [tensor for tensor in pytree.tree_leaves(args) if isinstance(tensor, self._kind)]
+        if len({(tensor.device_mesh, tensor.placements) for tensor in sharded}) > 1:
             return func(*args)
         out = func(*pytree.tree_map_only(self._kind, local, args))
         if func._schema.is_mutable:
@@ -118,7 +118,7 @@ class _OnParts(TorchDispatchMode):
     def _whole(self, out: Any, like: Any) -> Any:
         """Wraps results as parts of tensors as large as those they were made of."""
         if isinstance(out, (list, tuple)):
-            return [self._whole(one, other) for one, other in zip(out, like, strict=True)]
+            return [self._whole(part, source) for part, source in zip(out, like, strict=True)]
         if not isinstance(like, self._kind):
             return out
         return self._kind.from_local(

@@ -93,7 +93,7 @@ def _kept_input(trace: Trace, index: int) -> Trace:
     call, new = trace.calls[index], len(trace.allocations)
     operator, first = trace.operators[call.before], call.before + 1
     if operator.name not in OUT_OF_PLACE or call.last != first or len(call.inputs) != 1:
-        names = ", ".join(each.name for each in trace.operators[call.before : call.last])
+        names = ", ".join(operator.name for operator in trace.operators[call.before : call.last])
         raise Unsupported(f"'{call.module}' writes over its input ({names}): what it would do instead is not known")
     (place,) = call.inputs
     allocations, operators = list(trace.allocations), list(trace.operators)
@@ -110,11 +110,11 @@ def _kept_input(trace: Trace, index: int) -> Trace:
     ]
     calls = [
         replace(
-            other,
-            inputs=_renamed(other.inputs, place, new) if other.before >= first else other.inputs,
-            outputs=_renamed(other.outputs, place, new) if other.before >= call.before else other.outputs,
+            later,
+            inputs=_renamed(later.inputs, place, new) if later.before >= first else later.inputs,
+            outputs=_renamed(later.outputs, place, new) if later.before >= call.before else later.outputs,
         )
-        for other in trace.calls
+        for later in trace.calls
     ]
     return replace(
         trace, allocations=tuple(allocations), operators=tuple(operators), saves=tuple(saves), calls=tuple(calls)
@@ -169,12 +169,12 @@ def _moved(trace: Trace, pieces: list[_SegmentForward]) -> list[int]:
 
 def _placed(pieces: list[_SegmentForward], moved: list[int]) -> list[_PlacedSegment]:
     """The pieces in the order of their forwards. Of two that begin at once in the backward, the later comes first."""
-    placed, taken = [], dict[int, int]()
+    placed, ends = [], dict[int, int]()
     for piece in reversed(pieces):
         start, end = None, 0
         if piece.trigger is not None:
-            start = taken.get(piece.trigger, moved[piece.trigger])
-            end = taken[piece.trigger] = start + piece.stop - piece.first + 1
+            start = ends.get(piece.trigger, moved[piece.trigger])
+            end = ends[piece.trigger] = start + piece.stop - piece.first + 1
         held = max(moved[piece.released], moved[piece.last], end)
         placed.append(_PlacedSegment(piece=piece, start=start, end=end, held=held))
     return placed[::-1]

@@ -36,11 +36,11 @@ class Machine(NamedTuple):
 def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
     """Returns `hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
 
-    def taken(func: Any, args: Any, kwargs: Any) -> int:
+    def with_copies(func: Any, args: Any, kwargs: Any) -> int:
         own = hidden(func, args, kwargs)
         return own or copied_bytes(func, args, kwargs) or convolution_bytes(func, args, kwargs, machine)
 
-    return taken
+    return with_copies
 
 
 def machine_of(rates: Rates | None, workspace_bytes: int) -> Machine:
@@ -58,18 +58,18 @@ def convolution_bytes(func: Any, args: Any, kwargs: Any, machine: Machine) -> in
 
 
 def _forward(
-    machine: Machine, taken: torch.Tensor, weight: torch.Tensor, bias: Any, *options: Any, **named: Any
+    machine: Machine, input: torch.Tensor, weight: torch.Tensor, bias: Any, *options: Any, **named: Any
 ) -> int:
-    if _is_product(machine, taken, weight, *options):
-        return _product_bytes(machine, taken, weight, *options)
-    memory_format = _format(taken, weight)
-    return straightened(taken, memory_format) + straightened(weight, memory_format)
+    if _is_product(machine, input, weight, *options):
+        return _product_bytes(machine, input, weight, *options)
+    memory_format = _format(input, weight)
+    return straightened(input, memory_format) + straightened(weight, memory_format)
 
 
 def _backward(
     machine: Machine,
     gradient: torch.Tensor,
-    taken: torch.Tensor,
+    input: torch.Tensor,
     weight: torch.Tensor,
     bias_sizes: Any,
     *options: Any,
@@ -80,17 +80,17 @@ def _backward(
     The bias' gradient comes last.
     """
     wants_input, wants_weight, wants_bias = options[-1]
-    if _is_product(machine, taken, weight, *options[:-1]):
-        return _product_backward_bytes(machine, gradient, taken, weight, *options)
-    memory_format = _format(taken, weight)
-    of_gradient, of_taken, of_weight = (straightened(one, memory_format) for one in (gradient, taken, weight))
-    input_bytes, weight_bytes = tensor_bytes(taken), tensor_bytes(weight)
+    if _is_product(machine, input, weight, *options[:-1]):
+        return _product_backward_bytes(machine, gradient, input, weight, *options)
+    memory_format = _format(input, weight)
+    of_gradient, of_input, of_weight = (straightened(tensor, memory_format) for tensor in (gradient, input, weight))
+    input_bytes, weight_bytes = tensor_bytes(input), tensor_bytes(weight)
     results = wants_input * input_bytes + wants_weight * weight_bytes
-    if memory_format == torch.contiguous_format and _is_own(taken, weight, *options[:3], groups=options[-2]):
-        for_weight = wants_weight * (of_gradient + of_taken + weight_bytes)
+    if memory_format == torch.contiguous_format and _is_own(input, weight, *options[:3], groups=options[-2]):
+        for_weight = wants_weight * (of_gradient + of_input + weight_bytes)
         for_input = wants_input * (of_gradient + of_weight + results)
     else:
-        held = of_gradient + wants_weight * of_taken
+        held = of_gradient + wants_weight * of_input
         for_input = wants_input * (held + of_weight + input_bytes)
         for_weight = wants_weight * (held + results)
     of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
@@ -103,39 +103,39 @@ def _sum_bytes(machine: Machine, gradient: torch.Tensor) -> int:
     return buffer_bytes(gradient, [0, *range(2, gradient.dim())], machine.chip) if machine.chip else 0
 
 
-def _is_product(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, *options: Any) -> bool:
+def _is_product(machine: Machine, input: torch.Tensor, weight: torch.Tensor, *options: Any) -> bool:
     """Whether columns of pixels are multiplied, since cuDNN is not asked: bfloat16 before Ampere.
 
     `use_cudnn` in Convolution.cpp; of planes that are neither transposed nor dilated, and that no own kernel takes.
     """
-    if taken.dtype != torch.bfloat16 or machine.capability >= AMPERE or taken.dim() != PLANE:
+    if input.dtype != torch.bfloat16 or machine.capability >= AMPERE or input.dim() != PLANE:
         return False
     stride, padding, dilation, is_transposed, _, groups = options
     is_plane = not is_transposed and max(dilation) == 1
-    return is_plane and not _is_own(taken, weight, stride, padding, dilation, groups=groups)
+    return is_plane and not _is_own(input, weight, stride, padding, dilation, groups=groups)
 
 
-def _product_bytes(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, *options: Any) -> int:
+def _product_bytes(machine: Machine, input: torch.Tensor, weight: torch.Tensor, *options: Any) -> int:
     """Of groups, one after the other, all results are held until they are joined (Convolution.cpp)."""
     stride, padding, *_, groups = options
-    columns = _columns_bytes(machine, taken, weight, stride, padding)
+    columns = _columns_bytes(machine, input, weight, stride, padding)
     if groups == 1:
-        return straightened(taken) + straightened(weight) + columns
-    out = taken.shape[0] * weight.shape[0] * prod(_places(taken, weight, stride, padding)) * taken.itemsize
-    return straightened(taken) + max(out, _group_bytes(taken, groups) + columns)
+        return straightened(input) + straightened(weight) + columns
+    out = input.shape[0] * weight.shape[0] * prod(_places(input, weight, stride, padding)) * input.itemsize
+    return straightened(input) + max(out, _group_bytes(input, groups) + columns)
 
 
 def _product_backward_bytes(
-    machine: Machine, gradient: torch.Tensor, taken: torch.Tensor, weight: torch.Tensor, *options: Any
+    machine: Machine, gradient: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *options: Any
 ) -> int:
     """Copies are there throughout, and so are the columns, which both gradients use; files as of the forward."""
     stride, padding, *_, groups, (wants_input, wants_weight, wants_bias) = options
-    columns = _columns_bytes(machine, taken, weight, stride, padding)
-    copies = straightened(gradient) + straightened(taken)
-    results = wants_input * tensor_bytes(taken) + wants_weight * tensor_bytes(weight)
+    columns = _columns_bytes(machine, input, weight, stride, padding)
+    copies = straightened(gradient) + straightened(input)
+    results = wants_input * tensor_bytes(input) + wants_weight * tensor_bytes(weight)
     if groups > 1:
-        parts = _group_bytes(taken, groups) + straightened(gradient.narrow(1, 0, gradient.shape[1] // groups))
-        return straightened(taken) + int(max(results, parts + columns))
+        parts = _group_bytes(input, groups) + straightened(gradient.narrow(1, 0, gradient.shape[1] // groups))
+        return straightened(input) + int(max(results, parts + columns))
     absent = 0 if wants_weight else wants_bias * weight.shape[0] * weight.itemsize
     of_weight = straightened(weight) - wants_weight * tensor_bytes(weight) if wants_input else 0
     of_sum = _sum_bytes(machine, gradient) if wants_bias else 0
@@ -147,42 +147,42 @@ def _group_bytes(tensor: torch.Tensor, groups: int) -> int:
     return tensor_bytes(tensor) // groups if tensor.shape[0] > 1 else 0
 
 
-def _columns_bytes(machine: Machine, taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> int:
+def _columns_bytes(machine: Machine, input: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> int:
     """The columns of one image, where they are not the image itself, and the product's workspace.
 
     cuda/ConvolutionMM2d.cu.
     """
     if (*weight.shape[2:], *stride) == (1, 1, 1, 1) and not any(padding):
         return machine.workspace_bytes
-    places = prod(_places(taken, weight, stride, padding))
-    return prod(weight.shape[1:]) * places * taken.itemsize + machine.workspace_bytes
+    places = prod(_places(input, weight, stride, padding))
+    return prod(weight.shape[1:]) * places * input.itemsize + machine.workspace_bytes
 
 
-def _places(taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> list[int]:
+def _places(input: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> list[int]:
     """The height and width of the result."""
-    sides = zip(taken.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    sides = zip(input.shape[2:], weight.shape[2:], stride, padding, strict=True)
     return [(side + 2 * pad - size) // step + 1 for side, size, step, pad in sides]
 
 
 def _is_own(
-    taken: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, *, groups: int
+    input: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, *, groups: int
 ) -> bool:
     """Whether PyTorch's kernel for one filter a channel does it, which begins with the gradient of the weight.
 
     `use_cudnn_depthwise` in Convolution.cpp.
     """
-    channels = taken.shape[1]
-    if not 1 < groups == channels or taken.dim() not in SPATIAL or weight.shape[0] % channels:
+    channels = input.shape[1]
+    if not 1 < groups == channels or input.dim() not in SPATIAL or weight.shape[0] % channels:
         return False
-    is_plain = max(dilation) == 1 and taken.dim() == PLANE and channels >= LEAST_CHANNELS
-    if taken.dtype != torch.float16 or not is_plain or (stride[0] != stride[1] and taken.shape[2] != 1):
+    is_plain = max(dilation) == 1 and input.dim() == PLANE and channels >= LEAST_CHANNELS
+    if input.dtype != torch.float16 or not is_plain or (stride[0] != stride[1] and input.shape[2] != 1):
         return True
-    return not _is_cudnn_workload(taken, weight, stride[1])
+    return not _is_cudnn_workload(input, weight, stride[1])
 
 
-def _is_cudnn_workload(taken: torch.Tensor, weight: torch.Tensor, step: int) -> bool:
+def _is_cudnn_workload(input: torch.Tensor, weight: torch.Tensor, step: int) -> bool:
     """Whether cuDNN is asked for one filter a channel: `check_cudnn_depthwise_workload_with_filter`."""
-    (num_images, channels, height, width), side = taken.shape, weight.shape[3]
+    (num_images, channels, height, width), side = input.shape, weight.shape[3]
     if height == 1 and step == 1:
         return True
     if weight.shape[2] != side or side not in (1, 3, 5) or width < LEAST_WIDTH or step not in (1, 2):
@@ -194,9 +194,9 @@ def _is_cudnn_workload(taken: torch.Tensor, weight: torch.Tensor, step: int) -> 
     return num_images == 1 or channels >= 512 or (channels >= 256 and width >= 28)
 
 
-def _format(taken: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+def _format(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """As cudnn_conv_suggest_memory_format in ConvUtils.h chooses."""
-    last = SPATIAL.get(taken.dim())
-    if taken.dtype != torch.float64 and last and last in (suggest_memory_format(taken), suggest_memory_format(weight)):
+    last = SPATIAL.get(input.dim())
+    if input.dtype != torch.float64 and last and last in (suggest_memory_format(input), suggest_memory_format(weight)):
         return last
     return torch.contiguous_format

@@ -30,48 +30,48 @@ def straightened(tensor: torch.Tensor | None, memory_format: torch.memory_format
     return tensor_request(tensor)
 
 
-def _pool(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+def _pool(input: torch.Tensor, *options: Any, **named: Any) -> int:
     """cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu."""
-    return straightened(taken, suggest_memory_format(taken))
+    return straightened(input, suggest_memory_format(input))
 
 
-def _pool_backward(gradient: torch.Tensor, taken: torch.Tensor, *options: Any, **named: Any) -> int:
+def _pool_backward(gradient: torch.Tensor, input: torch.Tensor, *options: Any, **named: Any) -> int:
     """The gradient, what was pooled and the places of the largest values; files as of `_pool`."""
-    memory_format = suggest_memory_format(taken)
+    memory_format = suggest_memory_format(input)
     places = options[-1] if options and isinstance(options[-1], torch.Tensor) else named.get("indices")
-    return Requests(*(straightened(tensor, memory_format) for tensor in (gradient, taken, places)))
+    return Requests(*(straightened(tensor, memory_format) for tensor in (gradient, input, places)))
 
 
-def _adaptive_pool(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+def _adaptive_pool(input: torch.Tensor, *options: Any, **named: Any) -> int:
     """cuda/AdaptiveAveragePooling.cu."""
-    return straightened(taken, suggest_memory_format(taken))
+    return straightened(input, suggest_memory_format(input))
 
 
-def _adaptive_pool_backward(gradient: torch.Tensor, taken: torch.Tensor) -> int:
+def _adaptive_pool_backward(gradient: torch.Tensor, input: torch.Tensor) -> int:
     """The kernel for channels last reads a gradient as it lies; file as of `_adaptive_pool`."""
-    return 0 if suggest_memory_format(taken) == torch.channels_last else straightened(gradient)
+    return 0 if suggest_memory_format(input) == torch.channels_last else straightened(gradient)
 
 
-def _layer_norm(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+def _layer_norm(input: torch.Tensor, *options: Any, **named: Any) -> int:
     """cuda/layer_norm_kernel.cu, layer_norm_cuda."""
-    return straightened(taken)
+    return straightened(input)
 
 
-def _layer_norm_backward(gradient: torch.Tensor, taken: torch.Tensor, *options: Any, **named: Any) -> int:
+def _layer_norm_backward(gradient: torch.Tensor, input: torch.Tensor, *options: Any, **named: Any) -> int:
     """cuda/layer_norm_kernel.cu, layer_norm_backward_cuda."""
-    return straightened(gradient) + straightened(taken)
+    return straightened(gradient) + straightened(input)
 
 
-def _batch_norm_backward(gradient: torch.Tensor, taken: torch.Tensor, weight: Any, *options: Any, **named: Any) -> int:
+def _batch_norm_backward(gradient: torch.Tensor, input: torch.Tensor, weight: Any, *options: Any, **named: Any) -> int:
     """cuDNN's takes the gradient in the order of what was normalised (tools/autograd/derivatives.yaml)."""
-    return straightened(gradient, suggest_memory_format(taken)) if is_cudnn_norm(taken, weight) else 0
+    return straightened(gradient, suggest_memory_format(input)) if is_cudnn_norm(input, weight) else 0
 
 
-def is_cudnn_norm(taken: torch.Tensor, weight: torch.Tensor | None) -> bool:
+def is_cudnn_norm(input: torch.Tensor, weight: torch.Tensor | None) -> bool:
     """Whether cuDNN normalises a batch: `_select_batch_norm_backend` in Normalization.cpp, when it is trained."""
-    if taken.dim() < 3 or weight is None or torch.bfloat16 in (taken.dtype, weight.dtype):
+    if input.dim() < 3 or weight is None or torch.bfloat16 in (input.dtype, weight.dtype):
         return False
-    return taken.dtype != torch.float16 or weight.dtype == torch.float32
+    return input.dtype != torch.float16 or weight.dtype == torch.float32
 
 
 def _softmax_backward(gradient: torch.Tensor, out: torch.Tensor, *options: Any, **named: Any) -> int:
@@ -80,23 +80,23 @@ def _softmax_backward(gradient: torch.Tensor, out: torch.Tensor, *options: Any, 
     return tensor_request(product) + straightened(product) + straightened(out)
 
 
-def _safe_softmax(taken: torch.Tensor, *options: Any, **named: Any) -> int:
+def _safe_softmax(input: torch.Tensor, *options: Any, **named: Any) -> int:
     """Where what is taken is endless, which rows are so wholly, and a 0, written to those (SoftMax.cpp)."""
-    rows = taken.numel() // max(taken.shape[options[0]], 1)
-    return request(taken.numel()) + request(rows) + request(taken.itemsize)
+    rows = input.numel() // max(input.shape[options[0]], 1)
+    return request(input.numel()) + request(rows) + request(input.itemsize)
 
 
-def _roll(taken: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> int:
+def _roll(input: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> int:
     """One after the other, each a result; of one, what is taken becomes dense (TensorTransformations.h, cuda/*.cu)."""
-    return tensor_request(taken) * max(len(dims or ()) - 1, 0) or straightened(taken)
+    return tensor_request(input) * max(len(dims or ()) - 1, 0) or straightened(input)
 
 
-def _sum(taken: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, **named: Any) -> int:
+def _sum(input: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, **named: Any) -> int:
     """Whole numbers and tests are first copied in the type of the sum (`make_reduction` in ReduceOpsUtils.h)."""
-    if taken.is_floating_point() or taken.is_complex():
+    if input.is_floating_point() or input.is_complex():
         return 0
     kind = dtype or torch.int64
-    return 0 if taken.dtype == kind else taken.numel() * kind.itemsize
+    return 0 if input.dtype == kind else input.numel() * kind.itemsize
 
 
 COPIES: dict[Any, Callable[..., int]] = {

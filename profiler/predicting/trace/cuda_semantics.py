@@ -109,8 +109,8 @@ class _FusedRmsNorm(torch.autograd.Function):
         out, _, scale = aten.native_layer_norm(input, shape, weight, None, 1e-5)
         ctx.save_for_backward(input, scale, weight)
         ctx.shape = shape
-        found: torch.Tensor = out
-        return found
+        normalized: torch.Tensor = out
+        return normalized
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
@@ -196,12 +196,12 @@ def attention(  # noqa: PLR0917  as torch's
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     else:
         bias = _as_bias(attn_mask, query, key)
-        needed = any(one.requires_grad for one in (query, key, value))
+        needed = any(tensor.requires_grad for tensor in (query, key, value))
         out = aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, needed, dropout_p, is_causal, scale=scale
         )[0]
-    found: torch.Tensor = out
-    return found
+    attended: torch.Tensor = out
+    return attended
 
 
 def _is_fused(query: torch.Tensor, value: torch.Tensor) -> bool:
@@ -264,14 +264,14 @@ def attention_in_steps(
     """
     dtype, given = query.dtype, (query, key, value)
     is_wide = dtype in HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    kept = [one.float() for one in given] if is_wide else list(given)  # all of them until the end
+    kept = [tensor.float() for tensor in given] if is_wide else list(given)  # all of them until the end
     factor = math.sqrt(abs(scale) if scale else 1 / math.sqrt(query.shape[-1]))
     scaled = torch.mul(kept[0], -factor if scale and scale < 0 else factor)
     if is_causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
         mask = numbers_of(mask, scaled.dtype)
     if enable_gqa:
-        kept += [one.repeat_interleave(query.shape[-3] // key.shape[-3], -3) for one in kept[1:]]
+        kept += [tensor.repeat_interleave(query.shape[-3] // key.shape[-3], -3) for tensor in kept[1:]]
     weights = torch.matmul(scaled, torch.mul(kept[-2], factor).transpose(-2, -1))
     if mask is not None:
         weights = torch.add(weights, mask) if _is_chosen() else weights.add_(mask)

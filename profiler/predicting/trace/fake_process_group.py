@@ -40,9 +40,9 @@ class FakeRank:
         """Answers DDP's request for a bucket with the bucket: the fake group's own answer holds no tensor."""
         buffer = self.buckets[bucket.index()] = bucket.buffer()
         distributed.all_reduce(buffer)
-        found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        found.set_result(buffer)
-        return found
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(buffer)
+        return future
 
 
 @contextmanager

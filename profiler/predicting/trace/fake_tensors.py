@@ -76,10 +76,10 @@ class CachingFakeMode(FakeTensorMode):
         if not (self._spell(words, args) and (not kwargs or self._spell(words, kwargs.items()))):
             return super()._cache_key(state, func, args, kwargs)
         short = tuple(words)
-        found = self._keys.get(short)
-        if found is None:
-            found = self._keys[short] = super()._cache_key(state, func, args, kwargs)
-        return found
+        key = self._keys.get(short)
+        if key is None:
+            key = self._keys[short] = super()._cache_key(state, func, args, kwargs)
+        return key
 
     def _spell(self, words: list[Any], values: Any) -> bool:
         """Append everything that the result depends on; returns False where that is not known."""
@@ -157,8 +157,8 @@ class FakeTensors(CachingFakeMode):
     def _scalar(self, func: Any, tensor: Any) -> bool | int | float:
         constant = getattr(tensor, "constant", None)
         if constant is not None:
-            found: bool | int | float = constant.item()
-            return found
+            value: bool | int | float = constant.item()
+            return value
         if not tensor.is_floating_point() and tensor.dtype != torch.bool:
             raise DataDependentOutputException(func)
         self.num_guesses += 1
@@ -200,8 +200,8 @@ def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         copy = tensor.detach().clone()
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
-    found: torch.Tensor = memo[id(tensor)]
-    return found
+    copied: torch.Tensor = memo[id(tensor)]
+    return copied
 
 
 def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool = True) -> nn.Module:

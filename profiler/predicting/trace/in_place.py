@@ -65,15 +65,15 @@ def is_in_place(func: Any, args: Any) -> bool:
     return node.name() in NODES[func] and _is_as_large(args[0], args[1])
 
 
-def _is_sum(first: torch.Tensor, other: Any) -> bool:
+def _is_sum(first: torch.Tensor, second: Any) -> bool:
     """Whether nothing else holds the gradient that came first, and its elements do not overlap."""
-    if not isinstance(other, torch.Tensor) or (first.shape, first.dtype) != (other.shape, other.dtype):
+    if not isinstance(second, torch.Tensor) or (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
     num_holders = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
     return first._use_count() <= TENSOR_HOLDERS and num_holders <= STORAGE_HOLDERS and all(first.stride())
 
 
-def _is_as_large(written: torch.Tensor, other: Any) -> bool:
+def _is_as_large(written: torch.Tensor, factor: Any) -> bool:
     """Not so of a weight of the positives, with which the target is multiplied."""
-    is_factor = isinstance(other, torch.Tensor) and other.is_floating_point()
-    return not is_factor or torch.broadcast_shapes(written.shape, other.shape) == written.shape
+    is_factor = isinstance(factor, torch.Tensor) and factor.is_floating_point()
+    return not is_factor or torch.broadcast_shapes(written.shape, factor.shape) == written.shape

@@ -25,11 +25,11 @@ class Requests(int):
         requests.parts = tuple(part for part in parts if part)
         return requests
 
-    def __add__(self, other: int) -> Requests:
-        return Requests(*self.parts, *parts_of(other))
+    def __add__(self, nbytes: int) -> Requests:
+        return Requests(*self.parts, *parts_of(nbytes))
 
-    def __radd__(self, other: int) -> Requests:
-        return Requests(*parts_of(other), *self.parts)
+    def __radd__(self, nbytes: int) -> Requests:
+        return Requests(*parts_of(nbytes), *self.parts)
 
     def __mul__(self, times: int) -> Requests:
         return Requests(*self.parts * times)

@@ -179,6 +179,7 @@ class ExpandablePool(Pool):
             self.give(hole)
 
     def release(self) -> int:
+        """Unmap the whole pages of free blocks; returns their bytes."""
         released = 0
         for block in list(self._free.values()):
             begin = round_up(block.address - self._base, self._page) + self._base
@@ -206,14 +207,14 @@ class ExpandablePool(Pool):
         for hole in self._unmapped:
             before = hole.before
             block: MemoryBlock | None = before if before is not None and before.state == FREE else hole
-            found, left = [], size
+            holes, left = [], size
             while left > 0 and block is not None and block.state != USED:
                 if block.state == UNMAPPED:
-                    found.append((block, round_up(min(left, block.size), self._page)))
+                    holes.append((block, round_up(min(left, block.size), self._page)))
                 left -= block.size
                 block = block.after
             if left <= 0:
-                return found
+                return holes
         raise AssertionError("an endless range is used up")
 
     def _unmap(self, block: MemoryBlock, begin: int, end: int) -> None:

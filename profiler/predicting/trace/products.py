@@ -32,7 +32,7 @@ PRODUCTS = {  # which of their arguments are the factors
     aten.addbmm: (1, 2),
 }
 BIASED = (aten.addmm, aten._addmm_activation)  # which cuBLASLt takes where it can add the bias itself
-NAMES = tuple(f"aten.{one.__name__}" for one in PRODUCTS)
+NAMES = tuple(f"aten.{product.__name__}" for product in PRODUCTS)
 LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device
 
 
@@ -62,7 +62,7 @@ def with_workspaces(trace: Trace, nbytes: int) -> Trace:
     """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
     if not nbytes:
         return trace
-    users = {one.phase for one in trace.operators if one.name in NAMES}
+    users = {operator.phase for operator in trace.operators if operator.name in NAMES}
     threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
     last = len(trace.operators)
     kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)

@@ -49,21 +49,21 @@ def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
     """Returns the bytes of the buffer and the semaphores of a reduction; 0 for other operators."""
     if func._overloadpacket not in REDUCTIONS:
         return 0
-    taken = args[0]
-    return buffer_bytes(taken, _dims(func, args, kwargs or {}), chip, func._overloadpacket)
+    input = args[0]
+    return buffer_bytes(input, _dims(func, args, kwargs or {}), chip, func._overloadpacket)
 
 
-def buffer_bytes(taken: torch.Tensor, reduced: Any, chip: Chip, operator: Any = aten.sum) -> int:
+def buffer_bytes(input: torch.Tensor, reduced: Any, chip: Chip, operator: Any = aten.sum) -> int:
     """Returns the bytes that reducing these dimensions, or all of them, takes besides the result."""
-    if taken.numel() == 0 or taken.ndim == 0:
+    if input.numel() == 0 or input.ndim == 0:
         return 0
-    places = range(taken.ndim) if reduced in NO_DIMENSIONS else [place % taken.ndim for place in reduced]
+    places = range(input.ndim) if reduced in NO_DIMENSIONS else [place % input.ndim for place in reduced]
     shape = _Shape(
-        dims=_joined(_ordered(_dimensions(taken, set(places)))),
-        itemsize=taken.itemsize,
-        accumulated=_accumulated(operator, taken.dtype),
-        vector=8 if operator in SUMS and taken.dtype in HALF else 2 if operator in MOMENTS else 4,
-        offset=int(taken.storage_offset()),
+        dims=_joined(_ordered(_dimensions(input, set(places)))),
+        itemsize=input.itemsize,
+        accumulated=_accumulated(operator, input.dtype),
+        vector=8 if operator in SUMS and input.dtype in HALF else 2 if operator in MOMENTS else 4,
+        offset=int(input.storage_offset()),
     )
     indexable = _indexable(shape)
     return _global_bytes(indexable, chip) + (_kept_apart(shape) if indexable != shape else 0)
@@ -86,12 +86,12 @@ def _accumulated(operator: Any, dtype: torch.dtype) -> int:
     return torch.float32.itemsize
 
 
-def _dimensions(taken: torch.Tensor, reduced: set[int]) -> list[Dim]:
+def _dimensions(input: torch.Tensor, reduced: set[int]) -> list[Dim]:
     """Returns the dimensions, the last one first, for a contiguous result."""
     dims, stride = [], 1
-    for place in reversed(range(taken.ndim)):
-        size = taken.shape[place]
-        dims.append(Dim(size, taken.stride(place), 0 if place in reduced else stride))
+    for place in reversed(range(input.ndim)):
+        size = input.shape[place]
+        dims.append(Dim(size, input.stride(place), 0 if place in reduced else stride))
         stride *= 1 if place in reduced else size
     return dims
 
@@ -101,11 +101,11 @@ def _ordered(dims: list[Dim]) -> list[Dim]:
     ordered = list(dims)
     for begin in range(1, len(ordered)):
         place = begin
-        for other in reversed(range(begin)):
-            order = _compared(ordered[other], ordered[place])
+        for earlier in reversed(range(begin)):
+            order = _compared(ordered[earlier], ordered[place])
             if order > 0:
-                ordered[other], ordered[place] = ordered[place], ordered[other]
-                place = other
+                ordered[earlier], ordered[place] = ordered[place], ordered[earlier]
+                place = earlier
             elif order < 0:
                 break
     return ordered
@@ -205,7 +205,7 @@ def _threads(shape: _Shape) -> _Threads:
 
 def _block(wide: int, high: int, most: int) -> tuple[int, int]:
     """As ReduceConfig::set_block_dimension."""
-    wide, high = (_power(one) if one < most else most for one in (wide, high))
+    wide, high = (_power(extent) if extent < most else most for extent in (wide, high))
     height = min(high, most // min(wide, WARP))
     return min(wide, most // height), height
 

@@ -70,5 +70,5 @@ def _flops_rate(operator: Operator, rates: Rates, precision: str) -> float:
     """Autocast runs in 16 bits whatever FLOP are counted of: matrix products, convolutions, attention."""
     is_autocast = precision.startswith("amp-")
     kind = "fp32" if is_autocast and operator.phase == "optimizer" else precision.removeprefix("amp-")
-    found: float | None = getattr(rates.flops, kind)
-    return rates.flops.fp32 if found is None else found
+    rate: float | None = getattr(rates.flops, kind)
+    return rates.flops.fp32 if rate is None else rate

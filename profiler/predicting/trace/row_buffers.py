@@ -77,15 +77,15 @@ def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_
 
 def _norm_bytes(args: Any, chip: Chip) -> int:
     """The parts of both gradients, and the sum of one."""
-    taken, shape, *_, weight, bias, _ = args[1:]
+    input, shape, *_, weight, bias, _ = args[1:]
     width = torch.Size(shape).numel()
-    num_rows = taken.numel() // max(width, 1)
+    num_rows = input.numel() // max(width, 1)
     if weight is None or num_rows <= MANY_ROWS or width // COLUMNS_AT_ONCE >= chip.multiprocessors // 2:
         return 0
     num_parts = min(ceil_div(num_rows, ROWS_AT_ONCE), MOST_BLOCKS // ceil_div(width, COLUMNS_AT_ONCE))
     parts = weight.new_empty((num_parts, width))
-    both = tensor_request(parts) * (1 if bias is None else 2)
-    return both + request(width * weight.itemsize) + buffer_bytes(parts, [0], chip)
+    partial_sums = tensor_request(parts) * (1 if bias is None else 2)
+    return partial_sums + request(width * weight.itemsize) + buffer_bytes(parts, [0], chip)
 
 
 def taking_buffers(hidden: Hidden, rates: Rates | None) -> Hidden:
@@ -94,8 +94,8 @@ def taking_buffers(hidden: Hidden, rates: Rates | None) -> Hidden:
         return hidden
     chip = rates.chip
 
-    def taken(func: Any, args: Any, kwargs: Any) -> int:
+    def with_buffers(func: Any, args: Any, kwargs: Any) -> int:
         own = reduction_bytes(func, args, kwargs, chip) or attention_bytes(func, args, kwargs, rates)
         return hidden(func, args, kwargs) + (own or row_bytes(func, args, kwargs, chip))
 
-    return taken
+    return with_buffers

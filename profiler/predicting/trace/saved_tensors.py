@@ -47,19 +47,20 @@ class SavedTensors:
                 kept.died = None if times.released is None else max(kept.died, times.released)
 
     def saves(self) -> tuple[Save, ...]:
+        """Each tensor that was packed, with the numbers of operators after which it was packed, used and released."""
         places, last = self._places(), len(self._tracer.operators)
-        found = []
+        saves = []
         for times in self._packets:
             released = last if times.released is None else times.released
             place = None if times.life is None else places[times.life]
             used = released if times.used is None else min(times.used, released)
-            found.append(Save(place, times.packed, times.unpacked, used, released))
-        return tuple(found)
+            saves.append(Save(place, times.packed, times.unpacked, used, released))
+        return tuple(saves)
 
     def calls(self) -> tuple[Call, ...]:
         places = self._places()
         return tuple(
-            Call(name, before, last, saves, tuple(places[one] for one in inputs), tuple(places[one] for one in outputs))
+            Call(name, before, last, saves, *(tuple(places[life] for life in lives) for lives in (inputs, outputs)))
             for name, before, last, saves, inputs, outputs in self._calls
         )
 
@@ -96,10 +97,10 @@ class SavedTensors:
         if is_first:
             times.unpacked = len(self._tracer.operators)
         if not is_static:
-            found = self._empty(packet.kind)
+            unpacked = self._empty(packet.kind)
             if is_first:
-                times.watch = weakref.ref(found.untyped_storage(), lambda _: self._use(times))
-            return found
+                times.watch = weakref.ref(unpacked.untyped_storage(), lambda _: self._use(times))
+            return unpacked
         if packet.kind not in self._stand_ins:
             self._stand_ins[packet.kind] = self._empty(packet.kind)
         return self._stand_ins[packet.kind]

@@ -147,6 +147,7 @@ class _Run:
             self._keep(bucket, BUCKETS, "")
 
     def go(self, step: Step) -> None:
+        """Run the step, and follow its modules, operators and collectives, the gradients, and what autograd saves."""
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
         saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
@@ -166,6 +167,7 @@ class _Run:
         )
 
     def trace(self) -> Trace:
+        """The step as data. What did not die lives to the last operator, and what has no category gets its own."""
         last = len(self._tracer.operators)
         categories = _Categories(self._marks, self._tracer.operators)
         return Trace(

@@ -33,11 +33,12 @@ def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
     if func._overloadpacket in FOLDS:
         num_copies = (not args[0].is_contiguous()) + _grows(func, *args)
         return num_copies * tensor_bytes(args[0])
-    known = TEMPORARIES.get(func._overloadpacket)
-    if known is None:
+    numbers = TEMPORARIES.get(func._overloadpacket)
+    if numbers is None:
         return 0
-    num_temporaries = known[0 if _is_reduced(func, args, kwargs or {}) else 1]
-    dtype: torch.dtype = reduce(torch.promote_types, (one.dtype for one in args if isinstance(one, torch.Tensor)))
+    num_temporaries = numbers[0 if _is_reduced(func, args, kwargs or {}) else 1]
+    dtypes = (tensor.dtype for tensor in args if isinstance(tensor, torch.Tensor))
+    dtype: torch.dtype = reduce(torch.promote_types, dtypes)
     return num_temporaries * _element_shape(args).numel() * dtype.itemsize
 
 
@@ -53,23 +54,23 @@ def stored_shape(func: Any, args: Any, out: torch.Tensor) -> torch.Size:
 
 def _element_shape(args: Any) -> torch.Size:
     """Returns the shape of a loss before it is reduced."""
-    found: torch.Size = torch.broadcast_shapes(*(one.shape for one in args if isinstance(one, torch.Tensor)))
-    return found
+    shape: torch.Size = torch.broadcast_shapes(*(tensor.shape for tensor in args if isinstance(tensor, torch.Tensor)))
+    return shape
 
 
-def _grows(func: Any, taken: torch.Tensor, *folding: list[int]) -> bool:
+def _grows(func: Any, input: torch.Tensor, *folding: list[int]) -> bool:
     """Whether the result has more elements than what is taken: `folding` is of torch.nn.Unfold, or of torch.nn.Fold."""
     if func._overloadpacket is aten.col2im:
         sides, kernels, *_ = folding
-        return bool(prod(sides) > prod(kernels) * taken.shape[-1])
+        return bool(prod(sides) > prod(kernels) * input.shape[-1])
     places = [
         (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-        for side, kernel, dilation, padding, stride in zip(taken.shape[-2:], *folding, strict=True)
+        for side, kernel, dilation, padding, stride in zip(input.shape[-2:], *folding, strict=True)
     ]
-    return bool(prod(places) * prod(folding[0]) > prod(taken.shape[-2:]))
+    return bool(prod(places) * prod(folding[0]) > prod(input.shape[-2:]))
 
 
 def _is_reduced(func: Any, args: Any, kwargs: Any) -> bool:
-    place = [one.name for one in func._schema.arguments].index("reduction")
+    place = [argument.name for argument in func._schema.arguments].index("reduction")
     chosen = args[place] if len(args) > place else kwargs.get("reduction", MEAN)
     return bool(chosen != NONE)

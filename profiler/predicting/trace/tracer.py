@@ -94,7 +94,7 @@ class Tracer(TorchDispatchMode):
         return False  # as CachingFakeMode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._parts and any(one in types for one in self._parts):
+        if self._parts and any(part in types for part in self._parts):
             return NotImplemented  # its own handler comes back with the part that this rank holds
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device

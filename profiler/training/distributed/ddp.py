@@ -59,7 +59,7 @@ def _bucket_bytes(module: DistributedDataParallel, *, stays: bool) -> int:
 
     Where DDP looks for unused parameters, the first ones stay.
     """
-    told = module._get_ddp_logging_data()
-    sizes = str(told.get("bucket_sizes" if stays else "rebuilt_bucket_sizes", ""))
+    logged = module._get_ddp_logging_data()
+    sizes = str(logged.get("bucket_sizes" if stays else "rebuilt_bucket_sizes", ""))
     kind = next(module.parameters()).device.type
     return sum(rounded(int(size), kind) for size in sizes.split(",") if size.strip())

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import GATHERED
+from profiler.training.checkpointing.block_segments import RoutedForward
 from profiler.training.distributed import gloo
-from profiler.training.strategies.chain import RoutedForward
 from profiler.training.workload import Workload, storage_bytes
 
 
@@ -35,9 +35,9 @@ def distribute(workload: Workload, mesh: DeviceMesh, *, reshard: bool = True) ->
     if workload.module not in blocks:
         fully_shard(workload.module, mesh=mesh)
     if mesh.device_type == "cpu" and dist.get_backend(mesh.get_group()) == dist.Backend.GLOO:
-        for one in workload.module.modules():
-            if isinstance(one, FSDPModule):
-                gloo.let_go(one)
+        for module in workload.module.modules():
+            if isinstance(module, FSDPModule):
+                gloo.let_go(module)
     root: Any = workload.module
 
     @contextmanager
@@ -58,7 +58,7 @@ def _refuse(workload: Workload) -> None:
     for name, parameter in workload.module.named_parameters(remove_duplicate=False):
         block = next((block for block in workload.blocks if name.startswith(f"{block}.")), "")
         if owner.setdefault(parameter, block) != block:
-            names = " and ".join(f"'{one}'" if one else "the rest" for one in (owner[parameter], block))
+            names = " and ".join(f"'{holder}'" if holder else "the rest" for holder in (owner[parameter], block))
             raise Unsupported(f"FSDP2 shards '{name}' once, and {names} share it")
 
 
@@ -99,8 +99,8 @@ def _followed(module: nn.Module) -> Callable[[], int]:
 
     def tell() -> int:
         nonlocal most
-        told, most = most, 0
-        return told
+        peak, most = most, 0
+        return peak
 
     for group in _groups(module):
         group.wait_for_unshard = _then(group.wait_for_unshard, look)
@@ -116,10 +116,17 @@ def _then(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
 
 
 def _groups(module: nn.Module) -> list[Any]:
-    states: list[Any] = [one._get_fsdp_state() for one in module.modules() if isinstance(one, FSDPModule)]
+    states: list[Any] = [
+        submodule._get_fsdp_state() for submodule in module.modules() if isinstance(submodule, FSDPModule)
+    ]
     return [group for state in states for group in state._fsdp_param_groups]
 
 
 def _gathered(module: nn.Module) -> list[torch.Tensor]:
     """Returns the outputs of all-gathers; the storages of those that are freed have no bytes."""
-    return [tensor for group in _groups(module) for one in group.fsdp_params for tensor in one.all_gather_outputs]
+    return [
+        tensor
+        for group in _groups(module)
+        for parameter in group.fsdp_params
+        for tensor in parameter.all_gather_outputs
+    ]

@@ -33,14 +33,14 @@ def let_buffers_go(module: DistributedDataParallel) -> None:
     group = module.process_group
 
     def broadcast(buffers: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0) -> None:
-        for dtype in dict.fromkeys(one.dtype for one in buffers):
-            alike = [one for one in buffers if one.dtype == dtype]
-            flat = torch.cat([one.reshape(-1) for one in alike])
+        for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
+            alike = [buffer for buffer in buffers if buffer.dtype == dtype]
+            flat = torch.cat([buffer.reshape(-1) for buffer in alike])
             held = _holders(flat)
             dist.broadcast(flat, group=group, group_src=authoritative_rank)
             _await(flat, held)
-            for one, part in zip(alike, flat.split([one.numel() for one in alike]), strict=True):
-                one.copy_(part.view_as(one))
+            for buffer, part in zip(alike, flat.split([buffer.numel() for buffer in alike]), strict=True):
+                buffer.copy_(part.view_as(buffer))
 
     setattr(module, "_distributed_broadcast_coalesced", broadcast)  # noqa: B010  a method
 

@@ -66,10 +66,10 @@ def _settings(name: str, config: dict[str, Any]) -> Any:
             + (f"; the nearest is '{near[0]}'" if near else "")
         )
     kind = CONFIG_MAPPING[name]
-    known = kind()
+    defaults = kind()
     for key in config:
-        if not hasattr(known, key):
-            near = difflib.get_close_matches(key, known.to_dict(), n=1, cutoff=0.4)
+        if not hasattr(defaults, key):
+            near = difflib.get_close_matches(key, defaults.to_dict(), n=1, cutoff=0.4)
             raise Unsupported(f"hf:{name} has no '{key}'" + (f"; the nearest is '{near[0]}'" if near else ""))
     try:
         return kind(**config)
@@ -90,8 +90,8 @@ def _head(name: str, settings: Any, head: str) -> str:
 
 
 def _class(settings: Any, head: str) -> Any:
-    found = getattr(modeling_auto, HEADS[head])[type(settings)]
-    return found[0] if isinstance(found, tuple) else found
+    model_class = getattr(modeling_auto, HEADS[head])[type(settings)]
+    return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
 def _mend(settings: Any, head: str) -> None:

@@ -46,15 +46,15 @@ def build(
     return Workload(module=module, blocks=blocks, batch=batch, loss=_loss)
 
 
-def _settings(known: dict[str, int]) -> Any:
+def _settings(size: dict[str, int]) -> Any:
     kind: Any = LlamaConfig  # whose keywords are not all declared
     return kind(
-        vocab_size=known.get("vocabulary", VOCABULARY),
-        hidden_size=known["hidden_size"],
-        intermediate_size=known["intermediate_size"],
-        num_hidden_layers=known["layers"],
-        num_attention_heads=known["heads"],
-        num_key_value_heads=known["key_heads"],
+        vocab_size=size.get("vocabulary", VOCABULARY),
+        hidden_size=size["hidden_size"],
+        intermediate_size=size["intermediate_size"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        num_key_value_heads=size["key_heads"],
         max_position_embeddings=POSITIONS,
         tie_word_embeddings=False,
         use_cache=False,

@@ -68,11 +68,11 @@ def read_batch(batch_size: int, data_directory: str | None) -> tuple[torch.Tenso
             return str(below if below.is_dir() else root)
 
     try:
-        found = Files(data_directory, train=True, download=False)
+        dataset = Files(data_directory, train=True, download=False)
     except RuntimeError as error:
         files = "train-images-idx3-ubyte and so on"  # and not the folder's name, which would go into the record
         raise Unsupported(f"no MNIST files ({files}) in the folder that --data names") from error
-    if len(found) < batch_size:
-        raise Unsupported(f"the MNIST files hold {len(found)} images, fewer than the batch of {batch_size}")
-    images = found.data[:batch_size].unsqueeze(1).float() / 255
-    return images, found.targets[:batch_size].clone(), "mnist"
+    if len(dataset) < batch_size:
+        raise Unsupported(f"the MNIST files hold {len(dataset)} images, fewer than the batch of {batch_size}")
+    images = dataset.data[:batch_size].unsqueeze(1).float() / 255
+    return images, dataset.targets[:batch_size].clone(), "mnist"

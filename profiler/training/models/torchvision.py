@@ -24,12 +24,12 @@ def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count 
     for the size that is asked for. Raises Unsupported for a name that torchvision does not have, and for a size that
     the model does not take.
     """
-    known = models.list_models(module=models)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    names = models.list_models(module=models)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         raise Unsupported(
             f"torchvision has no classification model '{name}'"
-            + (f"; the nearest is '{near[0]}'" if near else f"; it has {', '.join(known)}")
+            + (f"; the nearest is '{near[0]}'" if near else f"; it has {', '.join(names)}")
         )
     own = SIZES.get(name, 224)
     pixels = side(size, own)

@@ -82,10 +82,10 @@ def _parts(returned: Any) -> dict[str, Any]:
 
 def _loss_of_output(module: nn.Module, batch: Any) -> torch.Tensor:
     output = call(module, batch)
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if found is None and isinstance(output, (tuple, list)) and output:
-        found = output[0]
-    loss = output if found is None else found
+    named_loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if named_loss is None and isinstance(output, (tuple, list)) and output:
+        named_loss = output[0]
+    loss = output if named_loss is None else named_loss
     return _scalar(loss, "the module's output holds no loss", "return a loss as the factory's third value")
 
 
@@ -124,7 +124,9 @@ def _num_arguments(function: Callable[..., Any]) -> int:
     except ValueError:  # written in C, without a signature
         return 2
     return sum(
-        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters
+        parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
     )
 
 

@@ -37,10 +37,10 @@ def build(parameters: Iterable[nn.Parameter], name: str, **options: Any) -> torc
 
     Raises Unsupported for a name that torch.optim does not have, naming the nearest, or options that it does not take.
     """
-    known = {one: kind for one, kind in vars(torch.optim).items() if isinstance(kind, type)}
-    kind = known.get(name)
+    classes = {attribute: kind for attribute, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    kind = classes.get(name)
     if kind is None or not issubclass(kind, torch.optim.Optimizer):
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, classes, n=1)
         raise Unsupported(f"torch.optim has no '{name}'" + (f"; did you mean {near[0]}?" if near else ""))
     try:
         made: torch.optim.Optimizer = kind(parameters, **options)

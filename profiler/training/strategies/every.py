@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_segments
+from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 
 

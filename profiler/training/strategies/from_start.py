@@ -6,7 +6,7 @@ from functools import reduce
 
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import BlockSegment, checkpoint_segments, recomputes
+from profiler.training.checkpointing.block_segments import BlockSegment, checkpoint_segments, recomputes
 from profiler.training.workload import Workload
 
 DEEPEST = 48  # checkpoints within checkpoints; autograd recurses in each, and Python ends at about 1000 frames

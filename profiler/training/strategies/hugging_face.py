@@ -21,7 +21,7 @@ def apply(workload: Workload) -> Applied:
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:  # "... does not support gradient checkpointing"
         raise Unsupported(str(error).splitlines()[0]) from error
-    enabled = [one for one in module.modules() if getattr(one, "gradient_checkpointing", False)]
+    enabled = [submodule for submodule in module.modules() if getattr(submodule, "gradient_checkpointing", False)]
     if not enabled:
         raise Unsupported("gradient_checkpointing_enable() reached no layer of this model")
     return Applied(split=f"{len(enabled)} switched on")

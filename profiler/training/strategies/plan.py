@@ -12,7 +12,7 @@ from profiler.core import plan_file
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import Recipe, Segment
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import BlockSegment, OwnCheckpoint, checkpoint_segments, recomputes
+from profiler.training.checkpointing.block_segments import BlockSegment, OwnCheckpoint, checkpoint_segments, recomputes
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload
 
@@ -37,20 +37,25 @@ def carry_out(workload: Workload, plan: Recipe) -> Applied:
     checkpoint_segments(msgspec.structs.replace(workload, blocks=names), segments)
     own = {name: index for index, name in enumerate(workload.blocks)}
     counts = {own[names[index]]: count for index, count in recomputes(segments).items() if names[index] in own}
-    kept = {name: None for one in plan_file.every(plan.segments) if one.save for name in plan_file.operators(one.save)}
+    kept = {
+        name: None
+        for segment in plan_file.every(plan.segments)
+        if segment.save
+        for name in plan_file.operators(segment.save)
+    }
     return Applied(split=plan.plan, recomputes=counts, kept=tuple(kept))
 
 
 def fingerprint(module: nn.Module, blocks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """The parameters of each block that the module has, with kind and shape."""
-    known = dict(module.named_modules(remove_duplicate=False))
+    modules = dict(module.named_modules(remove_duplicate=False))
     return {
         block: tuple(
-            f"{name} {str(one.dtype).removeprefix('torch.')} {' x '.join(map(str, one.shape))}"
-            for name, one in known[block].named_parameters()
+            f"{name} {str(parameter.dtype).removeprefix('torch.')} {' x '.join(map(str, parameter.shape))}"
+            for name, parameter in modules[block].named_parameters()
         )
         for block in blocks
-        if block in known
+        if block in modules
     }
 
 

@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_segments
+from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 
 

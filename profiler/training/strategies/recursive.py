@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_segments, recomputes
+from profiler.training.checkpointing.block_segments import checkpoint_segments, recomputes
 from profiler.training.workload import Workload
 
 

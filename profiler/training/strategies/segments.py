@@ -7,9 +7,9 @@ from typing import Literal
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
-from profiler.training.strategies.chain import checkpoint_segments, recomputes
-from profiler.training.strategies.observe import observe
-from profiler.training.strategies.split import Split, split_as_torch, split_balanced
+from profiler.training.checkpointing.block_segments import checkpoint_segments, recomputes
+from profiler.training.checkpointing.observed_forward import observe
+from profiler.training.checkpointing.split import Split, split_as_torch, split_balanced
 from profiler.training.workload import Workload
 
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, operators
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import Checkpoint, checkpoint_segments
+from profiler.training.checkpointing.block_segments import Checkpoint, checkpoint_segments
 from profiler.training.workload import Workload
 
 
@@ -47,11 +47,11 @@ def saving(save: str) -> Checkpoint:
 
 def offered(names: Iterable[str]) -> list[str]:
     """Returns the save options for these operators (`aten.mm`): each group that is there, and all of them."""
-    there = set(names)
-    groups = [word for word, group in GROUPS.items() if there & {f"aten.{name}" for name in group}]
+    offered_names = set(names)
+    groups = [word for word, group in GROUPS.items() if offered_names & {f"aten.{name}" for name in group}]
     return [*groups, *(["+".join(groups)] if len(groups) > 1 else [])]
 
 
 def _operator(name: str) -> OpOverloadPacket | None:
-    found = getattr(torch.ops.aten, name, None)  # which has attributes of its own besides
-    return found if isinstance(found, OpOverloadPacket) else None
+    packet = getattr(torch.ops.aten, name, None)  # which has attributes of its own besides
+    return packet if isinstance(packet, OpOverloadPacket) else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import isqrt
 
 from profiler.core.record import Applied
-from profiler.training.strategies.chain import checkpoint_segments, recomputes
-from profiler.training.strategies.split import split_as_torch
+from profiler.training.checkpointing.block_segments import checkpoint_segments, recomputes
+from profiler.training.checkpointing.split import split_as_torch
 from profiler.training.workload import Workload
 
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import Unsupported
-from profiler.training.strategies.split import ChainBytes
+from profiler.training.checkpointing.split import ChainBytes
 from profiler.training.workload import Workload, restored, tensors
 
 METADATA = {  # what may be asked of a tensor without using what it holds
@@ -67,10 +67,10 @@ class _Saved:
     parameter and gradient below them.
     """
 
-    def __init__(self, known: list[torch.Tensor], count: int) -> None:
+    def __init__(self, resident: list[torch.Tensor], count: int) -> None:
         self.at: int | None = None  # before the blocks, nothing of what is saved can be checkpointed
         self.nbytes = [0] * (count + 1)
-        self._seen = {tensor.untyped_storage()._cdata: StorageWeakRef(tensor.untyped_storage()) for tensor in known}
+        self._seen = {tensor.untyped_storage()._cdata: StorageWeakRef(tensor.untyped_storage()) for tensor in resident}
 
     def add(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -96,8 +96,8 @@ class _Watcher:
         self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
         on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
         self._random_state = torch.get_rng_state().nbytes if on_host else 0  # what every checkpoint keeps besides
-        known = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
-        self.saved = _Saved(known, count)
+        resident = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
+        self.saved = _Saved(resident, count)
         self._handles = [
             handle
             for index, name in enumerate(workload.blocks)
@@ -116,6 +116,7 @@ class _Watcher:
             handle.remove()
 
     def observation(self) -> Observation:
+        """What the forward showed. Raises Unsupported where the blocks did not run once each, in order."""
         if self._calls != sorted(set(self._calls)) or len(self._calls) != len(self._names):
             raise Unsupported(
                 "the blocks do not run once each in the order of their names; choose others with --blocks"
@@ -131,7 +132,9 @@ class _Watcher:
         def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             self.saved.at = self._working = index
             self._calls.append(index)
-            given = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors(arguments)}
+            given = {
+                tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors(arguments)
+            }
             self._inputs[index] = sum(given.values()) + self._random_state
             if index and self._last and arguments:
                 output, version, further, named = self._last
@@ -147,7 +150,7 @@ class _Watcher:
                 output = output[0]
             is_one = isinstance(output, torch.Tensor)
             self._last = (output, output._version, arguments[1:], keywords) if is_one else None
-            self._outputs |= {id(one): (TensorWeakRef(one), index) for one in tensors(output)}
+            self._outputs |= {id(tensor): (TensorWeakRef(tensor), index) for tensor in tensors(output)}
 
         return [
             block.register_forward_pre_hook(enter, with_kwargs=True),
@@ -176,13 +179,13 @@ class _Uses(TorchFunctionMode):
         return result
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Whether two calls were given the same beside the activation: the same objects, or equal plain values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
+    if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
+        return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
+    return first is second or (isinstance(first, (bool, int, float, str)) and first == second)
 
 
 class _NotKept(Exception):

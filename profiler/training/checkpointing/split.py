@@ -69,10 +69,10 @@ def peak(chain: ChainBytes, split: Split) -> int:
 def _fill(saved: tuple[int, ...], bound: int) -> list[int]:
     """Segment sizes, each filled from the front as long as its bytes stay within the bound."""
     sizes, held = [0], 0
-    for one in saved:
-        if sizes[-1] and held + one > bound:
+    for nbytes in saved:
+        if sizes[-1] and held + nbytes > bound:
             sizes.append(0)
             held = 0
         sizes[-1] += 1
-        held += one
+        held += nbytes
     return sizes

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import refuse_none
-from profiler.training.strategies.observe import observe
+from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
@@ -170,9 +170,9 @@ def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> set[in
     if workload.batch is None and _is_chain(workload, pairs):
         return set()
     seen = observe(workload)
-    for one, other in pairs:
-        if other != one + 1 or not seen.linked[one]:
-            names = f"'{workload.blocks[one]}' and '{workload.blocks[other]}'"
+    for feeding, fed in pairs:
+        if fed != feeding + 1 or not seen.linked[feeding]:
+            names = f"'{workload.blocks[feeding]}' and '{workload.blocks[fed]}'"
             reason = "the second takes more than the first's output, or it is not alone in taking that"
             raise Unsupported(f"{names} cannot be run together: {reason}")
     return seen.in_tuples
@@ -191,7 +191,7 @@ def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[
     if name in blocks or type(module).forward is not nn.Sequential.forward:
         return [name]
     children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items() if child]
-    return [each for key, child in children for each in _strung(child, blocks, key)]
+    return [path for key, child in children for path in _strung(child, blocks, key)]
 
 
 def _bare(value: Any) -> Any:

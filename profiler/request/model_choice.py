@@ -1,0 +1,52 @@
+"""What a chosen model takes: a batch size, a folder of data, and smaller options on a CPU. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profiler.core import catalogue
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.training import models
+
+
+def batch_size(model: Choice) -> int | None:
+    """The model's own; None where it makes its batch without asking."""
+    default = catalogue.read(model.name, models.TABLE).parameters.get("batch_size")
+    return int(default) if default is not None and default.isdecimal() else None
+
+
+def check_batch_size(text: str | None, chosen: list[Choice]) -> None:
+    """Raises UserError where a batch size was given, and a chosen model makes a batch of its own size."""
+    for model in chosen if text is not None else []:
+        if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
+            hint = "give its function a parameter batch_size, or leave it out"
+            raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
+
+
+def smaller(model: Choice, remarks: list[str]) -> Choice:
+    """On a CPU, a model's smaller defaults for the options that were not asked for."""
+    without_gpu = models.WITHOUT_GPU.get(model.name, {})
+    options = {key: value for key, value in without_gpu.items() if key not in model.options}
+    chosen = catalogue.resolve(Choice.of(model.name, {**model.options, **options}), models.TABLE)
+    if options:
+        defaults = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
+        full = Choice.of(model.name, {**model.options, **{key: defaults[key] for key in options}})
+        remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, --model {full}")
+    return chosen
+
+
+def check_data(directory: str | None, chosen: list[Choice]) -> None:
+    """Raises UserError for a folder without MNIST's files, and for a chosen model that reads no files."""
+    if directory is None:
+        return
+    if not directory or not Path(directory).is_dir():
+        raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
+    for model in chosen:
+        if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
+            raise UserError(
+                f"--data has no effect on '{model}', which makes its own batch", hint="leave it out for this model"
+            )
+    if not any((Path(directory) / below / name).is_file() for below, name in models.DATA_FILES):
+        names = " or ".join(str(Path(below) / name) for below, name in models.DATA_FILES)
+        raise UserError(f"--data: '{directory}' holds no MNIST files", hint=f"it should have {names}")

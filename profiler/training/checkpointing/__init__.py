@@ -1,0 +1,1 @@
+"""How blocks are checkpointed: what strategies are made of."""
