@@ -26,13 +26,13 @@ def models(
     from profiler.views.tables.listing import details, listings
 
     if name is not None:
-        table, what = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
-        say(details(catalogue.read(name, table, what=what), width=width(), encoding=encoding()))
-        next_command("gcprof", "run", *(["--model", name] if what == "model" else ["--optimizer", name]))
+        table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
+        say(details(catalogue.read(name, table, what=kind), width=width(), encoding=encoding()))
+        next_command("gcprof", "run", *(["--model", name] if kind == "model" else ["--optimizer", name]))
         return
     shown = {
-        what: catalogue.entries(table, hidden=everything)
-        for what, table in (("models", TABLE), ("optimizers", OPTIMIZERS))
+        kind: catalogue.entries(table, hidden=everything)
+        for kind, table in (("models", TABLE), ("optimizers", OPTIMIZERS))
     }
     say(listings(shown, width=width(), encoding=encoding()))
     next_command("gcprof", "models", next(iter(TABLE)))

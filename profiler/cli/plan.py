@@ -119,11 +119,11 @@ def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
     from profiler.workflows.stages import FLAGS, flag
 
     words = request.words
-    given = [flag(name) for name in FLAGS if getattr(words, name) is not None]
-    if words.model is None and given:
-        raise UserError(f"{given[0]} has no effect on costs from a file", hint="name the model, or leave it out")
-    others = {"--json": asked.json, "--frontier": asked.frontier, "-o": asked.output is not None}
-    idle = [name for name, is_there in others.items() if is_there and asked.emit]
+    flags = [flag(name) for name in FLAGS if getattr(words, name) is not None]
+    if words.model is None and flags:
+        raise UserError(f"{flags[0]} has no effect on costs from a file", hint="name the model, or leave it out")
+    results = {"--json": asked.json, "--frontier": asked.frontier, "-o": asked.output is not None}
+    idle = [name for name, is_there in results.items() if is_there and asked.emit]
     if idle:
         raise UserError(f"{idle[0]} has no effect with --emit", hint="it prints the code alone; leave one of them out")
     measuring = ["--no-measure"] if not request.measure else ["--rounds"] if request.rounds is not None else []
@@ -212,7 +212,7 @@ def _lines(planned: Planned) -> list[Shown]:
     from profiler.views.tables.plans import Shown
 
     compared = planned.comparison.plans if planned.comparison else ()
-    return [Shown(way=one.way, predicted=one.predicted, measured=one.measured) for one in compared]
+    return [Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured) for plan in compared]
 
 
 def _facts(planned: Planned, settled: Settled) -> list[str]:
@@ -242,13 +242,13 @@ def _remarks(planned: Planned) -> list[str]:
     comparison = planned.comparison
     if comparison is None:
         return []
-    rows = [(one.way.label, row) for one in comparison.plans for row in (one.measured, one.predicted) if row]
+    rows = [(plan.way.label, row) for plan in comparison.plans for row in (plan.measured, plan.predicted) if row]
     remarks = [
         f"{label}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for label, row in rows
         if row.outcome != "ok"
     ]
-    notes = {note.code: note.text for one in comparison.plans if one.measured for note in one.measured.notes}
+    notes = {note.code: note.text for plan in comparison.plans if plan.measured for note in plan.measured.notes}
     remarks += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
     return [*remarks, *([comparison.lost] if comparison.lost else [])]
 

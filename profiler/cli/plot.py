@@ -45,8 +45,8 @@ def plot(
     from profiler.runs.store import load
 
     one_of(kind, views.PLOTS, flag="--kind")
-    found = load(run_folder(run))
-    for warning in found.warnings:
+    loaded = load(run_folder(run))
+    for warning in loaded.warnings:
         aside(f"warning: {warning}")
 
     # only once there is something to draw
@@ -56,7 +56,7 @@ def plot(
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = draw(
-        rows(found.records),
+        rows(loaded.records),
         kind=kind,
         path=output or Path(f"{kind}.{chosen.suffix}"),
         force=force,

@@ -38,10 +38,10 @@ def report(
     words = runs or ["last"]
     level = one_of(redact, LEVELS, flag="--redact")
     refuse_existing_file(output, force=force)
-    found = [load(run_folder(word)) for word in words]
-    for warning in (warning for run in found for warning in run.warnings):
+    loaded = [load(run_folder(word)) for word in words]
+    for warning in (warning for run in loaded for warning in run.warnings):
         aside(f"warning: {warning}")
-    aside(f"wrote {write_whole(output, render(found, redact=level), force=force)}")
+    aside(f"wrote {write_whole(output, render(loaded, redact=level), force=force)}")
     if open_it:
         _open(output)
     if len(words) > 1:

@@ -209,7 +209,7 @@ def print_run(ran: Ran, *, json: bool, fit: bool = False) -> int:
     if json:
         status = progress.status(run.manifest.plan, run.records)
         say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
-    for line in derived.told:
+    for line in derived.lines:
         aside(line)
     if fit:
         _show_fit(run)
@@ -223,8 +223,8 @@ def _show_fit(run: Run) -> None:
     from profiler.core import gpu_specs
     from profiler.views.tables import max_batch
 
-    found = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
-    say(max_batch.fits(found, width=width(), encoding=encoding()))
+    fits = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
+    say(max_batch.fits(fits, width=width(), encoding=encoding()))
 
 
 def _say_next(ran: Ran, run: Run) -> None:

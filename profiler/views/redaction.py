@@ -143,13 +143,13 @@ class _Redaction:
 
 def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]:
     """Maps every text to its redacted form; equal forms are numbered in the order of the texts."""
-    found: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for text in dict.fromkeys(map(str, texts)):
         new, number = change(text), 1
-        while (f"{new} #{number}" if number > 1 else new) in found.values():
+        while (f"{new} #{number}" if number > 1 else new) in changed.values():
             number += 1
-        found[text] = f"{new} #{number}" if number > 1 else new
-    return found
+        changed[text] = f"{new} #{number}" if number > 1 else new
+    return changed
 
 
 def hidden(text: str, *, wholly: bool = False) -> str:

@@ -141,13 +141,13 @@ def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Tria
 
 def beside(case: Case, batches: Sequence[Largest], records: Sequence[Record]) -> list[Largest]:
     """Each with its records."""
-    found = []
+    measured_batches = []
     for batch in batches:
         at, beyond = (_at(case, batch, size) for size in (batch.batch_size, batch.batch_size + 1))
         measured = tuple(record for record in records if record.case == at)
         further = next((record for record in records if record.case == beyond), None)
-        found.append(msgspec.structs.replace(batch, measured=measured, beyond=further))
-    return found
+        measured_batches.append(msgspec.structs.replace(batch, measured=measured, beyond=further))
+    return measured_batches
 
 
 def _at(case: Case, batch: Largest, batch_size: int) -> Case:

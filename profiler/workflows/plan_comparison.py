@@ -63,7 +63,9 @@ def compare(
     rounds = 1 if case.device in device_choice.hollow(model.devices) else rounds or ROUNDS
     cases, trials, files = comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
     digests = run_diff.code_digests(trial.case for trial in trials)
-    digests |= {str(path): run_diff.digest(plan_file.encoded(one)) for path, one in files.items()}  # written below
+    digests |= {
+        str(path): run_diff.digest(plan_file.encoded(recipe)) for path, recipe in files.items()
+    }  # written below
     store.create(
         folder,
         plan=trials,
@@ -72,8 +74,8 @@ def compare(
         sources=digests,
     )
     (folder / "plans").mkdir()
-    for path, one in files.items():
-        plan_file.write(one, path)
+    for path, recipe in files.items():
+        plan_file.write(recipe, path)
     code = runner.follow(model.engine, folder, screen)
     run = store.load(folder)
     screen.say(f"wrote {folder / 'trials.jsonl'}")
@@ -102,10 +104,10 @@ def comparison(
     paths = {way.label: folder / "plans" / f"{names[way.label]}.json" for way in ways}
     cases = {"none": case.baseline, **{way.label: under(case, paths[way.label]) for way in ways}}
     files = {paths[way.label]: recipe_of(chain, way.plan) for way in ways}
-    each = dict.fromkeys(cases.values())
+    distinct = dict.fromkeys(cases.values())
     if case.is_predicted:
-        return cases, schedule.predicted(each, calibrate=calibrate), files
-    return cases, schedule.measured(each, rounds, predict=True), files
+        return cases, schedule.predicted(distinct, calibrate=calibrate), files
+    return cases, schedule.measured(distinct, rounds, predict=True), files
 
 
 def beside(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[ComparedPlan]:

@@ -40,9 +40,9 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """Draws a dot a sample, the first on top; the line is the median."""
-    found = [second for row in rows if has(row) for second in of(row, "step")]
-    size, unit = second_unit(found)
-    low, high = min(found) / size, max(found) / size
+    seconds = [second for row in rows if has(row) for second in of(row, "step")]
+    size, unit = second_unit(seconds)
+    low, high = min(seconds) / size, max(seconds) / size
     margin = 0.06 * (high - low) or 0.05 * high or 1
     plain_axes(axes, grid="x")
     axes.set_xlim(low - margin, high + margin)

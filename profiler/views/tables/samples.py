@@ -33,8 +33,8 @@ def samples(rows: Sequence[Row], *, width: int | None = None, encoding: str = "u
 
 def of(row: Row, name: str) -> tuple[float, ...]:
     """The samples of one part of the step, in seconds; empty where it was not measured."""
-    found: tuple[float, ...] | None = getattr(row.readings, f"{name}_seconds")
-    return found or ()
+    seconds: tuple[float, ...] | None = getattr(row.readings, f"{name}_seconds")
+    return seconds or ()
 
 
 def sampled(row: Row) -> str:
@@ -51,8 +51,8 @@ def sampled(row: Row) -> str:
 def _round(record: Record) -> str:
     readings = record.readings
     warmup = len(readings.warmup_seconds or ())
-    found = warmup - 1 - record.case.warmup
-    settled = [f"{warmup} of warm-up" + (f", {found} of them found" if found > 0 else "")] if warmup else []
+    num_added = warmup - 1 - record.case.warmup
+    settled = [f"{warmup} of warm-up" + (f", {num_added} of them found" if num_added > 0 else "")] if warmup else []
     is_asked = not record.case.sampling and readings.stopped != "limit"
     why = [] if readings.stopped is None else ["as asked" if is_asked else STOPPED[readings.stopped]]
     return ", ".join(
@@ -122,9 +122,9 @@ def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
 
 
 def _equal_ranks(row: Row) -> list[_EqualRanks]:
-    found = []
+    equal_ranks = []
     for held, several in groupby(enumerate(row.readings.ranks or ()), key=lambda pair: pair[1]):
         first, *others = [number for number, _ in several]
         name = f"{first}-{others[-1]}" if others else str(first)
-        found.append(_EqualRanks(strategy=str(row.case.strategy), numbers=name, held=held))
-    return found
+        equal_ranks.append(_EqualRanks(strategy=str(row.case.strategy), numbers=name, held=held))
+    return equal_ranks
