@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.composition import compose
+from profiler.analysis.composition import peak_parts
 from profiler.analysis.rows import Row
 
 MOST = 0.9  # of the largest saving: of those that reach so much, the fastest is advised
@@ -89,7 +89,7 @@ def _is_rival(row: Row, chosen: Row, baseline: Row | None) -> bool:
 
 def _limit(lowest: Row, measured: Sequence[Row]) -> Limit | None:
     """None where the parts of the peak were not measured."""
-    parts = compose(lowest.readings)
+    parts = peak_parts(lowest.readings)
     if parts is None:
         return None
     sizes = {"static": parts.static, "transient": parts.transient, "saved": parts.saved}

@@ -98,7 +98,7 @@ def rising(space: Space, words: Sequence[str] = ()) -> Axis:
     raise UserError(f"nothing to grow with: {subject} of positive numbers", hint=HINT)
 
 
-def apart(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
+def groups_over(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
     """The rows that differ in no axis but those of `over`, together."""
     fixed = [axis for axis in space.axes if axis.name not in set(over)]
     groups: dict[tuple[Value, ...], list[Row]] = {}

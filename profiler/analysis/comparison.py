@@ -58,7 +58,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...]
 
 
-def compare(
+def compare_runs(
     runs: Sequence[tuple[str, Sequence[Record]]], *, align: Sequence[str] = ALIGN, allowed: Sequence[str] = ()
 ) -> Comparison:
     """Compare runs, by name, with the first. What is allowed to differ is not aligned by.

@@ -41,7 +41,7 @@ def compare(
     Example: gcprof compare ref:predicted-t4/transformer ref:predicted-h100/transformer
     """
     from profiler.analysis import gates
-    from profiler.analysis.comparison import compare as compared
+    from profiler.analysis.comparison import compare_runs
     from profiler.analysis.pairing import ALLOWED, MEANING
     from profiler.core.errors import UserError
 
@@ -51,7 +51,7 @@ def compare(
     rules = gates.parse(fail_on) if fail_on is not None else ()
     names = _listed(align, MEANING, flag="--align")
     allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
-    comparison = compared(_load(_ordered(runs, baseline)), align=names, allowed=allowed)
+    comparison = compare_runs(_load(_ordered(runs, baseline)), align=names, allowed=allowed)
     judgement = gates.judge(comparison, rules) if rules else None
     code = TRIPPED if judgement and judgement.tripped else 0
     _print(comparison, judgement, code=code, format=format, columns=columns)

@@ -49,14 +49,14 @@ def explain(
     if json:
         say_bytes(document(why))
         return
-    title = heading(step.case, with_strategy=True)
+    title = traced_heading(step.case, with_strategy=True)
     say(explanation(why, title=title, width=width(), encoding=encoding()))
     for remark in (*_measured(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
     next_command("gcprof", "timeline", target, "--strategies", strategy, "-o", "timeline.png")
 
 
-def heading(case: Case, *, with_strategy: bool = False) -> str:
+def traced_heading(case: Case, *, with_strategy: bool = False) -> str:
     """What was traced, in one line."""
     from profiler.views.tables.columns import batch
 

@@ -25,7 +25,7 @@ from profiler.core.errors import UserError
 if TYPE_CHECKING:
     from profiler.planning.solver import Point
     from profiler.views.tables.plans import Shown
-    from profiler.workflows.plan_fitting import Settled
+    from profiler.workflows.plan_fitting import FittedPlan
     from profiler.workflows.planner import Planned, PlanRequest
 
 DEEPEST = 8
@@ -140,15 +140,15 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
     if planned.budget_bytes is None:
         _print_frontier(planned, asked)
         next_command("gcprof", "plan", *words, "--budget", "60%")
-    elif planned.settled is None:
+    elif planned.fitted is None:
         _print_infeasible(planned, planned.budget_bytes, asked)
     elif asked.emit:
         from profiler.planning.plan import recipe
         from profiler.planning.plan_code import emit
 
-        print(emit(recipe(planned.chain, planned.settled.point.plan), asked.emit), end="")
+        print(emit(recipe(planned.chain, planned.fitted.point.plan), asked.emit), end="")
     else:
-        _print_plan(planned, planned.settled, planned.budget_bytes, asked)
+        _print_plan(planned, planned.fitted, planned.budget_bytes, asked)
         _say_next(planned, request, asked, words)
     return planned.exit_code
 
@@ -185,7 +185,7 @@ def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
     aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
 
 
-def _print_plan(planned: Planned, settled: Settled, budget: int, asked: _Asked) -> None:
+def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked) -> None:
     from profiler.core.units import bytes_text
     from profiler.views.tables import plans
 
@@ -203,7 +203,7 @@ def _print_plan(planned: Planned, settled: Settled, budget: int, asked: _Asked) 
         below = [plans.legend(planned.chain), "times are against the step without checkpointing"]
         lines = _lines(planned)
         say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))
-    for line in (*_facts(planned, settled), *_remarks(planned)):
+    for line in (*_facts(planned, fitted), *_remarks(planned)):
         aside(line)
     _write(planned, points, asked)
 
@@ -215,7 +215,7 @@ def _lines(planned: Planned) -> list[Shown]:
     return [Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured) for plan in compared]
 
 
-def _facts(planned: Planned, settled: Settled) -> list[str]:
+def _facts(planned: Planned, fitted: FittedPlan) -> list[str]:
     """What the user should know of the plan besides its line."""
     from profiler.core.units import bytes_text
     from profiler.planning.candidates import largest_stage
@@ -229,8 +229,8 @@ def _facts(planned: Planned, settled: Settled) -> list[str]:
         f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
         f"{exact}; {len(frontier)} plans are on the frontier",
     ]
-    if settled.reserve_bytes:
-        reserve = bytes_text(settled.reserve_bytes)
+    if fitted.reserve_bytes:
+        reserve = bytes_text(fitted.reserve_bytes)
         facts.append(f"{reserve} are kept in reserve: the step needs more than its stages tell")
     return facts
 
@@ -250,7 +250,7 @@ def _remarks(planned: Planned) -> list[str]:
     ]
     notes = {note.code: note.text for plan in comparison.plans if plan.measured for note in plan.measured.notes}
     remarks += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
-    return [*remarks, *([comparison.lost] if comparison.lost else [])]
+    return [*remarks, *([comparison.slower] if comparison.slower else [])]
 
 
 def _say_document(planned: Planned, points: list[Point]) -> None:
@@ -276,8 +276,8 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     if path is None:
         return
     if _is_plan(path):
-        assert planned.settled
-        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.settled.point.plan)), force=force)
+        assert planned.fitted
+        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.fitted.point.plan)), force=force)
     elif path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:

@@ -224,7 +224,7 @@ def _show_fit(run: Run) -> None:
     from profiler.views.tables import max_batch
 
     fits = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
-    say(max_batch.fits(fits, width=width(), encoding=encoding()))
+    say(max_batch.fit_table(fits, width=width(), encoding=encoding()))
 
 
 def _say_next(ran: Ran, run: Run) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion, options
-from profiler.cli.explain import heading
+from profiler.cli.explain import traced_heading
 from profiler.cli.output import COMMAND, aside, next_command
 
 
@@ -44,6 +44,6 @@ def timeline(
     # only once there is something to draw
     plot = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib").plot
     traces = {str(step.case.strategy): step.followed.trace for step in steps}
-    path = plot(traces, title=heading(steps[0].case), path=output, force=force)
+    path = plot(traces, title=traced_heading(steps[0].case), path=output, force=force)
     aside(f"wrote {path}")
     next_command("gcprof", "explain", target, "--strategy", str(steps[-1].case.strategy))

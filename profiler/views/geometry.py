@@ -171,7 +171,7 @@ def everywhere(point: Pair, width: float, height: float, frame: Box) -> Iterator
         yield Box.centered(x, y, width, height)
 
 
-def spread(wanted: Sequence[float], heights: Sequence[float], *, low: float, high: float) -> list[float]:
+def without_overlap(wanted: Sequence[float], heights: Sequence[float], *, low: float, high: float) -> list[float]:
     """Middles near the wanted ones, which rise, so that nothing overlaps and all lie between low and high.
 
     Where there is no room for that, they are spread evenly.

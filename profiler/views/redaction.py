@@ -68,6 +68,7 @@ class _Redaction:
         self._devices = _apart((case.device for case in cases), self._device)
 
     def record(self, record: Record) -> Record:
+        """Returns the record with every name, text and device redacted; its numbers stay."""
         return msgspec.structs.replace(
             record,
             case=self._case(record.case),

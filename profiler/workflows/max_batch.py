@@ -124,7 +124,7 @@ def _measured(
     code = runner.follow(model.engine, folder, screen)
     run = store.load(folder)
     screen.say(f"wrote {folder / 'trials.jsonl'}")
-    return code or progress.exit_code(run.records), beside(case, batches, run.records)
+    return code or progress.exit_code(run.records), with_records(case, batches, run.records)
 
 
 def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Trial, ...]:
@@ -139,7 +139,7 @@ def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Tria
     return (*measured, *(Trial(case=beyond, passes=("memory",)) for beyond in further))
 
 
-def beside(case: Case, batches: Sequence[Largest], records: Sequence[Record]) -> list[Largest]:
+def with_records(case: Case, batches: Sequence[Largest], records: Sequence[Record]) -> list[Largest]:
     """Each with its records."""
     measured_batches = []
     for batch in batches:

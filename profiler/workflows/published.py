@@ -125,7 +125,7 @@ def ran_by(engine: str, run: Run) -> bool:
     return trained <= {engine == "trainer"}
 
 
-def beside(system: System, size: Size, run: Run) -> Reproduction:
+def reproduction(system: System, size: Size, run: Run) -> Reproduction:
     """Every published figure beside what a run found."""
     return Reproduction(
         name=system.name,

@@ -17,7 +17,7 @@ from profiler.core.units import bytes_text, count_text, second_unit, seconds_tex
 from profiler.views.geometry import Scale, Tick, around
 from profiler.views.sanitize import short
 from profiler.views.tables.columns import change
-from profiler.views.tables.samples import of
+from profiler.views.tables.samples import samples_of
 
 MARGIN = 2.0  # percents
 AXIS = 24  # pixels
@@ -68,7 +68,7 @@ class BarChart(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[BarLine, ...]
 
 
-def by_category(rows: Sequence[Row]) -> BarChart | None:
+def category_bars(rows: Sequence[Row]) -> BarChart | None:
     """Returns what the peak of each strategy is made of; None if no peak was measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes]
     parts_of = {row.case: categories(row.readings) for row in shown}
@@ -84,7 +84,7 @@ def by_category(rows: Sequence[Row]) -> BarChart | None:
     return _chart(lines, legend, "Peak memory of each strategy, by category", num_bars=1)
 
 
-def by_phase(rows: Sequence[Row]) -> BarChart | None:
+def phase_bars(rows: Sequence[Row]) -> BarChart | None:
     """Returns the most bytes live in each phase of the step; None if that was not measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.phases]
     peaks = [{name: held.allocated for name, held in (row.readings.phases or {}).items()} for row in shown]
@@ -158,23 +158,25 @@ class DotRows(msgspec.Struct, frozen=True, kw_only=True):
 
 def dot_rows(rows: Sequence[Row], *, most: int) -> DotRows | None:
     """Returns every sample of the step, up to `most` dots a strategy; None if no time was sampled."""
-    shown = [row for row in rows if row.outcome == "ok" and not row.case.is_predicted and of(row, "step")]
+    shown = [row for row in rows if row.outcome == "ok" and not row.case.is_predicted and samples_of(row, "step")]
     if not shown:
         return None
-    second, unit = second_unit(seconds for row in shown for seconds in of(row, "step"))
-    scale = around((seconds / second for row in shown for seconds in of(row, "step")), start=MARGIN, end=100 - MARGIN)
+    second, unit = second_unit(seconds for row in shown for seconds in samples_of(row, "step"))
+    scale = around(
+        (seconds / second for row in shown for seconds in samples_of(row, "step")), start=MARGIN, end=100 - MARGIN
+    )
     return DotRows(
         height=len(shown) * (NAME_LINE + BAR + GAP) + AXIS,
         said="Every sample of the step time of each strategy",
         unit=unit,
         ticks=scale.ticks(),
         rows=tuple(_dot_row(row, number, scale, second, most) for number, row in enumerate(shown)),
-        num_left_out=sum(max(0, len(of(row, "step")) - most) for row in shown),
+        num_left_out=sum(max(0, len(samples_of(row, "step")) - most) for row in shown),
     )
 
 
 def _dot_row(row: Row, number: int, scale: Scale, second: float, most: int) -> DotRow:
-    samples = of(row, "step")
+    samples = samples_of(row, "step")
     low, middle, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
     y = number * (NAME_LINE + BAR + GAP)
     drawn = _thinned(samples, most)

@@ -13,7 +13,7 @@ from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import columns, few
-from profiler.views.tables.samples import TIMES, of
+from profiler.views.tables.samples import TIMES, samples_of
 
 NAMES = {
     "device_name": "device",
@@ -103,7 +103,7 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
         (cell(row.case.strategy), name, _values(times, most), seconds_text(median(times)), spread_text(spread(times)))
         for row in rows
         for name in TIMES
-        if (times := of(row, name))
+        if (times := samples_of(row, name))
     ]
     return _grid("Raw samples", heads, lines, texts=3)
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.advice import Advice, advise, budget_frontier
-from profiler.analysis.composition import compose
+from profiler.analysis.composition import peak_parts
 from profiler.analysis.rows import Row
 from profiler.core.record import Readings
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.report import grids, sentence
 from profiler.views.report.areas import AreaChart, areas
-from profiler.views.report.bars import BarChart, DotRows, by_category, by_phase, dot_rows
+from profiler.views.report.bars import BarChart, DotRows, category_bars, dot_rows, phase_bars
 from profiler.views.report.frontier import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark
 from profiler.views.sanitize import plain, short, shortened
@@ -93,9 +93,9 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         table=grids.main(shown),
         num_left_out=len(rows) - len(shown),
         reasons=tuple(plain(shortened(text, LONGEST_REASON)) for text in reasons(shown)),
-        categories=by_category(drawn),
+        categories=category_bars(drawn),
         timelines=areas(chosen([row for row in rows if row.readings.timeline], advice, limits.timelines)),
-        phases=by_phase(drawn),
+        phases=phase_bars(drawn),
         phase_table=grids.phases(drawn),
         explanation=_explanation(drawn),
         predictions=grids.predictions([row for row in all_rows if row.case.twin in cases]),
@@ -165,7 +165,7 @@ def _explanation(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _explained(row: Row) -> str | None:
-    parts, readings = compose(row.readings), row.readings
+    parts, readings = peak_parts(row.readings), row.readings
     if row.outcome != "ok" or parts is None:
         return None
     held = [

@@ -119,6 +119,7 @@ def references() -> list[RunOverview]:
 
 
 def overview(run: Run, name: str) -> RunOverview:
+    """The line of a run in the list: its planned models and devices, and how many rows are ok."""
     planned = dict.fromkeys(trial.case for trial in run.manifest.plan)
     return RunOverview(
         name=name,

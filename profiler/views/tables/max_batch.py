@@ -122,7 +122,7 @@ def _beyond(largest: LargestBatch, limit: int) -> str:
     return f"{bytes_text(largest.beyond_bytes)}: {'fits too' if largest.beyond_bytes <= limit else 'does not fit'}"
 
 
-def fits(all_fits: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def fit_table(all_fits: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """Returns a table for each case: a line a device, with the strategy that recomputes least of those that fit."""
     cases = dict.fromkeys(fit.case for fit in all_fits)
     parts = []

@@ -50,7 +50,7 @@ class Follow:
         """Shows a record; `left` trials are still to come, fewer than planned if a case cannot run at all."""
         self._shown += 1
         total = self._shown + left
-        line = plain(describe(record, varying=self._varying), encoding=self._console.encoding)
+        line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
         self._bar.update(self._task, completed=self._shown, total=total, description=line)
         if not self._console.is_terminal:
             # not by rich, which ends the process where nobody reads; at once, or Ctrl-C would tear it from its end
@@ -80,7 +80,7 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     )
 
 
-def describe(record: Record, *, varying: Sequence[str] = ()) -> str:
+def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
     """One trial in one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
     readings = record.readings
     seconds = readings.step_seconds

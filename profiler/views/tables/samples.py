@@ -31,15 +31,15 @@ def samples(rows: Sequence[Row], *, width: int | None = None, encoding: str = "u
     return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
 
 
-def of(row: Row, name: str) -> tuple[float, ...]:
+def samples_of(row: Row, name: str) -> tuple[float, ...]:
     """The samples of one part of the step, in seconds; empty where it was not measured."""
     seconds: tuple[float, ...] | None = getattr(row.readings, f"{name}_seconds")
     return seconds or ()
 
 
-def sampled(row: Row) -> str:
+def sampling_text(row: Row) -> str:
     """Says how sure the median is, and how many warm-up steps and samples each round had and why it ended."""
-    reached = uncertainty(of(row, "step"))
+    reached = uncertainty(samples_of(row, "step"))
     sure = (
         f"the median is sure to {spread_text(reached)}"
         if reached is not None
@@ -61,16 +61,18 @@ def _round(record: Record) -> str:
 
 
 def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
-    size, unit = second_unit(second for row in rows for name in TIMES for second in of(row, name))
+    size, unit = second_unit(second for row in rows for name in TIMES for second in samples_of(row, name))
     parts = [paragraph(f"{heading(rows)}, samples in {unit}", width=width, encoding=encoding, style="bold")]
     for row in rows:
-        names = [name for name in ("warmup", *TIMES) if of(row, name)]
+        names = [name for name in ("warmup", *TIMES) if samples_of(row, name)]
         lines = [_line(row, name, size=size, width=width, encoding=encoding) for name in names]
         if lines:
             parts += [Text(), Text(plain(row.case.strategy, encoding=encoding), style="bold"), *lines]
-            parts += [paragraph(sampled(row), width=width, encoding=encoding)] if of(row, "step") else []
+            parts += [paragraph(sampling_text(row), width=width, encoding=encoding)] if samples_of(row, "step") else []
     untimed = [
-        str(row.case.strategy) for row in rows if row.outcome == "ok" and not any(of(row, name) for name in TIMES)
+        str(row.case.strategy)
+        for row in rows
+        if row.outcome == "ok" and not any(samples_of(row, name) for name in TIMES)
     ]
     below = [*reasons(rows), *(f"{name}: time not measured" for name in untimed)]
     parts += [Text()] if below else []
@@ -78,7 +80,7 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 
 
 def _line(row: Row, name: str, *, size: float, width: int | None, encoding: str) -> Text:
-    values = of(row, name)
+    values = samples_of(row, name)
     digits = max(len(scaled(value, size)) for value in values)
     line = " ".join(scaled(value, size).rjust(digits) for value in values)
     noise = "" if name == "warmup" else plain(spread_text(spread(values)), encoding=encoding)
