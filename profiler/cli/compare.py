@@ -23,9 +23,9 @@ TRIPPED = 5
 
 def compare(
     runs: Annotated[list[str], typer.Argument(help=f"{RUN_HELP} The first is the baseline.", metavar="RUN...")],
-    baseline: Annotated[str | None, typer.Option("--baseline", help="The run to hold the others against.")] = None,
+    baseline: Annotated[str | None, typer.Option("--baseline", help="The run to compare the others with.")] = None,
     align: Annotated[
-        str, typer.Option("--align", help="What rows must share to stand beside each other.")
+        str, typer.Option("--align", help="What rows must share to be compared.")
     ] = "model,strategy,batch_size,precision",
     allow_different: Annotated[
         str | None, typer.Option("--allow-different", help="What may differ: torch, batch_size, optimizer, seed, ...")
@@ -36,7 +36,7 @@ def compare(
     format: Annotated[str, typer.Option("--format", help="table, md, json or csv.")] = "table",
     columns: options.Width = None,
 ) -> None:
-    """Compare runs: what differs around them, peaks, times with intervals, which strategy each device should use.
+    """Compare runs: their settings, peaks and times. It also says which strategy each device should use.
 
     Example: gcprof compare ref:predicted-t4/transformer ref:predicted-h100/transformer
     """

@@ -18,9 +18,9 @@ def doctor(
     json: options.Json = False,
     paste: Annotated[bool, typer.Option("--paste", help="Print a block to paste into an issue.")] = False,
 ) -> None:
-    """Tell versions and devices, run one tiny trial on each device, and check a product that it computes.
+    """Show versions, and run a tiny trial on each device. It also checks the arithmetic of each device.
 
-    Ends with 1 where a trial does not work or a product is wrong, 3 where torch does not.
+    Ends with 1 if a trial fails or the arithmetic is wrong, 3 if torch does not work.
 
     Example: gcprof doctor
     """

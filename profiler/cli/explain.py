@@ -32,9 +32,11 @@ def explain(
     device: options.TracedDevice = None,
     json: options.Json = False,
 ) -> None:
-    """Explain where the peak of a training step is, what holds it, how low it could be, and why it is no lower.
+    """Explain the peak of a training step. It says where the peak is, what holds it, how low it could be, and why.
 
-    Nothing is run: the step is traced. Example: gcprof explain transformer --strategy all --optimizer adamw
+    Nothing is run: the step is traced.
+
+    Example: gcprof explain transformer --strategy all --optimizer adamw
     """
     from profiler.views.tables.explanation import document, explanation
     from profiler.workflows.explain import TraceRequest, prediction

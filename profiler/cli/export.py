@@ -26,11 +26,11 @@ def export(
         ),
     ] = "csv",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file to write, else stdout; of trackers, the folder.")
+        Path | None, typer.Option("-o", "--output", help="The file to write, or a tracker's folder. [default: stdout]")
     ] = None,
     force: options.ForceIfThere = False,
 ) -> None:
-    """Export a run as csv, parquet, json, md or latex, or to tensorboard, wandb or mlflow.
+    """Export a run to a file or a tracker. Files: csv, parquet, json, md, latex. Trackers: tensorboard, wandb, mlflow.
 
     W&B stays offline unless WANDB_MODE says otherwise; MLflow writes to a local folder or to MLFLOW_TRACKING_URI.
 

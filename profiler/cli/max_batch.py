@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 def max_batch(
     model: options.Model,
-    memory: Annotated[str, typer.Option(help="What the device has: 16GiB, 750MiB.")],
+    memory: Annotated[str, typer.Option(help="The device's memory: 16GiB, 750MiB.")],
     context: Annotated[
-        str | None, typer.Option(help="What CUDA takes of it besides tensors. [default: as measured, or 600MiB]")
+        str | None, typer.Option(help="What CUDA itself takes of it. [default: as measured, or 600MiB]")
     ] = None,
-    strategies: Annotated[str, typer.Option(help="Beside `none` and the plan.")] = "all",
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its size.")] = True,
+    strategies: Annotated[str, typer.Option(help="Strategies besides `none` and the plan.")] = "all",
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its largest batch.")] = True,
     optimizer: options.Optimizer = None,
     precision: options.Precision = None,
     accumulate: options.Accumulate = None,
@@ -43,9 +43,11 @@ def max_batch(
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the measurement. [default: 3]")] = None,
     json: options.Json = False,
 ) -> None:
-    """Find the largest batch that a memory holds, by strategy and by plan, and the samples a second that it gives.
+    """Find the largest batch that fits a memory. It is found for each strategy and for a plan, with samples a second.
 
-    Predicted, then measured there and with one sample more. Example: gcprof max-batch transformer --memory 4GiB
+    It is predicted, then measured, also with one sample more.
+
+    Example: gcprof max-batch transformer --memory 4GiB
     """
     from profiler.core.units import parse_bytes
     from profiler.request.spec import Request, strategies_of

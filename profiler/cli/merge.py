@@ -19,7 +19,7 @@ def merge(
 ) -> None:
     """Make one run of several: all plans, and every record once. The order of the runs makes no difference.
 
-    Of two different records of one trial, the one that began later is kept, and told. Runs of other versions, or of
+    If two records of one trial differ, the one that began later is kept, with a note. Runs of other versions, or of
     another device by the same name, are refused.
 
     Example: gcprof merge shard-1 shard-2 -o results/whole

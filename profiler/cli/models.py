@@ -12,9 +12,10 @@ from profiler.cli.output import encoding, next_command, say, width
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="A model or an optimizer, for all about it.", autocompletion=completion.models)
+        str | None,
+        typer.Argument(help="A model or an optimizer: show all its options.", autocompletion=completion.models),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="The hidden ones too, made for tests.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also the hidden ones, made for tests.")] = False,
 ) -> None:
     """List the models and the optimizers, with their options.
 

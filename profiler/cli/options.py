@@ -50,7 +50,7 @@ FoundBlocks = Annotated[
 
 TracedDevice = Annotated[str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ... [default: cuda]")]
 PlannedDevice = Annotated[
-    str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")
+    str | None, typer.Option(help="auto, cpu, cuda; or predicted: fake:h100, fake:t4, ... [default: auto]")
 ]
 RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")]
 
@@ -58,6 +58,6 @@ RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 JsonOrTable = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
-Width = Annotated[int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")]
+Width = Annotated[int | None, typer.Option("--width", min=20, help="Columns to print. [default: the terminal's width]")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 ForceIfThere = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")]

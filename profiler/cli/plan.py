@@ -41,10 +41,10 @@ def plan(
     stages: Annotated[Path | None, typer.Option(help="Plan from the costs that `gcprof stages` wrote.")] = None,
     levels: Annotated[
         int | None,
-        typer.Option(min=1, max=DEEPEST, help="Checkpoints within checkpoints. [default: 1, more if needed]"),
+        typer.Option(min=1, max=DEEPEST, help="Depth of checkpoints within checkpoints. [default: 1, more if needed]"),
     ] = None,
     frontier: Annotated[bool, typer.Option("--frontier", help="Show the fastest plan for every peak.")] = False,
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure the plan beside others.")] = True,
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure the plan and its rivals.")] = True,
     emit: Annotated[str | None, typer.Option(help="Print code to paste: python, hf or fsdp.")] = None,
     optimizer: options.Optimizer = None,
     batch_size: options.BatchSize = None,
@@ -60,7 +60,7 @@ def plan(
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Find where to checkpoint so that the peak fits a budget at the least extra time, and prove it by measuring.
+    """Find the fastest plan that fits a memory budget. It says where to checkpoint, and is proved by measuring.
 
     Example: gcprof plan transformer --budget 60% -o plan.json
     """

@@ -35,13 +35,13 @@ def predict(
     device: Annotated[str, typer.Option(help="cuda, cpu, or GPUs: t4, a100-80, h100, rtx-4090, ...")] = "cuda",
     calibrate: Annotated[
         bool | None,
-        typer.Option("--calibrate", help="Measure `none` here first, and take its operators' workspaces over."),
+        typer.Option("--calibrate", help="Measure `none` here first, and use the workspaces of its operators."),
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Show which GPUs hold it, and with which strategy.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Show which GPUs it fits, and with which strategy.")] = False,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
 ) -> None:
-    """Predict what `gcprof run` would measure, on a device that need not be there.
+    """Predict what `gcprof run` would measure, without the device.
 
     Example: gcprof predict transformer --strategies all,selective --batch-size 8,64 --device h100
     """

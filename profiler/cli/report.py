@@ -17,12 +17,11 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("report.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     redact: Annotated[
-        str,
-        typer.Option(help="default hides folders and numbers of devices; all hides names, options and commands; none."),
+        str, typer.Option(help="default hides folders and device numbers; all also names, options and commands; none.")
     ] = "default",
     force: options.ForceIfThere = False,
 ) -> None:
-    """Write runs as one page for a browser, which needs no network: what to do, the frontier, every number.
+    """Write runs as one page for a browser. It needs no network, and shows what to do, the frontier and every number.
 
     Example: gcprof report last -o report.html --open
     """

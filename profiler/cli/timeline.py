@@ -27,9 +27,11 @@ def timeline(
     output: Annotated[Path, typer.Option("-o", "--output", help="A png, svg or pdf.")] = Path("timeline.png"),
     force: options.ForceIfThere = False,
 ) -> None:
-    """Draw what is live over one training step, by category, with its phases and its peak: a panel a strategy.
+    """Draw what is live over a training step. Each strategy has a panel with its categories, phases and peak.
 
-    Nothing is run: the step is traced. Example: gcprof timeline transformer --strategies none,all -o fig.png
+    Nothing is run: the step is traced.
+
+    Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
     from profiler.workflows.explain import TraceRequest, prediction, traced_steps
 

@@ -21,9 +21,9 @@ def validate(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check every line of run folders: what cannot be read, impossible numbers, repeats, and what does not belong.
+    """Check every line of run folders. It finds unreadable lines, impossible numbers, repeats, and what does not belong.
 
-    Ends with 4 where a run is damaged; what is only worth knowing is a note.
+    Ends with 4 if a run is damaged; what is merely worth knowing is a note.
 
     Example: gcprof validate last
     """
