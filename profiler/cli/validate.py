@@ -21,7 +21,7 @@ def validate(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check every line of run folders. It finds unreadable lines, impossible numbers, repeats, and what does not belong.
+    """Check every line of run folders. It finds unreadable lines, impossible numbers, repeats and what does not belong.
 
     Ends with 4 if a run is damaged; what is merely worth knowing is a note.
 
