@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli import completion
+from profiler.cli import completion, options
 from profiler.cli.output import encoding, next_command, say, width
 
 
@@ -15,7 +15,7 @@ def models(
         str | None,
         typer.Argument(help="A model or an optimizer: show all its options.", autocompletion=completion.models),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also the hidden ones, made for tests.")] = False,
+    everything: options.AlsoHidden = False,
 ) -> None:
     """List the models and the optimizers, with their options.
 

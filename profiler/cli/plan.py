@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from profiler.cli import completion, options
+from profiler.cli import options
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -34,9 +34,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def plan(
-    model: Annotated[
-        str | None, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)
-    ] = None,
+    model: options.ModelOrNone = None,
     budget: Annotated[str | None, typer.Option(help="8GiB, 60% of the peak without checkpointing, or max.")] = None,
     stages: Annotated[Path | None, typer.Option(help="Plan from the costs that `gcprof stages` wrote.")] = None,
     levels: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion, options
+from profiler.cli import options
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -35,12 +35,7 @@ TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every li
 
 
 def run(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Models, as NAME:option=value,...; `gcprof models` lists them.", autocompletion=completion.models
-        ),
-    ] = None,
+    model: options.ModelsFlag = None,
     segments: options.Segments = None,
     strategies: options.Strategies = None,
     optimizer: options.Optimizer = None,

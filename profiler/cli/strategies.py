@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli import completion
+from profiler.cli import completion, options
 from profiler.cli.output import encoding, next_command, say, width
 
 
@@ -14,7 +14,7 @@ def strategies(
     name: Annotated[
         str | None, typer.Argument(help="A strategy: show all its options.", autocompletion=completion.strategies)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also the hidden ones, made for tests.")] = False,
+    everything: options.AlsoHidden = False,
 ) -> None:
     """List the strategies of checkpointing, with their options.
 
