@@ -239,7 +239,7 @@ def plan(
         points = POINTS if len(chain.stages) > LONG else None
         for levels in DEPTHS:
             frontier = solver.frontier(chain, levels=levels, points=points)
-            if plan := _settled(case, fresh, chain, frontier, budget_bytes):
+            if plan := _fitted(case, fresh, chain, frontier, budget_bytes):
                 return plan
             if frontier.peak_bytes[0] <= floor:
                 break  # deeper plans are no smaller
@@ -325,12 +325,12 @@ def _chain(case: Case, fresh: Callable[[], Workload]) -> Chain:
     return msgspec.structs.replace(chain, stages=tuple(counted))
 
 
-def _settled(
+def _fitted(
     case: Case, fresh: Callable[[], Workload], chain: Chain, frontier: solver.Frontier, budget_bytes: int
 ) -> Recipe | None:
     """The fastest plan of a frontier whose traced step fits; None where none does."""
     with TemporaryDirectory() as folder:
-        settled = plan_fitting.settle(
+        fitted = plan_fitting.fit_plan(
             _InThisProcess(fresh),  # type: ignore[arg-type]  # an engine, as far as traced steps need one
             case,
             chain,
@@ -340,7 +340,7 @@ def _settled(
             calibration=None,
             measure=False,
         )
-    return recipe_of(chain, settled.point.plan) if settled else None
+    return recipe_of(chain, fitted.point.plan) if fitted else None
 
 
 class _InThisProcess:

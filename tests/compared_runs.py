@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.comparison import Comparison, compare
+from profiler.analysis.comparison import Comparison, compare_runs
 from profiler.core.record import Environment, Record
 from tests import make
 from tests.make import MIB
@@ -32,4 +32,4 @@ def record(strategy: str = "none", *, device: str = "cpu", slower: float = 1.0, 
 
 
 def against(first: list[Record], second: list[Record], **options: Any) -> Comparison:
-    return compare([("one", first), ("two", second)], **options)
+    return compare_runs([("one", first), ("two", second)], **options)

@@ -6,7 +6,7 @@ import io
 
 import msgspec
 
-from profiler.analysis.comparison import Comparison, compare
+from profiler.analysis.comparison import Comparison, compare_runs
 from profiler.views.tables import comparison, terminal
 from tests import examples, make
 
@@ -23,7 +23,7 @@ def before_and_after() -> Comparison:
         untimed,
         examples.point("sqrt", segments=17, seconds=0.14),
     ]
-    return compare([("20261120T174900Z-mnist-cnn-3fa9c1", before), ("20261121T090000Z-mnist-cnn-77ab02", after)])
+    return compare_runs([("20261120T174900Z-mnist-cnn-3fa9c1", before), ("20261121T090000Z-mnist-cnn-77ab02", after)])
 
 
 def printed(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> str:

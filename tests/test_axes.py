@@ -173,7 +173,7 @@ def test_rows_lie_apart_by_every_axis_but_those_of_the_plane():
     rows = only(*(make.record(case=case) for case in CASES))
     found = axes.space([row.case for row in rows], DEFAULTS)
 
-    planes = axes.apart(rows, found, ["depth", "strategy"])
+    planes = axes.groups_over(rows, found, ["depth", "strategy"])
 
     assert [len(plane) for plane in planes] == [3 * 4] * (2 * 2)
     assert {(plane[0].case.batch_size, plane[0].case.precision) for plane in planes} == {

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core.case import Case, Choice
-from profiler.views.tables.progress import describe, varying
+from profiler.views.tables.progress import trial_line, varying
 from tests import examples, machines, make
 from tests.commands import gcprof
 
@@ -109,7 +109,7 @@ def test_what_varies_is_told_of_every_trial():
     record = make.record("all", case=cases[3])
 
     assert told(*cases) == ("batch_size", "precision")
-    assert describe(record, varying=told(*cases)).startswith(
+    assert trial_line(record, varying=told(*cases)).startswith(
         "mnist-cnn:channels=32 none batch size 16 precision bf16 round 1: ok"
     )
 
@@ -127,4 +127,4 @@ def test_a_prediction_beside_its_measurement_needs_no_device_to_be_told_apart():
 
 
 def test_the_step_of_a_line_is_the_median_of_an_even_number_of_samples():
-    assert describe(make.record(seconds=(0.1, 0.2, 0.4, 0.8))).endswith("step 300 ms")
+    assert trial_line(make.record(seconds=(0.1, 0.2, 0.4, 0.8))).endswith("step 300 ms")

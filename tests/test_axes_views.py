@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.views.geometry import spread
+from profiler.views.geometry import without_overlap
 from profiler.views.plots.labels import Label, place_at_line_ends
 from profiler.views.plots.plot import draw
 from profiler.views.tables import pivot, terminal
@@ -336,7 +336,7 @@ def test_names_written_straight_beside_their_points_would_meet():
     ],
 )
 def test_middles_are_moved_no_more_than_it_takes(wanted, found):
-    assert spread(wanted, [10] * len(wanted), low=0, high=100) == found
+    assert without_overlap(wanted, [10] * len(wanted), low=0, high=100) == found
 
 
 # --- throughput

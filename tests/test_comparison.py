@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from profiler.analysis import gates
-from profiler.analysis.comparison import Comparison, Match, compare
+from profiler.analysis.comparison import Comparison, Match, compare_runs
 from profiler.analysis.pairing import ALIGN
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
@@ -90,7 +90,7 @@ def test_an_axis_that_is_not_aligned_by_would_make_two_rows_one():
 def test_several_devices_of_one_run_are_sides_of_their_own():
     run = [record(), record(device="fake:t4"), record(device="fake:h100")]
 
-    found = compare([("one", run)])
+    found = compare_runs([("one", run)])
 
     assert [side.name for side in found.sides] == ["A cpu", "B t4", "C h100"]
     assert found.matches[0].cells[2].predicted
@@ -114,7 +114,7 @@ def test_a_side_is_named_by_its_device_in_a_word(device: str, named: str, short:
 
 def test_one_run_on_one_device_has_nothing_beside_it():
     with pytest.raises(UserError, match="only one run"):
-        compare([("one", [record()])])
+        compare_runs([("one", [record()])])
 
 
 def test_predicted_seconds_beside_measured_ones_have_the_interval_of_the_measured():

@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from profiler.analysis.comparison import Comparison, compare
+from profiler.analysis.comparison import Comparison, compare_runs
 from profiler.core.record import Environment, Record
 from profiler.core.units import MISSING
 from profiler.views.tables import comparison
@@ -26,7 +26,7 @@ HOSTILE = "all:with=\x1b[31m[bold]a|b`c\x07"
 
 def devices() -> Comparison:
     """Three devices: one that puts the strategies in another order, and one that is predicted."""
-    return compare(
+    return compare_runs(
         [
             ("h200", on("cuda", examples.ENVIRONMENT, (0.100, 0.120, 0.130))),
             ("h100", on("cuda", H100, (0.150, 0.200, 0.190))),
@@ -53,13 +53,13 @@ def on(device: str, environment: Environment, seconds: tuple[float, ...]) -> lis
 
 def one() -> Comparison:
     run = [examples.point("none", segments=1, seconds=0.1)]
-    return compare([("one", run), ("the same", run)])
+    return compare_runs([("one", run), ("the same", run)])
 
 
 def hostile() -> Comparison:
     environment = msgspec.structs.replace(examples.ENVIRONMENT, device_name="\x1b]0;x\x07[red]*GPU*|")
     run = [examples.point(HOSTILE, segments=2, seconds=0.1)]
-    return compare([("a", run), ("b", [msgspec.structs.replace(run[0], environment=environment)])])
+    return compare_runs([("a", run), ("b", [msgspec.structs.replace(run[0], environment=environment)])])
 
 
 CASES = {"pair": before_and_after, "devices": devices, "one": one, "hostile": hostile}

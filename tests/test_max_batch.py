@@ -258,7 +258,10 @@ FIXED = Path(__file__).parent / "user_models" / "broken.py"
         (["mlp"], "missing option '--memory'"),
         (["mlp", "--memory", "1GiB", "--strategies", "sgements"], "did you mean 'segments'?"),
         (["mlp", "--memory", "1GiB", "--no-measure", "--rounds", "2"], "--rounds has no effect where no step is timed"),
-        (["mlp", "--memory", "1GiB", "--device", "fake:t4", "--rounds", "2"], "--rounds has no effect where no step is timed"),
+        (
+            ["mlp", "--memory", "1GiB", "--device", "fake:t4", "--rounds", "2"],
+            "--rounds has no effect where no step is timed",
+        ),
         (["mlp,mnist-cnn", "--memory", "1GiB"], "only one model can be planned at once"),
         ([f"{FIXED}:no_loss", "--memory", "1GiB", "--device", "cpu"], "makes its own batch, of one size"),
     ],

@@ -59,9 +59,9 @@ def by_costs(plan: Plan) -> int:
     return simulate(CHAIN, plan).peak_bytes
 
 
-def settle(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: bool = True):
+def fitted(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: bool = True):
     told: list[str] = []
-    found = plan_fitting.settle(
+    found = plan_fitting.fit_plan(
         engine, make.case(), CHAIN, FRONTIER, budget_bytes=budget, path=folder / "plan.json", calibration=None,
         measure=measure, say=told.append,
     )  # fmt: skip
@@ -71,10 +71,10 @@ def settle(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: boo
 def test_a_plan_that_fits_as_foreseen_is_the_one(tmp_path):
     engine = Scripted(by_costs, by_costs)
 
-    found, told = settle(engine, tmp_path)
+    found, told = fitted(engine, tmp_path)
 
     point = best(FRONTIER, BUDGET)
-    assert found == plan_fitting.Settled(point=point, traced_bytes=by_costs(point.plan))
+    assert found == plan_fitting.FittedPlan(point=point, traced_bytes=by_costs(point.plan))
     assert told == []
     assert [predicted for predicted, _ in engine.asked] == [True, False]
     assert plan_file.read(tmp_path / "plan.json").plan == engine.asked[0][1]
@@ -85,7 +85,7 @@ def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(tm
     more = 40 * MIB
     foreseen = by_costs if of == "measured" else lambda plan: by_costs(plan) + more
 
-    found, told = settle(Scripted(foreseen, lambda plan: by_costs(plan) + more), tmp_path)
+    found, told = fitted(Scripted(foreseen, lambda plan: by_costs(plan) + more), tmp_path)
 
     assert found.reserve_bytes == more
     assert found.point == best(FRONTIER, BUDGET - more)
@@ -97,7 +97,7 @@ def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried(tmp_path
     def less(plan: Plan) -> int:
         return by_costs(plan) - 60 * MIB
 
-    found, _ = settle(Scripted(less, less), tmp_path)
+    found, _ = fitted(Scripted(less, less), tmp_path)
 
     before = best(FRONTIER, BUDGET)
     assert found.point.step_seconds < before.step_seconds
@@ -111,7 +111,7 @@ def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
     def one_is_less(plan: Plan) -> int:
         return by_costs(plan) - (60 * MIB if plan == before.plan else 0)
 
-    found, _ = settle(Scripted(one_is_less, one_is_less), tmp_path)
+    found, _ = fitted(Scripted(one_is_less, one_is_less), tmp_path)
 
     assert found.point == before
     assert plan_file.read(tmp_path / "plan.json").plan == render(before.plan)
@@ -121,7 +121,7 @@ def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
 def test_a_measured_miss_of_more_than_a_hundredth_is_told(tmp_path):
     heavy = Scripted(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
 
-    _, told = settle(heavy, tmp_path)
+    _, told = fitted(heavy, tmp_path)
 
     assert told[0] == "the plan was measured at 888 MiB, predicted at 848 MiB: planning again"
     assert told[-1].endswith("it fits all the same")
@@ -132,7 +132,7 @@ def test_a_miss_is_told_from_one_in_a_hundred_on(tmp_path, share, times):
     engine = Scripted(by_costs, lambda plan: int(by_costs(plan) / (1 + share)))
     roomy = int(1.1 * BUDGET)
 
-    _, told = settle(engine, tmp_path, roomy)
+    _, told = fitted(engine, tmp_path, roomy)
 
     assert len(told) == times
 
@@ -140,14 +140,14 @@ def test_a_miss_is_told_from_one_in_a_hundred_on(tmp_path, share, times):
 def test_without_measuring_only_traced_steps_are_asked_for(tmp_path):
     engine = Scripted(by_costs, lambda plan: 2**40)
 
-    found, _ = settle(engine, tmp_path, measure=False)
+    found, _ = fitted(engine, tmp_path, measure=False)
 
     assert found is not None
     assert {predicted for predicted, _ in engine.asked} == {True}
 
 
 def test_a_step_that_cannot_be_traced_is_taken_to_need_what_the_costs_say(tmp_path):
-    found, _ = settle(Scripted(lambda plan: None, by_costs), tmp_path)
+    found, _ = fitted(Scripted(lambda plan: None, by_costs), tmp_path)
 
     assert found.traced_bytes is None
     assert found.point == best(FRONTIER, BUDGET)
@@ -156,7 +156,7 @@ def test_a_step_that_cannot_be_traced_is_taken_to_need_what_the_costs_say(tmp_pa
 def test_nothing_is_settled_where_no_plan_fits_by_its_costs(tmp_path):
     engine = Scripted(by_costs, by_costs)
 
-    found, _ = settle(engine, tmp_path, FRONTIER.peak_bytes[0] - 1)
+    found, _ = fitted(engine, tmp_path, FRONTIER.peak_bytes[0] - 1)
 
     assert found is None
     assert engine.asked == []
@@ -165,7 +165,7 @@ def test_nothing_is_settled_where_no_plan_fits_by_its_costs(tmp_path):
 def test_nothing_is_settled_where_even_the_smallest_plan_needs_more(tmp_path):
     engine = Scripted(lambda plan: 2**40, by_costs)
 
-    found, _ = settle(engine, tmp_path)
+    found, _ = fitted(engine, tmp_path)
 
     assert found is None
     assert engine.asked[-1] == (True, render(FRONTIER.point(0).plan))
@@ -175,7 +175,7 @@ def test_the_smallest_plan_is_tried_before_one_gives_up(tmp_path):
     smallest = FRONTIER.point(0)
     engine = Scripted(lambda plan: by_costs(plan) if plan == smallest.plan else 2**40, by_costs)
 
-    found, _ = settle(engine, tmp_path)
+    found, _ = fitted(engine, tmp_path)
 
     assert found.point == smallest
 
@@ -187,7 +187,7 @@ def test_excess_that_grows_with_every_try_ends_at_the_smallest_plan(tmp_path):
         return by_costs(plan) if plan == smallest.plan else BUDGET + 1
 
     engine = Scripted(creeping, by_costs)
-    found, _ = settle(engine, tmp_path)
+    found, _ = fitted(engine, tmp_path)
 
     assert found.point == smallest
     assert len({text for predicted, text in engine.asked if predicted}) <= plan_fitting.TRIES
@@ -214,7 +214,7 @@ def test_a_kind_of_which_nothing_fits_is_left_out():
 def test_ways_of_one_plan_are_measured_once(tmp_path):
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    cases, trials, files = plan_comparison.comparison(make.case(), CHAIN, found, tmp_path, rounds=3)
+    cases, trials, files = plan_comparison.paired_trials(make.case(), CHAIN, found, tmp_path, rounds=3)
 
     assert cases["uniform(7)"] == cases["first(6)"] != cases["plan"]
     assert sorted(path.name for path in files) == ["all.json", "plan.json", "uniform-7.json"]
@@ -226,7 +226,7 @@ def test_ways_of_one_plan_are_measured_once(tmp_path):
 def test_on_a_device_that_is_not_there_each_is_predicted_once(tmp_path):
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    _, trials, _ = plan_comparison.comparison(make.case(device="fake:t4"), CHAIN, found, tmp_path, rounds=3)
+    _, trials, _ = plan_comparison.paired_trials(make.case(device="fake:t4"), CHAIN, found, tmp_path, rounds=3)
 
     assert [(trial.round, trial.passes) for trial in trials] == [(1, ("memory",))] * 4
 
@@ -241,7 +241,7 @@ def shown(label: str, ratios: tuple[float, float] | None, peak: int = 10, plan: 
 def test_a_plan_that_is_slower_than_a_rival_in_every_round_has_lost_and_the_rival_is_offered():
     lines = [shown("plan", (1.2, 1.3)), shown("uniform(4)", (1.1, 1.19)), shown("all", (1.3, 1.4))]
 
-    told = plan_comparison.lost(lines)
+    told = plan_comparison.slower_than_rival(lines)
 
     assert told == "the plan was measured slower than uniform(4), which needs no more: take that one: [1] 2"
 
@@ -256,19 +256,19 @@ def test_a_plan_that_is_slower_than_a_rival_in_every_round_has_lost_and_the_riva
     ],
 )
 def test_a_plan_that_may_be_as_fast_has_not_lost(rival):
-    assert plan_comparison.lost([shown("plan", (1.2, 1.3)), rival]) is None
+    assert plan_comparison.slower_than_rival([shown("plan", (1.2, 1.3)), rival]) is None
 
 
 @pytest.mark.parametrize("mine", [None, (1.3, 1.3)])  # not measured; in one round alone
 def test_without_several_rounds_nothing_is_lost(mine):
-    assert plan_comparison.lost([shown("plan", mine), shown("uniform(4)", (1.0, 1.0))]) is None
+    assert plan_comparison.slower_than_rival([shown("plan", mine), shown("uniform(4)", (1.0, 1.0))]) is None
 
 
 def test_the_same_plan_by_another_name_is_as_fast():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
     same = msgspec.structs.replace(found[1], plan=found[0].plan)
 
-    cases, _, _ = plan_comparison.comparison(make.case(), CHAIN, (found[0], same), Path("run"), rounds=2)
+    cases, _, _ = plan_comparison.paired_trials(make.case(), CHAIN, (found[0], same), Path("run"), rounds=2)
 
     assert cases["plan"] == cases["uniform(7)"]
 

@@ -21,7 +21,7 @@ from profiler.predicting.prediction import predict
 from profiler.request import device_choice
 from profiler.request.spec import Request, plan
 from profiler.views.tables import max_batch
-from profiler.views.tables.progress import describe
+from profiler.views.tables.progress import trial_line
 from tests import make
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -178,7 +178,7 @@ def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
 def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
     found = fit.fits(rows([predicted(peak=30 * GIB), predicted("all", peak=20 * GIB)]), [gpu_specs.find("t4")])
 
-    table = max_batch.fits(found).plain
+    table = max_batch.fit_table(found).plain
 
     assert found[0].strategy is None
     assert found[0].needed_bytes == 20 * GIB + fit.CONTEXT
@@ -200,8 +200,8 @@ def test_no_name_of_a_model_becomes_a_picture(capsys):
 
 
 def test_the_progress_of_a_prediction_is_called_one():
-    assert ": predicted, peak" in describe(predicted())
-    assert ": ok, peak" in describe(make.record())
+    assert ": predicted, peak" in trial_line(predicted())
+    assert ": ok, peak" in trial_line(make.record())
 
 
 def test_a_published_system_is_met_without_a_device(here, capsys):

@@ -136,7 +136,7 @@ def test_which_devices_hold_it_is_told_for_each_number_of_ranks():
     found = fits(rows(records), [gpu_specs.find("t4")])
 
     assert [(one.case.ranks, one.strategy) for one in found] == [(2, None), (8, "none")]
-    assert "one of 8 ranks, fsdp2" in max_batch.fits(found, width=120).plain
+    assert "one of 8 ranks, fsdp2" in max_batch.fit_table(found, width=120).plain
 
 
 def test_a_run_of_ranks_is_not_explained_by_a_floor_that_is_none(tmp_path, capsys):

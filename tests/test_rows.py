@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.analysis import progress
-from profiler.analysis.composition import compose
+from profiler.analysis.composition import peak_parts
 from profiler.analysis.rows import rows
 from profiler.core.case import Case, Trial
 from profiler.core.record import Equality, Readings
@@ -113,7 +113,7 @@ def test_the_spread_is_half_the_interquartile_range_over_the_median():
 def test_the_parts_of_the_peak_sum_to_the_peak():
     readings = Readings(start_bytes=10, saved_bytes=60, peak_bytes=100, peak_phase="backward", peak_gradient_bytes=5)
 
-    parts = compose(readings)
+    parts = peak_parts(readings)
 
     assert parts is not None
     assert (parts.static, parts.saved, parts.transient) == (15, 60, 100 - 15 - 60)
@@ -122,14 +122,14 @@ def test_the_parts_of_the_peak_sum_to_the_peak():
 def test_a_peak_in_the_optimizer_holds_no_saved_activations():
     readings = Readings(start_bytes=10, saved_bytes=60, peak_bytes=30, peak_phase="optimizer", peak_gradient_bytes=10)
 
-    parts = compose(readings)
+    parts = peak_parts(readings)
 
     assert parts is not None
     assert (parts.static, parts.saved, parts.transient) == (20, 0, 10)
 
 
 def test_a_peak_of_which_a_part_was_not_measured_is_not_split():
-    assert compose(Readings(peak_bytes=100, saved_bytes=60)) is None
+    assert peak_parts(Readings(peak_bytes=100, saved_bytes=60)) is None
 
 
 def test_a_plan_owes_what_has_no_record():

@@ -65,7 +65,7 @@ def _fits(**how: object) -> Text:
     tight = Fit(case=case, device="rtx-4090", memory_bytes=24 * GIB, strategy="segments:k=8,split=balanced",
                 needed_bytes=23 * GIB, extra_flops=0.3219)  # fmt: skip
     never = Fit(case=case, device="t4", memory_bytes=16 * GIB, strategy=None, needed_bytes=17 * GIB, extra_flops=None)
-    return max_batch.fits([held, tight, never], **how)
+    return max_batch.fit_table([held, tight, never], **how)
 
 
 def _reproduction(**how: object) -> Text:

@@ -76,5 +76,5 @@ def test_a_plan_that_fits_is_returned_beside_its_rivals(budget: str, code: int, 
     planned = plan(PlanRequest(words=words, budget=budget))
 
     assert planned.exit_code == code
-    assert (planned.settled is not None) == (planned.comparison is not None) == (code == 0)
+    assert (planned.fitted is not None) == (planned.comparison is not None) == (code == 0)
     assert capfd.readouterr() == ("", "")

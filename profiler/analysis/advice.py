@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.composition import compose
+from profiler.analysis.composition import peak_parts
 from profiler.analysis.rows import Row
 
 MOST = 0.9  # of the largest saving: of those that reach so much, the fastest is advised
@@ -89,7 +89,7 @@ def _is_rival(row: Row, chosen: Row, baseline: Row | None) -> bool:
 
 def _limit(lowest: Row, measured: Sequence[Row]) -> Limit | None:
     """None where the parts of the peak were not measured."""
-    parts = compose(lowest.readings)
+    parts = peak_parts(lowest.readings)
     if parts is None:
         return None
     sizes = {"static": parts.static, "transient": parts.transient, "saved": parts.saved}
@@ -181,16 +181,16 @@ def is_apart(row: Row, other: Row, *, baseline: Row | None) -> bool:
     """Whether the times of two rows can be told apart. Estimates have no spread: they differ where they do."""
     if row.case.is_predicted and other.case.is_predicted:
         return row.step_seconds != other.step_seconds
-    mine, others = _spans(row, other, baseline)
-    return mine is not None and others is not None and (mine[1] < others[0] or others[1] < mine[0])
+    mine, theirs = _spans(row, other, baseline)
+    return mine is not None and theirs is not None and (mine[1] < theirs[0] or theirs[1] < mine[0])
 
 
 def overlaps(row: Row, other: Row, *, baseline: Row | None) -> bool:
     """Whether the spreads of two rows are known and reach into each other: a faster one may then be so by chance."""
     if row.case.is_predicted and other.case.is_predicted:
         return False
-    mine, others = _spans(row, other, baseline)
-    return mine is not None and others is not None and mine[0] <= others[1] and others[0] <= mine[1]
+    mine, theirs = _spans(row, other, baseline)
+    return mine is not None and theirs is not None and mine[0] <= theirs[1] and theirs[0] <= mine[1]
 
 
 def certainty(row: Row, *, baseline: Row | None) -> str:
@@ -202,15 +202,15 @@ def certainty(row: Row, *, baseline: Row | None) -> str:
     ratios = span(row, baseline=baseline) if baseline else None
     if ratios is None:
         return "single"
-    if any(note.code == NOISY for one in (row, baseline) if one for note in one.notes):
+    if any(note.code == NOISY for timed_row in (row, baseline) if timed_row for note in timed_row.notes):
         return "noisy"
     return "same" if ratios[0] <= 1 <= ratios[1] else "sure"
 
 
 def _spans(row: Row, other: Row, baseline: Row | None) -> tuple[RatioRange | None, RatioRange | None]:
     """Of both by one measure: ratios to the baseline where there are rounds, or it is one of them; else seconds."""
-    rounds = [one.time_ratio_range for one in (row, other)]
-    if baseline and (row is baseline or other is baseline or all(one and one[0] < one[1] for one in rounds)):
+    ranges = [compared.time_ratio_range for compared in (row, other)]
+    if baseline and (row is baseline or other is baseline or all(ends and ends[0] < ends[1] for ends in ranges)):
         return span(row, baseline=baseline), span(other, baseline=baseline)
     return _around(row.step_seconds, row.step_spread), _around(other.step_seconds, other.step_spread)
 

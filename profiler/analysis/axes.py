@@ -46,25 +46,25 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 def space(cases: Iterable[Case], defaults: Mapping[str, Mapping[str, str]]) -> Space:
     """The axes of these cases; `defaults` are the options that a model's text leaves out, by its name."""
-    found = list(dict.fromkeys(cases))
-    several = len({case.model.name for case in found}) > 1
-    settings = {case: _settings(case, defaults, several=several) for case in found}
-    if several and len({(case.model, case.batch_size) for case in found}) == len({case.model for case in found}):
-        settings = {case: {**one, "batch_size": None} for case, one in settings.items()}  # each has a batch of its own
-    names = dict.fromkeys(name for one in settings.values() for name in one)
-    values = {name: list(dict.fromkeys(one.get(name) for one in settings.values())) for name in names}
-    axes = tuple(Axis(name=name, values=_ordered(found)) for name, found in values.items() if len(found) > 1)
+    distinct = list(dict.fromkeys(cases))
+    several = len({case.model.name for case in distinct}) > 1
+    settings = {case: _settings(case, defaults, several=several) for case in distinct}
+    if several and len({(case.model, case.batch_size) for case in distinct}) == len({case.model for case in distinct}):
+        settings = {case: {**fields, "batch_size": None} for case, fields in settings.items()}  # each has its own batch
+    names = dict.fromkeys(name for fields in settings.values() for name in fields)
+    values = {name: list(dict.fromkeys(fields.get(name) for fields in settings.values())) for name in names}
+    axes = tuple(Axis(name=name, values=_ordered(varied)) for name, varied in values.items() if len(varied) > 1)
     return Space(axes=axes, settings=settings)
 
 
 def named(space: Space, word: str) -> Axis:
     """The axis that a user calls so. Raises UserError where nothing of that name varies."""
     name = word.strip().replace("-", "_")
-    known = {axis.name: axis for axis in space.axes}
-    if name not in known:
-        hint = nearest(name, known) or f"its axes are {', '.join(known) or 'none'}"
+    axes = {axis.name: axis for axis in space.axes}
+    if name not in axes:
+        hint = nearest(name, axes) or f"its axes are {', '.join(axes) or 'none'}"
         raise UserError(f"'{word}' is no axis of this run", hint=hint)
-    return known[name]
+    return axes[name]
 
 
 def two(space: Space, words: Sequence[str] = ()) -> tuple[Axis, Axis]:
@@ -72,14 +72,14 @@ def two(space: Space, words: Sequence[str] = ()) -> tuple[Axis, Axis]:
 
     Strategies are up. Raises UserError where no two settings vary.
     """
-    given = [named(space, word) for word in words]
-    if len(given) > 2 or len(set(given)) < len(given):
+    chosen = [named(space, word) for word in words]
+    if len(chosen) > 2 or len(set(chosen)) < len(chosen):
         raise UserError(f"a plane has two axes, not '{','.join(words)}'", hint="name two that differ")
     strategies = [axis for axis in space.axes if axis.name == STRATEGY]
-    order = list(dict.fromkeys([*(given or _ranked(space)[:1]), *strategies, *_ranked(space)]))
+    order = list(dict.fromkeys([*(chosen or _ranked(space)[:1]), *strategies, *_ranked(space)]))
     if len(order) < 2:
-        what = f"only the {order[0].label} varies" if order else "nothing varies"
-        raise UserError(f"nothing to lay out over two axes: {what} in this run", hint=HINT)
+        varying = f"only the {order[0].label} varies" if order else "nothing varies"
+        raise UserError(f"nothing to lay out over two axes: {varying} in this run", hint=HINT)
     across, up = order[:2]
     return (up, across) if across.name == STRATEGY else (across, up)
 
@@ -94,16 +94,16 @@ def rising(space: Space, words: Sequence[str] = ()) -> Axis:
     for axis in [named(space, word) for word in words] or _ranked(space):
         if axis.is_number and min(map(float, axis.values)) > 0:  # type: ignore[arg-type]  # numbers
             return axis
-    what = f"{words[0]} is" if words else "no axis of this run is"
-    raise UserError(f"nothing to grow with: {what} of positive numbers", hint=HINT)
+    subject = f"{words[0]} is" if words else "no axis of this run is"
+    raise UserError(f"nothing to grow with: {subject} of positive numbers", hint=HINT)
 
 
-def apart(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
+def groups_over(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
     """The rows that differ in no axis but those of `over`, together."""
-    others = [axis for axis in space.axes if axis.name not in set(over)]
+    fixed = [axis for axis in space.axes if axis.name not in set(over)]
     groups: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(space.at(row.case, axis) for axis in others), []).append(row)
+        groups.setdefault(tuple(space.at(row.case, axis) for axis in fixed), []).append(row)
     return list(groups.values())
 
 
@@ -114,8 +114,8 @@ def grid(rows: Iterable[Row], space: Space, across: Axis, up: Axis) -> dict[tupl
 
 def _ranked(space: Space) -> list[Axis]:
     """All but the strategies: numbers before words, and those with the most values first."""
-    others = (axis for axis in space.axes if axis.name != STRATEGY)
-    return sorted(others, key=lambda axis: (not axis.is_number, -len(axis.values)))
+    candidates = (axis for axis in space.axes if axis.name != STRATEGY)
+    return sorted(candidates, key=lambda axis: (not axis.is_number, -len(axis.values)))
 
 
 def _settings(case: Case, defaults: Mapping[str, Mapping[str, str]], *, several: bool) -> dict[str, Value]:

@@ -67,7 +67,7 @@ def idle(sides: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
     baseline, *others = sides
     shared = {side.label: [key for key in baseline.points if key in side.points] for side in others}
     return tuple(
-        name for name in allowed if not any(_unequal(baseline, one, shared[one.label], name) for one in others)
+        name for name in allowed if not any(_unequal(baseline, side, shared[side.label], name) for side in others)
     )
 
 
@@ -79,7 +79,9 @@ def _unequal(baseline: Side, side: Side, shared: Sequence[tuple[str, ...]], name
 def _nothing_shared(baseline: Side, side: Side, align: Sequence[str]) -> UserError:
     sentences, apart = [f"no row of {_named(side)} is in {_named(baseline)}"], []
     for name in align:
-        first, second = (list(dict.fromkeys(value(row, name) for row in one.rows)) for one in (baseline, side))
+        first, second = (
+            list(dict.fromkeys(value(row, name) for row in compared.rows)) for compared in (baseline, side)
+        )
         if not set(first) & set(second):
             apart.append(name)
             sentences.append(_told(baseline, side, name, " or ".join(first), " or ".join(second)))

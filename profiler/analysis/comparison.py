@@ -58,7 +58,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...]
 
 
-def compare(
+def compare_runs(
     runs: Sequence[tuple[str, Sequence[Record]]], *, align: Sequence[str] = ALIGN, allowed: Sequence[str] = ()
 ) -> Comparison:
     """Compare runs, by name, with the first. What is allowed to differ is not aligned by.
@@ -69,20 +69,20 @@ def compare(
     empty = next((name for name, records in runs if not records), None)
     if empty is not None:
         raise UserError(f"'{empty}' has no records yet", hint="let it run to its end, or leave it out", exit_code=4)
-    found = sides(runs, align=align)
-    if len(found) < 2:
+    compared = sides(runs, align=align)
+    if len(compared) < 2:
         raise UserError("there is only one run on one device here", hint="name two runs", exit_code=4)
-    refuse_mixed(found, align=align, allowed=allowed)
-    told = circumstances(found)
-    keys = dict.fromkeys(key for side in found for key in side.points)
+    refuse_mixed(compared, align=align, allowed=allowed)
+    differences = circumstances(compared)
+    keys = dict.fromkeys(key for side in compared for key in side.points)
     return Comparison(
-        sides=tuple(_summary(side) for side in found),
-        differences=tuple(one for one in told if not one.is_one),
-        same=tuple(one for one in told if one.is_one),
-        matches=tuple(_match(key, found, align) for key in keys),
-        orders=orders(found, align=align),
-        advice=advise_sides(found, align=align),
-        remarks=(*_remarks(found), *_idle(found, allowed)),
+        sides=tuple(_summary(side) for side in compared),
+        differences=tuple(difference for difference in differences if not difference.is_one),
+        same=tuple(difference for difference in differences if difference.is_one),
+        matches=tuple(_match(key, compared, align) for key in keys),
+        orders=orders(compared, align=align),
+        advice=advise_sides(compared, align=align),
+        remarks=(*_remarks(compared), *_idle(compared, allowed)),
     )
 
 

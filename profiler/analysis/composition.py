@@ -20,7 +20,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     transient: int  # the rest: recomputed activations, gradients of activations, workspaces
 
 
-def compose(readings: Readings) -> Composition | None:
+def peak_parts(readings: Readings) -> Composition | None:
     """Split the peak so that static + saved + transient is the peak; None where a part was not measured."""
     if readings.peak_bytes is None or readings.start_bytes is None or readings.saved_bytes is None:
         return None
@@ -43,7 +43,7 @@ def categories(readings: Readings) -> tuple[Category, ...]:
     Gradients are those of this step that were there at the peak. Where the static categories were not read, or do not
     fit into what was live before the step, all that is static is one part.
     """
-    parts = compose(readings)
+    parts = peak_parts(readings)
     if parts is None:
         return ()
     known = {name: (readings.static_bytes or {}).get(name, 0) for name in LASTING}

@@ -65,7 +65,7 @@ def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds
         num_trials=len(planned),
         num_predicted=len(planned) - len(measured),
         steps=steps,
-        sampling_seconds=max((one.max_seconds for one in samplings if one), default=0.0),
+        sampling_seconds=max((sampling.max_seconds for sampling in samplings if sampling), default=0.0),
         gpu_seconds=seconds if num_unknown < len(measured) else None,
         num_unknown=num_unknown,
     )
@@ -74,7 +74,7 @@ def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds
 def num_steps(trial: Trial, speed: Speed | None = None) -> Bounds:
     """Training steps of one rank."""
     timed = [num_timed(trial, seconds) for seconds in _step_span(trial, speed)]
-    return _untimed(trial).plus(Bounds(min(one.least for one in timed), max(one.most for one in timed)))
+    return _untimed(trial).plus(Bounds(min(bounds.least for bounds in timed), max(bounds.most for bounds in timed)))
 
 
 def step_seconds(trial: Trial, speed: Speed) -> Bounds:
@@ -85,7 +85,8 @@ def step_seconds(trial: Trial, speed: Speed) -> Bounds:
     untimed = _untimed(trial)
     timed = [num_timed(trial, seconds).times(seconds) for seconds in (fast, slow)]
     return Bounds(
-        untimed.least * fast + min(one.least for one in timed), untimed.most * slow + max(one.most for one in timed)
+        untimed.least * fast + min(bounds.least for bounds in timed),
+        untimed.most * slow + max(bounds.most for bounds in timed),
     )
 
 

@@ -18,10 +18,12 @@ APART = 0.05  # a smaller difference of the clocks is let pass
 
 def clock_held(series: Series) -> str | None:
     """Whether the clock was held down, or fell, while steps were timed; by what, and how hot and busy it was."""
-    moments = [one for round_ in series for one in round_]
-    clocks = [one.clock_hertz for one in moments if one.clock_hertz is not None]
-    highest = max((one.highest_clock_hertz for one in moments if one.highest_clock_hertz is not None), default=None)
-    reasons = list(dict.fromkeys(reason for one in moments for reason in one.held_by))
+    moments = [moment for round_ in series for moment in round_]
+    clocks = [moment.clock_hertz for moment in moments if moment.clock_hertz is not None]
+    highest = max(
+        (moment.highest_clock_hertz for moment in moments if moment.highest_clock_hertz is not None), default=None
+    )
+    reasons = list(dict.fromkeys(reason for moment in moments for reason in moment.held_by))
     is_held = bool(reasons) and (not clocks or highest is None or min(clocks) < SLOWED * highest)
     if not is_held and not any(_falls(round_) for round_ in series):
         return None
@@ -32,9 +34,9 @@ def clock_held(series: Series) -> str | None:
 
 def other_processes(series: Series) -> str | None:
     """Whether other processes used the device while steps were timed."""
-    on_device = max((one.num_others or 0 for round_ in series for one in round_), default=0)
+    on_device = max((moment.num_others or 0 for round_ in series for moment in round_), default=0)
     if on_device:
-        held_bytes = max((one.others_bytes or 0 for round_ in series for one in round_), default=0)
+        held_bytes = max((moment.others_bytes or 0 for round_ in series for moment in round_), default=0)
         size = f" that hold{'s' if on_device == 1 else ''} {bytes_text(held_bytes)}" if held_bytes else ""
         shared = f"{on_device} other process{'' if on_device == 1 else 'es'}{size}"
         return f"the device is shared with {shared}: times and free memory are theirs too; --device takes another one"
@@ -48,7 +50,7 @@ def other_processes(series: Series) -> str | None:
 
 
 def _falls(round_: Sequence[Conditions]) -> bool:
-    clocks = [one.clock_hertz for one in round_ if one.clock_hertz is not None]
+    clocks = [moment.clock_hertz for moment in round_ if moment.clock_hertz is not None]
     return any(later < SLOWED * max(clocks[:at]) for at, later in enumerate(clocks) if at)
 
 
@@ -60,11 +62,11 @@ def _clock(clocks: Sequence[float], highest: float | None) -> list[str]:
 
 
 def _heat(moments: Sequence[Conditions]) -> list[str]:
-    celsius = max((one.celsius for one in moments if one.celsius is not None), default=None)
-    watts = max((one.watts for one in moments if one.watts is not None), default=None)
-    limit = max((one.limit_watts for one in moments if one.limit_watts is not None), default=None)
+    celsius = max((moment.celsius for moment in moments if moment.celsius is not None), default=None)
+    watts = max((moment.watts for moment in moments if moment.watts is not None), default=None)
+    limit = max((moment.limit_watts for moment in moments if moment.limit_watts is not None), default=None)
     power = [] if watts is None else [f"up to {in_unit_text(round(watts), 'W')}"]
-    power = [f"{one} of {in_unit_text(round(limit), 'W')}" for one in power] if limit is not None else power
+    power = [f"{text} of {in_unit_text(round(limit), 'W')}" for text in power] if limit is not None else power
     return [*([] if celsius is None else [f"up to {in_unit_text(round(celsius), 'C')}"]), *power]
 
 
@@ -74,7 +76,9 @@ def _megahertz(hertz: float) -> str:
 
 def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     """Whether a round ran at another clock than its baseline, so that part of the ratio is the clock's."""
-    pairs = [(mine, none) for one, other in _pairs(rounds, baseline) if (mine := clock(one)) and (none := clock(other))]
+    pairs = [
+        (mine, none) for record, base in _pairs(rounds, baseline) if (mine := clock(record)) and (none := clock(base))
+    ]
     mine, none = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1), default=(1.0, 1.0))
     if abs(mine / none - 1) <= APART:
         return None
@@ -85,16 +89,16 @@ def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | 
 def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:
     """The change of the time in cycles, as the end of a sentence; nothing where no clocks are known."""
     ratios = [
-        median(one.readings.step_seconds or ()) / median(other.readings.step_seconds or ()) * mine / none
-        for one, other in _pairs(rounds, baseline)
-        if (mine := clock(one)) and (none := clock(other))
+        median(record.readings.step_seconds or ()) / median(base.readings.step_seconds or ()) * mine / none
+        for record, base in _pairs(rounds, baseline)
+        if (mine := clock(record)) and (none := clock(base))
     ]
     return f"; in cycles the step is {change_text(median(ratios))}" if ratios else ""
 
 
 def clock(record: Record) -> float | None:
     """The mean clock while the steps of a round were timed, in hertz."""
-    clocks = [one.clock_hertz for one in record.readings.conditions or () if one.clock_hertz]
+    clocks = [moment.clock_hertz for moment in record.readings.conditions or () if moment.clock_hertz]
     return fmean(clocks) if clocks else None
 
 
@@ -102,4 +106,4 @@ def _pairs(rounds: Sequence[Record], baseline: Sequence[Record]) -> list[tuple[R
     """Each timed record with the baseline's of the same round; nothing for the baseline itself."""
     of_round = {record.round: record for record in baseline if record.readings.step_seconds}
     pairs = [(record, of_round.get(record.round)) for record in rounds if record.readings.step_seconds]
-    return [(one, other) for one, other in pairs if other is not None and one.case != other.case]
+    return [(record, base) for record, base in pairs if base is not None and record.case != base.case]

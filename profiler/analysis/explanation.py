@@ -96,8 +96,8 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
 def _changed_peak(trace: Trace, change: Change) -> int:
     """The peak with the lives that the change gives."""
     differences = [0] * (len(trace.operators) + 2)
-    for one in trace.allocations:
-        for nbytes, born, died in change(one):
+    for storage in trace.allocations:
+        for nbytes, born, died in change(storage):
             differences[born] += nbytes
             differences[died + 1] -= nbytes
     held = accumulate(differences[:-1])
@@ -105,26 +105,26 @@ def _changed_peak(trace: Trace, change: Change) -> int:
     return max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
 
 
-def _as_it_is(one: Allocation) -> Iterable[Life]:
-    yield one.nbytes, one.born, one.died
+def _as_it_is(storage: Allocation) -> Iterable[Life]:
+    yield storage.nbytes, storage.born, storage.died
 
 
-def _half_batch(one: Allocation) -> Iterable[Life]:
-    grows = one.category in GROWING and one.phase != "optimizer"
-    yield (one.nbytes + 1) // 2 if grows else one.nbytes, one.born, one.died
+def _half_batch(storage: Allocation) -> Iterable[Life]:
+    grows = storage.category in GROWING and storage.phase != "optimizer"
+    yield (storage.nbytes + 1) // 2 if grows else storage.nbytes, storage.born, storage.died
 
 
-def _no_state(one: Allocation) -> Iterable[Life]:
-    if one.category != "optimizer" and one.phase != "optimizer":
-        yield from _as_it_is(one)
+def _no_state(storage: Allocation) -> Iterable[Life]:
+    if storage.category != "optimizer" and storage.phase != "optimizer":
+        yield from _as_it_is(storage)
 
 
-def _freed_gradients(one: Allocation) -> Iterable[Life]:
+def _freed_gradients(storage: Allocation) -> Iterable[Life]:
     """The optimizer's temporaries go with them: it takes one parameter at a time."""
-    if one.category == "gradients" and one.born:
-        yield one.nbytes, one.born, one.born
-    elif one.phase != "optimizer":
-        yield from _as_it_is(one)
+    if storage.category == "gradients" and storage.born:
+        yield storage.nbytes, storage.born, storage.born
+    elif storage.phase != "optimizer":
+        yield from _as_it_is(storage)
 
 
 def _dropped_gradients(trace: Trace) -> Change:
@@ -134,18 +134,18 @@ def _dropped_gradients(trace: Trace) -> Change:
         if operator.phase == "backward":
             first.setdefault(operator.module, number)
 
-    def change(one: Allocation) -> Iterable[Life]:
-        if one.category == "gradients" and not one.born:
-            yield one.nbytes, min(first.get(one.module, 1), one.died + 1), one.died
+    def change(storage: Allocation) -> Iterable[Life]:
+        if storage.category == "gradients" and not storage.born:
+            yield storage.nbytes, min(first.get(storage.module, 1), storage.died + 1), storage.died
         else:
-            yield from _as_it_is(one)
+            yield from _as_it_is(storage)
 
     return change
 
 
-def _offloaded(one: Allocation) -> Iterable[Life]:
-    if one.category == "saved" and one.died > one.born:
-        yield one.nbytes, one.born, one.born
-        yield one.nbytes, one.died, one.died
+def _offloaded(storage: Allocation) -> Iterable[Life]:
+    if storage.category == "saved" and storage.died > storage.born:
+        yield storage.nbytes, storage.born, storage.born
+        yield storage.nbytes, storage.died, storage.died
     else:
-        yield from _as_it_is(one)
+        yield from _as_it_is(storage)

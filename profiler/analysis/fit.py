@@ -140,22 +140,22 @@ def taken(row: Row) -> int | None:
 
 def _side_advice(group: tuple[str, ...], side: Side, align: Sequence[str]) -> SideAdvice:
     of_group = [point.row for key, point in side.points.items() if without_strategy(key, align) == group]
-    known = [(row, nbytes) for row in of_group if (nbytes := taken(row)) is not None]
+    needs = [(row, nbytes) for row in of_group if (nbytes := taken(row)) is not None]
     memory = next((row.environment.device_bytes for row in of_group if row.environment), None)
-    said = SideAdvice(group=group, label=side.label, memory_bytes=memory)
-    if not known:
-        return msgspec.structs.replace(said, reason="nothing ran" if of_group else "not in this run")
+    advice = SideAdvice(group=group, label=side.label, memory_bytes=memory)
+    if not needs:
+        return msgspec.structs.replace(advice, reason="nothing ran" if of_group else "not in this run")
     if memory is None:
-        return msgspec.structs.replace(said, reason="its memory is not known")
-    fitting = [(row.step_seconds, nbytes, row) for row, nbytes in known if nbytes <= memory]
+        return msgspec.structs.replace(advice, reason="its memory is not known")
+    fitting = [(row.step_seconds, nbytes, row) for row, nbytes in needs if nbytes <= memory]
     if not fitting:
-        least = min(nbytes for _, nbytes in known)
-        return msgspec.structs.replace(said, needed_bytes=least, reason="none of these fits")
+        least = min(nbytes for _, nbytes in needs)
+        return msgspec.structs.replace(advice, needed_bytes=least, reason="none of these fits")
     if all(seconds is None for seconds, _, _ in fitting):
-        return msgspec.structs.replace(said, reason="no times")
+        return msgspec.structs.replace(advice, reason="no times")
     best = budget_frontier([row for _, _, row in fitting])[-1].best
     return msgspec.structs.replace(
-        said, strategy=str(best.case.strategy), needed_bytes=taken(best), step_seconds=best.step_seconds
+        advice, strategy=str(best.case.strategy), needed_bytes=taken(best), step_seconds=best.step_seconds
     )
 
 
@@ -196,8 +196,8 @@ def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int |
     nearest = sorted(sizes, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
     if len(nearest) < 2:
         return None
-    one, other = sorted(nearest)
-    rise = (sizes[other] - sizes[one]) / (other - one)
+    lower, upper = sorted(nearest)
+    rise = (sizes[upper] - sizes[lower]) / (upper - lower)
     if rise <= 0:
         return None
-    return int(one + (limit - sizes[one]) / rise)
+    return int(lower + (limit - sizes[lower]) / rise)

@@ -160,12 +160,12 @@ def _time(row: Row) -> dict[str, Any]:
     samples: dict[str, Samples | None] = {name: getattr(row.readings, f"{name}_seconds") or None for name in TIMES}
     low, high = row.time_ratio_range or (None, None)
     return {
-        **{f"{name}_seconds": median(found) if found else None for name, found in samples.items()},
+        **{f"{name}_seconds": median(seconds) if seconds else None for name, seconds in samples.items()},
         "step_spread": row.step_spread,
         "time_ratio": row.time_ratio,
         "time_ratio_least": low,
         "time_ratio_most": high,
-        **{f"{name}_seconds_samples": found for name, found in samples.items()},
+        **{f"{name}_seconds_samples": seconds for name, seconds in samples.items()},
     }
 
 

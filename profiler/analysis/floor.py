@@ -48,7 +48,7 @@ def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
     operator = trace.operators[at - 1]
     return Floor(
         nbytes=bounds[at],
-        static_bytes=sum(one.nbytes for one in held_at(trace, at) if one.category in THROUGHOUT),
+        static_bytes=sum(storage.nbytes for storage in held_at(trace, at) if storage.category in THROUGHOUT),
         stage=needs.at_work[at - 1],
         phase=operator.phase,
         operator=operator.name,
@@ -68,18 +68,18 @@ class _Needs:
         self._cut()
         self._calls = _calls(trace, self.at_work)
         self._released: dict[tuple[int, int], int] = {}  # by stage and call: when the first of its own is gone
-        for one in trace.allocations:
-            if self._own(one) and trace.operators[one.died - 1].phase != "recompute":
-                key = self._place(one.died), self._calls[one.born]
-                self._released[key] = min(one.died, self._released.get(key, one.died))
+        for storage in trace.allocations:
+            if self._own(storage) and trace.operators[storage.died - 1].phase != "recompute":
+                key = self._place(storage.died), self._calls[storage.born]
+                self._released[key] = min(storage.died, self._released.get(key, storage.died))
 
     def bounds(self) -> list[int]:
         """The bytes that are needed while each operator runs."""
         change = [0] * (len(self._trace.operators) + 2)
-        for one in self._trace.allocations:
-            if not (one.phase == "recompute" and one.category == "temporaries"):
-                change[self._since(one)] += one.nbytes
-                change[one.died + 1] -= one.nbytes
+        for storage in self._trace.allocations:
+            if not (storage.phase == "recompute" and storage.category == "temporaries"):
+                change[self._since(storage)] += storage.nbytes
+                change[storage.died + 1] -= storage.nbytes
         held = list(accumulate(change[:-1]))
         for number, operator in enumerate(self._trace.operators, start=1):
             held[number] += operator.hidden_bytes
@@ -92,33 +92,33 @@ class _Needs:
 
     def _cut(self) -> None:
         for number, operator in enumerate(self._trace.operators, start=1):
-            here = operator.phase, self.at_work[number - 1]
-            if operator.phase != "recompute" and (not self._stages or here != self._stages[-1]):
+            stage = operator.phase, self.at_work[number - 1]
+            if operator.phase != "recompute" and (not self._stages or stage != self._stages[-1]):
                 self._starts.append(number)
-                self._stages.append(here)
+                self._stages.append(stage)
 
     def _place(self, operator: int) -> int:
         return max(0, bisect_right(self._starts, operator) - 1)
 
-    def _own(self, one: Allocation) -> bool:
+    def _own(self, storage: Allocation) -> bool:
         """Whether it was made by the block whose backward is the last to need it."""
-        stage = self.stage(one.module)
-        kept = one.category in ("saved", "recomputed") and stage != OUTSIDE
-        return kept and self._stages[self._place(one.died)] == ("backward", stage)
+        stage = self.stage(storage.module)
+        is_activation = storage.category in ("saved", "recomputed") and stage != OUTSIDE
+        return is_activation and self._stages[self._place(storage.died)] == ("backward", stage)
 
-    def _since(self, one: Allocation) -> int:
-        if one.category not in ("saved", "recomputed") or self.stage(one.module) == OUTSIDE:
-            return one.born
-        place = self._place(one.died)
-        first = self._released.get((place, self._calls[one.born]), one.died)
-        return max(one.born, first if self._own(one) else self._starts[place])
+    def _since(self, storage: Allocation) -> int:
+        if storage.category not in ("saved", "recomputed") or self.stage(storage.module) == OUTSIDE:
+            return storage.born
+        place = self._place(storage.died)
+        first = self._released.get((place, self._calls[storage.born]), storage.died)
+        return max(storage.born, first if self._own(storage) else self._starts[place])
 
 
 def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
     """The block of each operator; where autograd has lost the module, that around it if its forward ran once a pass."""
     at_work = [stage(operator.module) for operator in trace.operators]
-    forward = [one for one, operator in zip(at_work, trace.operators, strict=True) if operator.phase == "forward"]
-    runs = Counter(one for one, _ in groupby(forward))
+    forward = [block for block, operator in zip(at_work, trace.operators, strict=True) if operator.phase == "forward"]
+    runs = Counter(block for block, _ in groupby(forward))
     passes = sum(phase == "forward" for phase, _ in trace.marks)
     backward = [at for at, operator in enumerate(trace.operators) if operator.phase == "backward"]
     last = {at_work[at]: at for at in backward}
@@ -134,14 +134,14 @@ def _calls(trace: Trace, at_work: list[str]) -> list[int]:
 
     A block that is called again at once (layers that share their weights) repeats the operators that allocate.
     """
-    makes = {one.born for one in trace.allocations}
+    allocating = {storage.born for storage in trace.allocations}
     calls = [0]
     numbered = zip(count(1), trace.operators, at_work)  # counting never ends
-    for _, run in groupby(numbered, key=lambda one: (one[1].phase, one[2])):
-        made = [((operator.name, operator.module), number in makes) for number, operator, _ in run]
-        period = _period([name for name, makes_any in made if makes_any])
+    for _, run in groupby(numbered, key=lambda entry: (entry[1].phase, entry[2])):
+        operators = [((operator.name, operator.module), number in allocating) for number, operator, _ in run]
+        period = _period([name for name, makes_any in operators if makes_any])
         first = calls[-1] + 1
-        calls += [first + max(0, sofar - 1) // period for sofar in accumulate(makes_any for _, makes_any in made)]
+        calls += [first + max(0, sofar - 1) // period for sofar in accumulate(makes_any for _, makes_any in operators)]
     return calls
 
 

@@ -79,9 +79,10 @@ def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
         raise UserError(
             f"--fail-on {empty}: no row of the baseline has a {empty.quantity}", hint="leave it out", exit_code=4
         )
-    over = [one for _, held in results for one in held if one.is_over]
+    over = [result for _, held in results for result in held if result.is_over]
     return Judgement(
-        tripped=tuple(one for one in over if one.is_sure), unsure=tuple(one for one in over if not one.is_sure)
+        tripped=tuple(result for result in over if result.is_sure),
+        unsure=tuple(result for result in over if not result.is_sure),
     )
 
 

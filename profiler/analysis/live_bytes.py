@@ -57,7 +57,7 @@ def peak(trace: Trace) -> Peak:
 
 def categories_at(trace: Trace, operator: int) -> tuple[Share, ...]:
     """What is live while an operator runs, by category, the largest first; they add up to all of it."""
-    return _shares(trace, operator, of=lambda one: one.category, hidden=HIDDEN)
+    return _shares(trace, operator, of=lambda storage: storage.category, hidden=HIDDEN)
 
 
 def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple[Share, ...]:
@@ -67,18 +67,20 @@ def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple
     """
     stage = stage_of(blocks)
     at_work = trace.operators[operator - 1].module if operator else ""
-    return _shares(trace, operator, of=lambda one: stage(one.module) or one.module, hidden=stage(at_work) or at_work)
+    return _shares(
+        trace, operator, of=lambda storage: stage(storage.module) or storage.module, hidden=stage(at_work) or at_work
+    )
 
 
 def nbytes(allocations: Iterable[Allocation]) -> int:
     """The sum of their bytes."""
-    return sum(one.nbytes for one in allocations)
+    return sum(storage.nbytes for storage in allocations)
 
 
 def _shares(trace: Trace, operator: int, *, of: Callable[[Allocation], str], hidden: str) -> tuple[Share, ...]:
     sizes: dict[str, int] = {}
-    for one in held_at(trace, operator):
-        sizes[of(one)] = sizes.get(of(one), 0) + one.nbytes
+    for storage in held_at(trace, operator):
+        sizes[of(storage)] = sizes.get(of(storage), 0) + storage.nbytes
     if operator and trace.operators[operator - 1].hidden_bytes:
         sizes[hidden] = sizes.get(hidden, 0) + trace.operators[operator - 1].hidden_bytes
     shares = [Share(name=name, nbytes=bytes_) for name, bytes_ in sizes.items()]
@@ -121,4 +123,6 @@ def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
         elif operator.moved_bytes:
             is_open = False
     operators = trace.operators
-    return tuple((first, last) for first, last in spans if any(one.module for one in operators[first - 1 : last]))
+    return tuple(
+        (first, last) for first, last in spans if any(operator.module for operator in operators[first - 1 : last])
+    )

@@ -77,8 +77,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The label with the device in a word: "B h100"."""
         named = next((row.environment.device_name for row in self.rows if row.environment), None)
-        found = SHORT.search(named or "") if self.device.startswith("cuda") else None
-        return f"{self.label} {found[0] if found else self.device.removeprefix(FAKE)}"
+        match = SHORT.search(named or "") if self.device.startswith("cuda") else None
+        return f"{self.label} {match[0] if match else self.device.removeprefix(FAKE)}"
 
     @property
     def rows(self) -> list[Row]:
@@ -133,7 +133,7 @@ def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, 
         key = tuple(value(row, name) for name in align)
         if key in points:
             raise _doubled(run, row, points[key].row, align)
-        samples = tuple(one.readings.step_seconds for one in rounds[row.case] if one.readings.step_seconds)
+        samples = tuple(record.readings.step_seconds for record in rounds[row.case] if record.readings.step_seconds)
         points[key] = SampledRow(row=row, rounds=samples)
     return points
 

@@ -59,8 +59,10 @@ def share_of_saving(read: Callable[[Row], int | None]) -> Read:
 
     def share(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
         (row, *_) = chosen
-        mine, none = (read(one) if one and one.outcome == "ok" else None for one in _pair(chosen, rows))
-        peers = [read(one) for one in rows if one.outcome == "ok" and _family(one.case) == _family(row.case)]
+        mine, none = (
+            read(pair_row) if pair_row and pair_row.outcome == "ok" else None for pair_row in _pair(chosen, rows)
+        )
+        peers = [read(peer) for peer in rows if peer.outcome == "ok" and _family(peer.case) == _family(row.case)]
         smallest = min((value for value in peers if value is not None), default=None)
         if none is None or mine is None or smallest is None or none <= smallest:
             return None
@@ -74,15 +76,15 @@ def growth(read: Callable[[Row], float | None]) -> Read:
 
     def fitted(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
         points = [(row.built.num_blocks, read(row)) for row in chosen if row.built and row.outcome == "ok"]
-        known = [(size, value) for size, value in points if value is not None]
-        return exponent([size for size, _ in known], [value for _, value in known])
+        measured = [(size, value) for size, value in points if value is not None]
+        return exponent([size for size, _ in measured], [value for _, value in measured])
 
     return fitted
 
 
 def baseline(row: Row, rows: Sequence[Row]) -> Row | None:
     """The row of the same case without checkpointing."""
-    return next((one for one in rows if one.case == row.case.baseline), None)
+    return next((candidate for candidate in rows if candidate.case == row.case.baseline), None)
 
 
 def _pair(chosen: Sequence[Row], rows: Sequence[Row]) -> tuple[Row, Row | None]:
@@ -136,21 +138,21 @@ def _calls_by_layer(row: Row) -> str | None:
 
 def _live_activations(row: Row) -> int | None:
     """Whole activations of a dense-chain of one width among what the forward leaves live."""
-    one = activation_bytes(row.case)
-    return None if one is None or row.readings.saved_bytes is None else row.readings.saved_bytes // one
+    layer_bytes = activation_bytes(row.case)
+    return None if layer_bytes is None or row.readings.saved_bytes is None else row.readings.saved_bytes // layer_bytes
 
 
 def _peak_activations(row: Row) -> int | None:
     """Whole activations among all that is live at the peak beside the static bytes, gradients of activations too."""
-    one, readings = activation_bytes(row.case), row.readings
+    layer_bytes, readings = activation_bytes(row.case), row.readings
     if (
-        one is None
+        layer_bytes is None
         or readings.peak_bytes is None
         or readings.start_bytes is None
         or readings.peak_gradient_bytes is None
     ):
         return None
-    return (readings.peak_bytes - readings.start_bytes - readings.peak_gradient_bytes) // one
+    return (readings.peak_bytes - readings.start_bytes - readings.peak_gradient_bytes) // layer_bytes
 
 
 def activation_bytes(case: Case) -> int | None:

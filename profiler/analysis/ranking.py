@@ -28,8 +28,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tau(self) -> float | None:
         """Kendall's, of the pairs that both sides tell apart: 1 where all are in one order, -1 in the opposite."""
-        told = self.num_same + len(self.swapped)
-        return (self.num_same - len(self.swapped)) / told if told else None
+        num_apart = self.num_same + len(self.swapped)
+        return (self.num_same - len(self.swapped)) / num_apart if num_apart else None
 
 
 def orders(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[Order, ...]:
@@ -62,12 +62,12 @@ def _order(group: Key, baseline: Side, side: Side, quantity: str, align: Sequenc
         group=group,
         label=side.label,
         quantity=quantity,
-        num_same=sum(there * here > 0 for *_, (there, here) in pairs),
-        num_close=sum(there * here == 0 for *_, (there, here) in pairs),
+        num_same=sum(on_baseline * on_side > 0 for *_, (on_baseline, on_side) in pairs),
+        num_close=sum(on_baseline * on_side == 0 for *_, (on_baseline, on_side) in pairs),
         swapped=tuple(
-            _named(*((first, second) if there > 0 else (second, first)))
-            for first, second, (there, here) in pairs
-            if there * here < 0
+            _named(*((first, second) if on_baseline > 0 else (second, first)))
+            for first, second, (on_baseline, on_side) in pairs
+            if on_baseline * on_side < 0
         ),
     )
 
@@ -78,8 +78,10 @@ def _named(better: Pair, worse: Pair) -> tuple[str, str]:
 
 def _signs(first: Pair, second: Pair, against: Compared) -> tuple[int, int]:
     """On the baseline and on the side: 1 where the second strategy is worse than the first, -1 where it is better."""
-    there, here = (_sign(against(one, other)) for one, other in zip(first, second, strict=True))
-    return there, here
+    on_baseline, on_side = (
+        _sign(against(first_row, second_row)) for first_row, second_row in zip(first, second, strict=True)
+    )
+    return on_baseline, on_side
 
 
 def _sign(contrast: Contrast | None) -> int:

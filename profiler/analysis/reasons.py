@@ -40,7 +40,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     stage: Callable[[str], str]
 
     def bytes_of(self, *categories: str) -> int:
-        return nbytes(one for one in self.held if one.category in categories)
+        return nbytes(storage for storage in self.held if storage.category in categories)
 
 
 def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason | None:
@@ -48,26 +48,26 @@ def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason 
     if live_bytes.peak(trace).nbytes <= (1 - LITTLE) * live_bytes.peak(baseline).nbytes:
         return None
     step = _look(trace, baseline, blocks)
-    for one in (_unreached, _optimizer, _gradients, _whole, _static):
-        if found := one(step):
-            return found
+    for rule in (_unreached, _optimizer, _gradients, _whole, _static):
+        if answer := rule(step):
+            return answer
     return _largest(step)
 
 
 def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
     stage, peak, lives = stage_of(blocks), live_bytes.peak(trace), by_category(trace)
     ran = _recomputed(trace, stage)
-    recomputed = frozenset(block for _, found in ran for block in found)
+    recomputed = frozenset(block for _, run_blocks in ran for block in run_blocks)
     held = tuple(held_at(trace, peak.number))
-    kept = (one for one in held if one.category == "saved" and stage(one.module) != OUTSIDE)
+    saved = (storage for storage in held if storage.category == "saved" and stage(storage.module) != OUTSIDE)
     return _Step(
         peak=peak,
         held=held,
         blocks=blocks,
-        segment=next((found for first, found in reversed(ran) if first <= peak.number), ()),
+        segment=next((run_blocks for first, run_blocks in reversed(ran) if first <= peak.number), ()),
         recomputed=recomputed,
         num_recomputes=len(ran),
-        inputs=tuple(one for one in kept if stage(trace.operators[one.died - 1].module) in recomputed),
+        inputs=tuple(storage for storage in saved if stage(trace.operators[storage.died - 1].module) in recomputed),
         all_gradient_bytes=max(lives["gradients"]),
         saved_bytes=max(lives["saved"]),
         baseline_saved_bytes=max(by_category(baseline)["saved"]),
@@ -127,15 +127,17 @@ def _static(step: _Step) -> Reason | None:
 
 def _largest(step: _Step) -> Reason:
     """Who holds most of what is not static at the peak."""
-    moving = [one for one in step.held if one.category not in (*STATIC, WORKSPACES)]
-    stages = [(one, step.stage(one.module)) for one in moving]
+    moving = [storage for storage in step.held if storage.category not in (*STATIC, WORKSPACES)]
+    stages = [(storage, step.stage(storage.module)) for storage in moving]
     parts = {
-        "outside": nbytes(one for one, stage in stages if stage == OUTSIDE),
-        "segment": nbytes(one for one, stage in stages if stage in step.segment and one.category != "saved"),
-        "plain": nbytes(one for one, stage in stages if stage != OUTSIDE and stage not in step.recomputed),
+        "outside": nbytes(storage for storage, stage in stages if stage == OUTSIDE),
+        "segment": nbytes(
+            storage for storage, stage in stages if stage in step.segment and storage.category != "saved"
+        ),
+        "plain": nbytes(storage for storage, stage in stages if stage != OUTSIDE and stage not in step.recomputed),
         "inputs": nbytes(step.inputs),
     }
-    parts["plain"] -= nbytes(one for one in step.inputs if step.stage(one.module) not in step.recomputed)
+    parts["plain"] -= nbytes(storage for storage in step.inputs if step.stage(storage.module) not in step.recomputed)
     kind = max(parts, key=parts.__getitem__)
     if kind == "segment" and len(step.segment) == 1:
         kind = "block"

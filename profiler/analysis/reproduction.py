@@ -64,40 +64,40 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[ComparedFigure, ...]
 
 
-def lines(wanted: Iterable[PublishedFigure], rows: Sequence[Row], *, reduced: bool) -> tuple[ComparedFigure, ...]:
+def lines(figures: Iterable[PublishedFigure], rows: Sequence[Row], *, reduced: bool) -> tuple[ComparedFigure, ...]:
     """Each published figure beside ours. `reduced`: sizes and times of ours are those of a smaller model."""
-    return tuple(_compared(one, rows, reduced) for one in wanted)
+    return tuple(_compared(figure, rows, reduced) for figure in figures)
 
 
-def _compared(wanted: PublishedFigure, rows: Sequence[Row], reduced: bool) -> ComparedFigure:
-    quantity = TABLE[wanted.quantity]
-    chosen = [row for row in rows if wanted.chooses(row.case)]
+def _compared(figure: PublishedFigure, rows: Sequence[Row], reduced: bool) -> ComparedFigure:
+    quantity = TABLE[figure.quantity]
+    chosen = [row for row in rows if figure.chooses(row.case)]
     value = quantity.read(chosen, rows) if chosen else None
-    ours = value / UNITS[quantity.kind][wanted.unit] if isinstance(value, (int, float)) else value
-    if wanted.unit == "B" or (isinstance(value, int) and not wanted.unit):
+    ours = value / UNITS[quantity.kind][figure.unit] if isinstance(value, (int, float)) else value
+    if figure.unit == "B" or (isinstance(value, int) and not figure.unit):
         ours = value
-    other = reduced and quantity.kind in ("bytes", "seconds") and not wanted.arithmetic
-    both = isinstance(ours, (int, float)) and isinstance(wanted.published, (int, float)) and not other
-    difference = ours - wanted.published if both else None  # type: ignore[operator]  # both are numbers here
+    other_size = reduced and quantity.kind in ("bytes", "seconds") and not figure.arithmetic
+    are_numbers = isinstance(ours, (int, float)) and isinstance(figure.published, (int, float)) and not other_size
+    difference = ours - figure.published if are_numbers else None  # type: ignore[operator]  # both are numbers here
     return ComparedFigure(
-        what=f"{wanted.label}: {quantity.about}" if wanted.label else quantity.about,
+        what=f"{figure.label}: {quantity.about}" if figure.label else quantity.about,
         kind=quantity.kind,
-        unit=wanted.unit,
-        published=wanted.published,
-        arithmetic=wanted.arithmetic,
+        unit=figure.unit,
+        published=figure.published,
+        arithmetic=figure.arithmetic,
         ours=ours,
         reason=_reason(chosen) or (_reason_of_baseline(chosen, rows) if quantity.kind in ("change", "share") else None),
-        note=wanted.note,
-        other_size=other,
+        note=figure.note,
+        other_size=other_size,
         spread=_spread(chosen, rows) if quantity.sampled else None,
         difference=difference,
-        relative=difference / wanted.published if difference is not None and wanted.published else None,  # type: ignore[operator]
+        relative=difference / figure.published if difference is not None and figure.published else None,  # type: ignore[operator]
     )
 
 
 def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:
     """Of the steps within the rounds, the row's or the baseline's, or of the ratio between the rounds: the largest."""
-    concerned = [row for one in chosen[:1] for row in (one, baseline(one, rows)) if row]
+    concerned = [row for first in chosen[:1] for row in (first, baseline(first, rows)) if row]
     within = [row.step_spread for row in concerned if row.step_spread is not None]
     ranges = [row.time_ratio_range for row in chosen[:1] if row.time_ratio_range]
     between = [(most - least) / 2 for least, most in ranges if most > least]  # of one round there is no range

@@ -52,7 +52,7 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
     rounds: dict[Case, list[Record]] = {}
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
-    pooled = {case: _pool(found) for case, found in rounds.items()}
+    pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
     peaks, drifts = _twin_peaks(pooled), trust.between_rounds(rounds)
     built = [_row(case, rounds, pooled, peaks, drifts.get(case.baseline)) for case in rounds]
     frontiers = _frontiers(built)
@@ -90,8 +90,8 @@ def _pool(records: list[Record]) -> Record:
 
 
 def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None:
-    measured = [one for one in samples if one]
-    return tuple(second for one in measured for second in one) or None
+    measured = [series for series in samples if series]
+    return tuple(second for series in measured for second in series) or None
 
 
 def _row(
@@ -103,7 +103,7 @@ def _row(
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
     doubts = trust.doubts(own_rounds, ratios, baseline=rounds.get(baseline, []))
-    notes = [*(note for one in own_rounds for note in one.notes), *([drift] if drift else []), *doubts]
+    notes = [*(note for record in own_rounds for note in record.notes), *([drift] if drift else []), *doubts]
     return Row(
         case=case,
         outcome=record.outcome,
@@ -176,10 +176,10 @@ def _frontiers(rows: list[Row]) -> dict[Case, set[Point]]:
     for row in rows:
         points.setdefault(group(row), set()).update([point] if (point := _point(row)) else [])
     frontiers: dict[Case, set[Point]] = {}
-    for case, known in points.items():
+    for case, case_points in points.items():
         fastest = float("inf")
         frontiers[case] = set()
-        for peak, seconds in sorted(known):
+        for peak, seconds in sorted(case_points):
             if seconds < fastest:
                 fastest = seconds
                 frontiers[case].add((peak, seconds))
@@ -200,5 +200,5 @@ def is_all_out_of_memory(rows: Iterable[Row]) -> bool:
 def smallest_request(rows: Sequence[Row]) -> Shortage | None:
     """The failed request for the fewest bytes; None where no error told its size."""
     shortages = [record.shortage for row in rows for record in row.rounds if record.shortage]
-    known = [one for one in shortages if one.asked_bytes is not None]
-    return min(known, key=lambda one: one.asked_bytes or 0, default=None)
+    requests = [shortage for shortage in shortages if shortage.asked_bytes is not None]
+    return min(requests, key=lambda shortage: shortage.asked_bytes or 0, default=None)

@@ -59,7 +59,7 @@ def between_rounds(rounds_of: Mapping[Case, Sequence[Record]]) -> dict[Case, Not
 
 
 def _joined(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(second for one in series for second in one)
+    return tuple(second for seconds in series for second in seconds)
 
 
 def _noise(seconds: tuple[float, ...], ratios: Sequence[float]) -> str | None:
@@ -128,12 +128,12 @@ def _elsewhere(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | No
     """In how many rounds the baseline ran on another device of the same name, as on a cluster."""
     of_round = {record.round: _identity(record) for record in baseline}
     pairs = [(_identity(record), of_round.get(record.round)) for record in rounds]
-    known = [(mine, other) for mine, other in pairs if mine and other]
-    apart = sum(mine != other for mine, other in known)
+    named = [(mine, other) for mine, other in pairs if mine and other]
+    apart = sum(mine != other for mine, other in named)
     if not apart:
         return None
     return (
-        f"in {apart} of {count_text(len(known), 'round')} it ran on another GPU than the row that it is compared with: "
+        f"in {apart} of {count_text(len(named), 'round')} it ran on another GPU than the row that it is compared with: "
         "the ratio holds what the two differ by besides; more --rounds mix them"
     )
 
@@ -148,7 +148,7 @@ def _unsure(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
     reached = uncertainty(seconds)
     if not sampling or (reached is not None and reached <= sampling.precision_target):
         return None
-    hit = sorted({LIMITS[stopped] for one in rounds if (stopped := one.readings.stopped) in LIMITS})
+    hit = sorted({LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS})
     more = " or ".join(["more --rounds", *(f"a larger {flag}" for flag in hit)])
     if reached is None:
         return f"{count_text(len(seconds), 'sample')} cannot tell how sure the median is; {more} would"
@@ -160,7 +160,7 @@ def _within_rounds(change: float | None) -> dict[str, str]:
     """A step that still becomes faster has not warmed up; one that becomes slower drifts."""
     if change is None or abs(change) < DRIFT:
         return {}
-    what = f"{change_text(1 + change)} from the first third of a round to the last"
+    text = f"{change_text(1 + change)} from the first third of a round to the last"
     if change < 0:
-        return {"GCP022": f"the steps had not settled: {what}; more --warmup would let them"}
-    return {"GCP023": f"the steps drift: {what}; let the device rest, and trust the ratios rather than the seconds"}
+        return {"GCP022": f"the steps had not settled: {text}; more --warmup would let them"}
+    return {"GCP023": f"the steps drift: {text}; let the device rest, and trust the ratios rather than the seconds"}

@@ -92,7 +92,7 @@ def gcprof(
     """
 
 
-def application(words: Sequence[str], *, whole: bool = False) -> typer.Typer:
+def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
     """All commands by name and text; with its options only the one that is asked for, since they take time to read.
 
     Where it is asked for as a whole, every command has its options.
@@ -106,7 +106,7 @@ def application(words: Sequence[str], *, whole: bool = False) -> typer.Typer:
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
     for name, command in COMMANDS.items():
-        app.command(name, help=command.__doc__)(with_switches(command) if whole or name == asked else lambda: None)
+        app.command(name, help=command.__doc__)(with_switches(command) if is_whole or name == asked else lambda: None)
     return app
 
 
@@ -115,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> None:
     gc.set_threshold(GARBAGE)
     open_standard()
     if VARIABLE in os.environ:  # a shell asks what could come next; this answers and ends
-        typer.main.get_command(application((), whole=True)).main(args=[], prog_name="gcprof")
+        typer.main.get_command(application((), is_whole=True)).main(args=[], prog_name="gcprof")
     sys.exit(answer(sys.argv[1:] if words is None else words))
 
 

@@ -19,11 +19,11 @@ def blocks(
     model: options.Model,
     pattern: Annotated[str | None, typer.Option("--pattern", help="Choose by name: 'model.layers.*'.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Samples in the one forward; 2 unless told otherwise.")
+        int | None, typer.Option("--batch-size", min=1, help="Samples in the one forward. [default: 2]")
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Show the blocks of a model: what checkpointing works on, with parameters, shapes, and what feeds what.
+    """Show the blocks of a model. Checkpointing works on them; each has its parameters, shapes, and what it feeds.
 
     Example: gcprof blocks torchvision:resnet18 --pattern 'layer?.*'
     """

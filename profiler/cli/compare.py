@@ -23,9 +23,9 @@ TRIPPED = 5
 
 def compare(
     runs: Annotated[list[str], typer.Argument(help=f"{RUN_HELP} The first is the baseline.", metavar="RUN...")],
-    baseline: Annotated[str | None, typer.Option("--baseline", help="The run to hold the others against.")] = None,
+    baseline: Annotated[str | None, typer.Option("--baseline", help="The run to compare the others with.")] = None,
     align: Annotated[
-        str, typer.Option("--align", help="What rows must share to stand beside each other.")
+        str, typer.Option("--align", help="What rows must share to be compared.")
     ] = "model,strategy,batch_size,precision",
     allow_different: Annotated[
         str | None, typer.Option("--allow-different", help="What may differ: torch, batch_size, optimizer, seed, ...")
@@ -36,12 +36,12 @@ def compare(
     format: Annotated[str, typer.Option("--format", help="table, md, json or csv.")] = "table",
     columns: options.Width = None,
 ) -> None:
-    """Compare runs: what differs around them, peaks, times with intervals, which strategy each device should use.
+    """Compare runs: their settings, peaks and times. It also says which strategy each device should use.
 
     Example: gcprof compare ref:predicted-t4/transformer ref:predicted-h100/transformer
     """
     from profiler.analysis import gates
-    from profiler.analysis.comparison import compare as compared
+    from profiler.analysis.comparison import compare_runs
     from profiler.analysis.pairing import ALLOWED, MEANING
     from profiler.core.errors import UserError
 
@@ -51,10 +51,10 @@ def compare(
     rules = gates.parse(fail_on) if fail_on is not None else ()
     names = _listed(align, MEANING, flag="--align")
     allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
-    found = compared(_load(_ordered(runs, baseline)), align=names, allowed=allowed)
-    judgement = gates.judge(found, rules) if rules else None
+    comparison = compare_runs(_load(_ordered(runs, baseline)), align=names, allowed=allowed)
+    judgement = gates.judge(comparison, rules) if rules else None
     code = TRIPPED if judgement and judgement.tripped else 0
-    _print(found, judgement, code=code, format=format, columns=columns)
+    _print(comparison, judgement, code=code, format=format, columns=columns)
     if judgement:
         _tell(judgement)
     elif format == "table":
@@ -62,8 +62,8 @@ def compare(
     raise typer.Exit(code)
 
 
-def _listed(text: str, known: tuple[str, ...], *, flag: str) -> list[str]:
-    return [one_of(word.strip(), known, flag=flag) for word in text.split(",")]
+def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:
+    return [one_of(word.strip(), choices, flag=flag) for word in text.split(",")]
 
 
 def _ordered(runs: list[str], baseline: str | None) -> list[str]:
@@ -81,14 +81,14 @@ def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
     from profiler.runs.find import REFERENCE, run_folder
     from profiler.runs.store import load
 
-    found = []
+    loaded = []
     for word in words:
         run = load(run_folder(word))
         for warning in run.warnings:
             aside(f"warning: {word}: {warning}")
-        found.append(((word,) if word.startswith(REFERENCE) else run.folder.resolve().parts, run.records))
-    every = {parts for parts, _ in found}
-    return [(_named_apart(parts, every), records) for parts, records in found]
+        loaded.append(((word,) if word.startswith(REFERENCE) else run.folder.resolve().parts, run.records))
+    every = {parts for parts, _ in loaded}
+    return [(_named_apart(parts, every), records) for parts, records in loaded]
 
 
 def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> str:
@@ -98,35 +98,35 @@ def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> st
     return str(Path(*parts[-next(enough, len(parts)) :]))
 
 
-def _print(found: Comparison, judgement: Judgement | None, *, code: int, format: str, columns: int | None) -> None:
+def _print(compared: Comparison, judgement: Judgement | None, *, code: int, format: str, columns: int | None) -> None:
     from profiler.views.tables import comparison
 
     if format == "table":
-        say(comparison.table(found, width=width(columns), encoding=encoding()))
+        say(comparison.table(compared, width=width(columns), encoding=encoding()))
     elif format == "md":
-        say_bytes(comparison.markdown(found).encode())
+        say_bytes(comparison.markdown(compared).encode())
     elif format == "csv":
-        say_bytes(comparison.csv(found).encode())
+        say_bytes(comparison.csv(compared).encode())
     else:
-        say_bytes(comparison.document(found, judgement=judgement, exit_code=code))
+        say_bytes(comparison.document(compared, judgement=judgement, exit_code=code))
 
 
 def _tell(judgement: Judgement) -> None:
-    for one in judgement.tripped:
-        aside(f"gate: {_named(one)}")
-    for one in judgement.unsure:
-        aside(f"unsure: {_named(one)}: too noisy to tell; more --rounds and --samples would")
+    for result in judgement.tripped:
+        aside(f"gate: {_named(result)}")
+    for result in judgement.unsure:
+        aside(f"unsure: {_named(result)}: too noisy to tell; more --rounds and --samples would")
     if not judgement.tripped:
         aside("gate: nothing is over the limits")
 
 
-def _named(one: RuleResult) -> str:
+def _named(result: RuleResult) -> str:
     from profiler.core.units import change_range_text, change_text
 
-    contrast = one.contrast
+    contrast = result.contrast
     if contrast is None:
-        found = one.reason
+        finding = result.reason
     else:
         interval = (contrast.low, contrast.high) if contrast.low is not None and contrast.high is not None else None
-        found = change_text(contrast.ratio) + (f" ({change_range_text(interval)})" if interval else "")
-    return f"{one.rule}: {', '.join(one.key.values())} in {one.label}: {found}"
+        finding = change_text(contrast.ratio) + (f" ({change_range_text(interval)})" if interval else "")
+    return f"{result.rule}: {', '.join(result.key.values())} in {result.label}: {finding}"

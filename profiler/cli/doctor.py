@@ -18,9 +18,9 @@ def doctor(
     json: options.Json = False,
     paste: Annotated[bool, typer.Option("--paste", help="Print a block to paste into an issue.")] = False,
 ) -> None:
-    """Tell versions and devices, run one tiny trial on each device, and check a product that it computes.
+    """Show versions, and run a tiny trial on each device. It also checks the arithmetic of each device.
 
-    Ends with 1 where a trial does not work or a product is wrong, 3 where torch does not.
+    Ends with 1 if a trial fails or the arithmetic is wrong, 3 if torch does not work.
 
     Example: gcprof doctor
     """
@@ -33,14 +33,14 @@ def doctor(
         devices: dict[str, Environment] = engine.survey()
         trials = {name: next(engine.run([_trial(name)])) for name in devices}
         wrong = {name: _wrong(engine, name) for name in devices}
-    found = {
+    findings = {
         "versions": _versions(),
         "devices": {name: _facts(environment) for name, environment in devices.items()},
         "trials": {name: record.detail or record.outcome for name, record in trials.items()},
         "arithmetic": {name: text or "right" for name, text in wrong.items()},
         "start_seconds": {name: record.stage_seconds.get("start") for name, record in trials.items()},
     }
-    _print_json(found) if json else _print_block(found) if paste else print("\n".join(_lines(found)))
+    _print_json(findings) if json else _print_block(findings) if paste else print("\n".join(_lines(findings)))
     raise typer.Exit(int(any(wrong.values()) or any(record.outcome != "ok" for record in trials.values())))
 
 
@@ -49,10 +49,10 @@ def _wrong(engine: Engine, device: str) -> str | None:
     from profiler.core.errors import UserError
 
     try:
-        told = engine.ask("profiler.engines.worker:compute", device, failing="it does not compute")
+        answer = engine.ask("profiler.engines.worker:compute", device, failing="it does not compute")
     except UserError as error:
         return error.message
-    wrong: str | None = told["wrong"]
+    wrong: str | None = answer["wrong"]
     return wrong
 
 
@@ -90,32 +90,32 @@ def _facts(environment: Environment) -> dict[str, Any]:
     return {name: getattr(environment, name) for name in names}
 
 
-def _print_json(found: dict[str, Any]) -> None:
+def _print_json(findings: dict[str, Any]) -> None:
     from profiler.core.case import encode
 
-    say_bytes(encode(found) + b"\n")
+    say_bytes(encode(findings) + b"\n")
 
 
-def _print_block(found: dict[str, Any]) -> None:
+def _print_block(findings: dict[str, Any]) -> None:
     """For an issue: no host, no user, no folder."""
     from profiler.views.export.markdown import fenced
     from profiler.views.redaction import hidden
 
-    print(fenced(hidden(line) for line in _lines(found)))
+    print(fenced(hidden(line) for line in _lines(findings)))
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
+def _lines(findings: dict[str, Any]) -> list[str]:
     from profiler.core.units import bytes_text, seconds_text
 
-    lines = [f"{name:14} {version or 'not installed'}" for name, version in found["versions"].items()]
-    for name, facts in found["devices"].items():
+    lines = [f"{name:14} {version or 'not installed'}" for name, version in findings["versions"].items()]
+    for name, facts in findings["devices"].items():
         driver = f", driver {facts['driver']}" if facts["driver"] else ""
-        started = seconds_text(found["start_seconds"][name])
+        started = seconds_text(findings["start_seconds"][name])
         lines += [
             f"{name:14} {facts['device_name']}, {bytes_text(facts['device_bytes'])}{driver}",
-            f"{'':14} a tiny trial: {found['trials'][name]}; a fresh process in {started}",
-            f"{'':14} arithmetic: {found['arithmetic'][name]}",
+            f"{'':14} a tiny trial: {findings['trials'][name]}; a fresh process in {started}",
+            f"{'':14} arithmetic: {findings['arithmetic'][name]}",
         ]
-    if len(found["devices"]) == 1:
+    if len(findings["devices"]) == 1:
         lines.append("no CUDA device: torch sees none, so `gcprof run` measures the CPU")
     return lines

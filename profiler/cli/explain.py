@@ -32,9 +32,11 @@ def explain(
     device: options.TracedDevice = None,
     json: options.Json = False,
 ) -> None:
-    """Explain where the peak of a training step is, what holds it, how low it could be, and why it is no lower.
+    """Explain the peak of a training step. It says where the peak is, what holds it, how low it could be, and why.
 
-    Nothing is run: the step is traced. Example: gcprof explain transformer --strategy all --optimizer adamw
+    Nothing is run: the step is traced.
+
+    Example: gcprof explain transformer --strategy all --optimizer adamw
     """
     from profiler.views.tables.explanation import document, explanation
     from profiler.workflows.explain import TraceRequest, prediction
@@ -49,14 +51,14 @@ def explain(
     if json:
         say_bytes(document(why))
         return
-    title = heading(step.case, with_strategy=True)
+    title = traced_heading(step.case, with_strategy=True)
     say(explanation(why, title=title, width=width(), encoding=encoding()))
     for remark in (*_measured(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
     next_command("gcprof", "timeline", target, "--strategies", strategy, "-o", "timeline.png")
 
 
-def heading(case: Case, *, with_strategy: bool = False) -> str:
+def traced_heading(case: Case, *, with_strategy: bool = False) -> str:
     """What was traced, in one line."""
     from profiler.views.tables.columns import batch
 

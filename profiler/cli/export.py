@@ -26,11 +26,11 @@ def export(
         ),
     ] = "csv",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file to write, else stdout; of trackers, the folder.")
+        Path | None, typer.Option("-o", "--output", help="The file to write, or a tracker's folder. [default: stdout]")
     ] = None,
     force: options.ForceIfThere = False,
 ) -> None:
-    """Export a run as csv, parquet, json, md or latex, or to tensorboard, wandb or mlflow.
+    """Export a run to a file or a tracker. Files: csv, parquet, json, md, latex. Trackers: tensorboard, wandb, mlflow.
 
     W&B stays offline unless WANDB_MODE says otherwise; MLflow writes to a local folder or to MLFLOW_TRACKING_URI.
 
@@ -50,20 +50,20 @@ def export(
         raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
     if kind in trackers.TRACKERS and output is None and run.startswith(REFERENCE):
         raise UserError(f"'{run}' comes with gcprof and is not written to", hint="name a folder with -o")
-    found = load(run_folder(run))
-    for warning in found.warnings:
+    loaded = load(run_folder(run))
+    for warning in loaded.warnings:
         aside(f"warning: {warning}")
     if kind in trackers.TRACKERS:
-        _log(found, kind, output)
+        _log(loaded, kind, output)
     else:
-        _write(found, kind, output, force=force, run=run)
+        _write(loaded, kind, output, force=force, run=run)
 
 
-def _write(found: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
+def _write(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
     from profiler import views
     from profiler.views.export.files import write_whole
 
-    text: bytes = views.load(views.EXPORTS[kind])(found)
+    text: bytes = views.load(views.EXPORTS[kind])(loaded)
     if output is None:
         say_bytes(text)
         return
@@ -71,17 +71,17 @@ def _write(found: Run, kind: str, output: Path | None, *, force: bool, run: str)
     next_command("gcprof", "plot", run, "--kind", "frontier", "-o", "frontier.png")
 
 
-def _log(found: Run, kind: str, folder: Path | None) -> None:
+def _log(loaded: Run, kind: str, folder: Path | None) -> None:
     from profiler.core.errors import UserError
     from profiler.core.units import count_text
     from profiler.integrations import trackers
 
     try:
-        written = trackers.load(trackers.TRACKERS[kind])(found, folder)
+        written = trackers.load(trackers.TRACKERS[kind])(loaded, folder)
     except OSError as error:
-        message = f"cannot write to '{folder or found.folder}': {error.strerror or error}"
+        message = f"cannot write to '{folder or loaded.folder}': {error.strerror or error}"
         raise UserError(message, hint="name a folder you may write to with -o", exit_code=74) from error
-    known = f"; {count_text(written.num_known, 'row')} there already" if written.num_known else ""
-    aside(f"wrote {count_text(written.num_rows, 'row')} to {written.place}{known}")
+    already = f"; {count_text(written.num_known, 'row')} there already" if written.num_known else ""
+    aside(f"wrote {count_text(written.num_rows, 'row')} to {written.place}{already}")
     if written.next:
         next_command(*written.next)

@@ -29,11 +29,11 @@ def list_runs(
         raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
     if ref and folder != RESULTS:
         raise UserError("--folder has no effect with --ref", hint="leave one of them out")
-    found = references() if ref else overviews(folder)
+    listed = references() if ref else overviews(folder)
     if json:
-        say_bytes(encode(found) + b"\n")
-    elif found:
-        say(run_list(found, width=width(), encoding=encoding()))
-        next_command("gcprof", "show", found[-1].name if ref else str(folder / found[-1].name))
+        say_bytes(encode(listed) + b"\n")
+    elif listed:
+        say(run_list(listed, width=width(), encoding=encoding()))
+        next_command("gcprof", "show", listed[-1].name if ref else str(folder / listed[-1].name))
     else:
         next_command("gcprof", "run")

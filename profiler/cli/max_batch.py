@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 def max_batch(
     model: options.Model,
-    memory: Annotated[str, typer.Option(help="What the device has: 16GiB, 750MiB.")],
+    memory: Annotated[str, typer.Option(help="The device's memory: 16GiB, 750MiB.")],
     context: Annotated[
-        str | None, typer.Option(help="What CUDA takes of it besides tensors. [default: as measured, or 600MiB]")
+        str | None, typer.Option(help="What CUDA itself takes of it. [default: as measured, or 600MiB]")
     ] = None,
-    strategies: Annotated[str, typer.Option(help="Beside `none` and the plan.")] = "all",
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its size.")] = True,
+    strategies: Annotated[str, typer.Option(help="Strategies besides `none` and the plan.")] = "all",
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its largest batch.")] = True,
     optimizer: options.Optimizer = None,
     precision: options.Precision = None,
     accumulate: options.Accumulate = None,
@@ -46,9 +46,11 @@ def max_batch(
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the measurement. [default: 3]")] = None,
     json: options.Json = False,
 ) -> None:
-    """Find the largest batch that a memory holds, by strategy and by plan, and the samples a second that it gives.
+    """Find the largest batch that fits a memory. It is found for each strategy and for a plan, with samples a second.
 
-    Predicted, then measured there and with one sample more. Example: gcprof max-batch transformer --memory 4GiB
+    It is predicted, then measured, also with one sample more.
+
+    Example: gcprof max-batch transformer --memory 4GiB
     """
     from profiler.core.units import parse_bytes
     from profiler.request.device_choice import to_rehearse
@@ -72,15 +74,15 @@ def max_batch(
     )  # fmt: skip
     try:
         with heeded():
-            found = work(request, Terminal(), show=lambda strategy, batch: _say_predicted(strategy, batch, limit))
+            largest = work(request, Terminal(), show=lambda strategy, batch: _say_predicted(strategy, batch, limit))
     except Interrupted as interrupted:
         if json:
             say_failure(interrupted.exit_code)
         raise typer.Exit(interrupted.exit_code) from None
-    _print(found, limit, json=json)
-    size = str(found.batches[-1].batch_size or 1)
-    next_command("gcprof", "plan", *found.words, "--batch-size", size, "--budget", memory)
-    raise typer.Exit(found.exit_code)
+    _print(largest, limit, json=json)
+    size = str(largest.batches[-1].batch_size or 1)
+    next_command("gcprof", "plan", *largest.words, "--batch-size", size, "--budget", memory)
+    raise typer.Exit(largest.exit_code)
 
 
 def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
@@ -96,31 +98,31 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
         aside(why_none(strategy, need.nbytes, need.static_bytes, need.context_bytes))
 
 
-def _print(found: LargestBatches, limit: int, *, json: bool) -> None:
+def _print(largest: LargestBatches, limit: int, *, json: bool) -> None:
     from profiler.core.units import bytes_text
     from profiler.views.tables import max_batch as view
     from profiler.workflows.batch_search import needed
 
-    case, context_bytes = found.case, found.context_bytes
+    case, context_bytes = largest.case, largest.context_bytes
     lines = [
         view.line(
-            "plan" if one.strategy.name == "plan" else str(one.strategy),
-            one.batch_size,
-            one.predicted_bytes,
-            one.measured[0] if one.measured else None,
-            one.beyond,
-            one.samples_per_second,
+            "plan" if batch.strategy.name == "plan" else str(batch.strategy),
+            batch.batch_size,
+            batch.predicted_bytes,
+            batch.measured[0] if batch.measured else None,
+            batch.beyond,
+            batch.samples_per_second,
             needed=lambda record: needed(record.readings, case.device, context_bytes),
-            sample_bytes=one.one_sample.nbytes if one.one_sample else None,
-            static_bytes=one.one_sample.static_bytes if one.one_sample else None,
+            sample_bytes=batch.one_sample.nbytes if batch.one_sample else None,
+            static_bytes=batch.one_sample.static_bytes if batch.one_sample else None,
         )
-        for one in found.batches
+        for batch in largest.batches
     ]
     if json:
         say_bytes(view.document(lines, model=str(case.model), limit=limit, context_bytes=context_bytes))
         return
     setting = f"{case.model}, {case.optimizer}, {case.precision}, {case.device}"
     title = f"{setting}: the largest batch that {bytes_text(limit)} hold"
-    if found.context_source:
-        title += f"; {view.context_text(context_bytes, found.context_source)}"
+    if largest.context_source:
+        title += f"; {view.context_text(context_bytes, largest.context_source)}"
     say(view.table(lines, title=title, limit=limit, context_bytes=context_bytes, width=width(), encoding=encoding()))

@@ -19,7 +19,7 @@ def merge(
 ) -> None:
     """Make one run of several: all plans, and every record once. The order of the runs makes no difference.
 
-    Of two different records of one trial, the one that began later is kept, and told. Runs of other versions, or of
+    If two records of one trial differ, the one that began later is kept, with a note. Runs of other versions, or of
     another device by the same name, are refused.
 
     Example: gcprof merge shard-1 shard-2 -o results/whole
@@ -30,16 +30,17 @@ def merge(
     from profiler.runs.merge import merge as merged
     from profiler.runs.merge import write
 
-    found = merged([run_folder(word) for word in runs])
-    folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in found.manifest.plan])
-    write(found, folder)
-    for warning in found.warnings:
+    whole = merged([run_folder(word) for word in runs])
+    folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in whole.manifest.plan])
+    write(whole, folder)
+    for warning in whole.warnings:
         aside(f"warning: {warning}")
-    for one in found.conflicts:
-        aside(f"note: {one.case.strategy}, round {one.round}: the results differ; kept the later one, of '{one.kept}'")
-    if found.num_needless:
-        told = count_text(found.num_needless, "record")
-        aside(f"note: left out {told} of later rounds, of cases whose first round is not ok: one run measures none")
-    same = f", {count_text(found.num_same, 'record')} in more than one" if found.num_same else ""
-    aside(f"wrote {count_text(len(found.records), 'record')} of {count_text(len(runs), 'run')} to {folder}{same}")
+    for conflict in whole.conflicts:
+        trial = f"{conflict.case.strategy}, round {conflict.round}"
+        aside(f"note: {trial}: the results differ; kept the later one, of '{conflict.kept}'")
+    if whole.num_needless:
+        needless = count_text(whole.num_needless, "record")
+        aside(f"note: left out {needless} of later rounds, of cases whose first round is not ok: one run measures none")
+    repeated = f", {count_text(whole.num_same, 'record')} in more than one" if whole.num_same else ""
+    aside(f"wrote {count_text(len(whole.records), 'record')} of {count_text(len(runs), 'run')} to {folder}{repeated}")
     next_command("gcprof", "show", str(folder))

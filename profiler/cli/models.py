@@ -6,15 +6,16 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli import completion
+from profiler.cli import completion, options
 from profiler.cli.output import encoding, next_command, say, width
 
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="A model or an optimizer, for all about it.", autocompletion=completion.models)
+        str | None,
+        typer.Argument(help="A model or an optimizer: show all its options.", autocompletion=completion.models),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="The hidden ones too, made for tests.")] = False,
+    everything: options.AlsoHidden = False,
 ) -> None:
     """List the models and the optimizers, with their options.
 
@@ -26,13 +27,13 @@ def models(
     from profiler.views.tables.listing import details, listings
 
     if name is not None:
-        table, what = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
-        say(details(catalogue.read(name, table, what=what), width=width(), encoding=encoding()))
-        next_command("gcprof", "run", *(["--model", name] if what == "model" else ["--optimizer", name]))
+        table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
+        say(details(catalogue.read(name, table, what=kind), width=width(), encoding=encoding()))
+        next_command("gcprof", "run", *(["--model", name] if kind == "model" else ["--optimizer", name]))
         return
     shown = {
-        what: catalogue.entries(table, hidden=everything)
-        for what, table in (("models", TABLE), ("optimizers", OPTIMIZERS))
+        kind: catalogue.entries(table, hidden=everything)
+        for kind, table in (("models", TABLE), ("optimizers", OPTIMIZERS))
     }
     say(listings(shown, width=width(), encoding=encoding()))
     next_command("gcprof", "models", next(iter(TABLE)))

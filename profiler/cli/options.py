@@ -9,11 +9,16 @@ import typer
 
 from profiler.cli import completion
 
+MODEL_HELP = "A model as for `gcprof run --model`."
+MODELS_HELP = "Models, as NAME:option=value,...; `gcprof models` lists them."
 RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
 
 # which model, which run
 
-Model = Annotated[str, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)]
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
+ModelOrNone = Annotated[str | None, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
+Models = Annotated[str | None, typer.Argument(help=MODELS_HELP, autocompletion=completion.models)]
+ModelsFlag = Annotated[str | None, typer.Option(help=MODELS_HELP, autocompletion=completion.models)]
 Target = Annotated[
     str,
     typer.Argument(
@@ -50,14 +55,15 @@ FoundBlocks = Annotated[
 
 TracedDevice = Annotated[str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ... [default: cuda]")]
 PlannedDevice = Annotated[
-    str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")
+    str | None, typer.Option(help="auto, cpu, cuda; or predicted: fake:h100, fake:t4, ... [default: auto]")
 ]
 RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")]
 
 # what is printed and written
 
+AlsoHidden = Annotated[bool, typer.Option("--all", help="Also the hidden ones, made for tests.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 JsonOrTable = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
-Width = Annotated[int | None, typer.Option("--width", min=20, help="Width to print at; else the terminal's.")]
+Width = Annotated[int | None, typer.Option("--width", min=20, help="Columns to print. [default: the terminal's width]")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 ForceIfThere = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")]

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the command at work
 
 
-def one_of(word: str, known: Iterable[str], *, flag: str) -> str:
+def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
     """The word, where it is one of those that a flag takes. Raises UserError."""
-    names = list(known)
+    names = list(choices)
     if word not in names:
         hint = nearest(word, names) or f"choose from {', '.join(names)}"
         raise UserError(f"{flag} cannot be '{word}'", hint=hint)
@@ -100,8 +100,8 @@ def next_command(*words: str) -> None:
 
 def shard_text(run: Run) -> str:
     """What a reader of one part of a sweep must know, and what to do next."""
-    told = f"part {run.manifest.shard} of a sweep: what is measured in other parts is not here"
-    return f"{told}; gcprof merge makes one run of all parts"
+    text = f"part {run.manifest.shard} of a sweep: what is measured in other parts is not here"
+    return f"{text}; gcprof merge makes one run of all parts"
 
 
 class Terminal(Screen):

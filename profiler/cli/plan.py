@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from profiler.cli import completion, options
+from profiler.cli import options
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -25,7 +25,7 @@ from profiler.core.errors import UserError
 if TYPE_CHECKING:
     from profiler.planning.solver import Point
     from profiler.views.tables.plans import Shown
-    from profiler.workflows.plan_fitting import Settled
+    from profiler.workflows.plan_fitting import FittedPlan
     from profiler.workflows.planner import Planned, PlanRequest
 
 DEEPEST = 8
@@ -34,17 +34,15 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def plan(
-    model: Annotated[
-        str | None, typer.Argument(help="A model as for `gcprof run --model`.", autocompletion=completion.models)
-    ] = None,
+    model: options.ModelOrNone = None,
     budget: Annotated[str | None, typer.Option(help="8GiB, 60% of the peak without checkpointing, or max.")] = None,
     stages: Annotated[Path | None, typer.Option(help="Plan from the costs that `gcprof stages` wrote.")] = None,
     levels: Annotated[
         int | None,
-        typer.Option(min=1, max=DEEPEST, help="Checkpoints within checkpoints. [default: 1, more if needed]"),
+        typer.Option(min=1, max=DEEPEST, help="Depth of checkpoints within checkpoints. [default: 1, more if needed]"),
     ] = None,
     frontier: Annotated[bool, typer.Option("--frontier", help="Show the fastest plan for every peak.")] = False,
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure the plan beside others.")] = True,
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure the plan and its rivals.")] = True,
     emit: Annotated[str | None, typer.Option(help="Print code to paste: python, hf or fsdp.")] = None,
     optimizer: options.Optimizer = None,
     batch_size: options.BatchSize = None,
@@ -60,7 +58,7 @@ def plan(
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Find where to checkpoint so that the peak fits a budget at the least extra time, and prove it by measuring.
+    """Find the fastest plan that fits a memory budget. It says where to checkpoint, and is proved by measuring.
 
     Example: gcprof plan transformer --budget 60% -o plan.json
     """
@@ -119,11 +117,11 @@ def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
     from profiler.workflows.stages import FLAGS, flag
 
     words = request.words
-    given = [flag(name) for name in FLAGS if getattr(words, name) is not None]
-    if words.model is None and given:
-        raise UserError(f"{given[0]} has no effect on costs from a file", hint="name the model, or leave it out")
-    others = {"--json": asked.json, "--frontier": asked.frontier, "-o": asked.output is not None}
-    idle = [name for name, is_there in others.items() if is_there and asked.emit]
+    flags = [flag(name) for name in FLAGS if getattr(words, name) is not None]
+    if words.model is None and flags:
+        raise UserError(f"{flags[0]} has no effect on costs from a file", hint="name the model, or leave it out")
+    results = {"--json": asked.json, "--frontier": asked.frontier, "-o": asked.output is not None}
+    idle = [name for name, is_there in results.items() if is_there and asked.emit]
     if idle:
         raise UserError(f"{idle[0]} has no effect with --emit", hint="it prints the code alone; leave one of them out")
     measuring = ["--no-measure"] if not request.measure else ["--rounds"] if request.rounds is not None else []
@@ -140,15 +138,15 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
     if planned.budget_bytes is None:
         _print_frontier(planned, asked)
         next_command("gcprof", "plan", *words, "--budget", "60%")
-    elif planned.settled is None:
+    elif planned.fitted is None:
         _print_infeasible(planned, planned.budget_bytes, asked)
     elif asked.emit:
         from profiler.planning.plan import recipe
         from profiler.planning.plan_code import emit
 
-        print(emit(recipe(planned.chain, planned.settled.point.plan), asked.emit), end="")
+        print(emit(recipe(planned.chain, planned.fitted.point.plan), asked.emit), end="")
     else:
-        _print_plan(planned, planned.settled, planned.budget_bytes, asked)
+        _print_plan(planned, planned.fitted, planned.budget_bytes, asked)
         _say_next(planned, request, asked, words)
     return planned.exit_code
 
@@ -185,7 +183,7 @@ def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
     aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
 
 
-def _print_plan(planned: Planned, settled: Settled, budget: int, asked: _Asked) -> None:
+def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked) -> None:
     from profiler.core.units import bytes_text
     from profiler.views.tables import plans
 
@@ -203,7 +201,7 @@ def _print_plan(planned: Planned, settled: Settled, budget: int, asked: _Asked) 
         below = [plans.legend(planned.chain), "times are against the step without checkpointing"]
         lines = _lines(planned)
         say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))
-    for line in (*_facts(planned, settled), *_remarks(planned)):
+    for line in (*_facts(planned, fitted), *_remarks(planned)):
         aside(line)
     _write(planned, points, asked)
 
@@ -212,10 +210,10 @@ def _lines(planned: Planned) -> list[Shown]:
     from profiler.views.tables.plans import Shown
 
     compared = planned.comparison.plans if planned.comparison else ()
-    return [Shown(way=one.way, predicted=one.predicted, measured=one.measured) for one in compared]
+    return [Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured) for plan in compared]
 
 
-def _facts(planned: Planned, settled: Settled) -> list[str]:
+def _facts(planned: Planned, fitted: FittedPlan) -> list[str]:
     """What the user should know of the plan besides its line."""
     from profiler.core.units import bytes_text
     from profiler.planning.candidates import largest_stage
@@ -229,8 +227,8 @@ def _facts(planned: Planned, settled: Settled) -> list[str]:
         f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
         f"{exact}; {len(frontier)} plans are on the frontier",
     ]
-    if settled.reserve_bytes:
-        reserve = bytes_text(settled.reserve_bytes)
+    if fitted.reserve_bytes:
+        reserve = bytes_text(fitted.reserve_bytes)
         facts.append(f"{reserve} are kept in reserve: the step needs more than its stages tell")
     return facts
 
@@ -242,15 +240,15 @@ def _remarks(planned: Planned) -> list[str]:
     comparison = planned.comparison
     if comparison is None:
         return []
-    rows = [(one.way.label, row) for one in comparison.plans for row in (one.measured, one.predicted) if row]
+    rows = [(plan.way.label, row) for plan in comparison.plans for row in (plan.measured, plan.predicted) if row]
     remarks = [
         f"{label}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for label, row in rows
         if row.outcome != "ok"
     ]
-    notes = {note.code: note.text for one in comparison.plans if one.measured for note in one.measured.notes}
+    notes = {note.code: note.text for plan in comparison.plans if plan.measured for note in plan.measured.notes}
     remarks += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
-    return [*remarks, *([comparison.lost] if comparison.lost else [])]
+    return [*remarks, *([comparison.slower] if comparison.slower else [])]
 
 
 def _say_document(planned: Planned, points: list[Point]) -> None:
@@ -276,8 +274,8 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     if path is None:
         return
     if _is_plan(path):
-        assert planned.settled
-        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.settled.point.plan)), force=force)
+        assert planned.fitted
+        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.fitted.point.plan)), force=force)
     elif path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:

@@ -22,10 +22,10 @@ def plot(
         ),
     ] = "frontier",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="A png, svg or pdf; else KIND.png, for a paper .pdf.")
+        Path | None, typer.Option("-o", "--output", help="A png, svg or pdf. [default: KIND.png, for a paper .pdf]")
     ] = None,
     over: Annotated[
-        str | None, typer.Option(help="Axes of heat (two) and growth (one): batch_size,depth; else as fits.")
+        str | None, typer.Option(help="Axes of heat (two) or growth (one): batch_size,depth. [default: chosen]")
     ] = None,
     style: Annotated[str, typer.Option(help="default, slides (16:9, larger type) or paper (one column).")] = "default",
     force: options.ForceIfThere = False,
@@ -33,7 +33,7 @@ def plot(
     """Draw a run.
 
     frontier: peak memory against step time. memory: what the peak is made of. time: what the step takes.
-    samples: every single one. heat: the peak over two axes. growth: with what power it grows with one.
+    samples: every time sample. heat: the peak over two axes. growth: with what power it grows along one.
     throughput: samples a second at equal memory.
 
     Example: gcprof plot last --kind memory -o memory.png
@@ -45,8 +45,8 @@ def plot(
     from profiler.runs.store import load
 
     one_of(kind, views.PLOTS, flag="--kind")
-    found = load(run_folder(run))
-    for warning in found.warnings:
+    loaded = load(run_folder(run))
+    for warning in loaded.warnings:
         aside(f"warning: {warning}")
 
     # only once there is something to draw
@@ -56,7 +56,7 @@ def plot(
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = draw(
-        rows(found.records),
+        rows(loaded.records),
         kind=kind,
         path=output or Path(f"{kind}.{chosen.suffix}"),
         force=force,

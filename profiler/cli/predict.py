@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli import completion, options
+from profiler.cli import options
 from profiler.cli.output import COMMAND, Terminal, end_with
 from profiler.cli.run import print_run
 from profiler.cli.switches import Switches
@@ -14,12 +14,7 @@ from profiler.core.errors import UserError
 
 
 def predict(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Models, as NAME:option=value,...; `gcprof models` lists them.", autocompletion=completion.models
-        ),
-    ] = None,
+    model: options.Models = None,
     segments: options.Segments = None,
     strategies: options.Strategies = None,
     optimizer: options.Optimizer = None,
@@ -35,16 +30,16 @@ def predict(
     device: Annotated[str, typer.Option(help="cuda, cpu, or GPUs: t4, a100-80, h100, rtx-4090, ...")] = "cuda",
     calibrate: Annotated[
         bool | None,
-        typer.Option("--calibrate", help="Measure `none` here first, and take its operators' workspaces over."),
+        typer.Option("--calibrate", help="Measure `none` here first, and use the workspaces of its operators."),
     ] = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Rehearse every case besides, and show the prediction's error.")
     ] = False,
-    fit: Annotated[bool, typer.Option("--fit", help="Show which GPUs hold it, and with which strategy.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Show which GPUs it fits, and with which strategy.")] = False,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
 ) -> None:
-    """Predict what `gcprof run` would measure, on a device that need not be there.
+    """Predict what `gcprof run` would measure, without the device.
 
     Example: gcprof predict transformer --strategies all,selective --batch-size 8,64 --device h100
     """

@@ -6,19 +6,14 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli import completion, options
+from profiler.cli import options
 from profiler.cli.output import COMMAND, Terminal, end_with
 from profiler.cli.run import print_run
 from profiler.cli.switches import Switches
 
 
 def rehearse(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Models, as NAME:option=value,...; `gcprof models` lists them.", autocompletion=completion.models
-        ),
-    ] = None,
+    model: options.Models = None,
     segments: options.Segments = None,
     strategies: options.Strategies = None,
     optimizer: options.Optimizer = None,

@@ -17,12 +17,11 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("report.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     redact: Annotated[
-        str,
-        typer.Option(help="default hides folders and numbers of devices; all hides names, options and commands; none."),
+        str, typer.Option(help="default hides folders and device numbers; all also names, options and commands; none.")
     ] = "default",
     force: options.ForceIfThere = False,
 ) -> None:
-    """Write runs as one page for a browser, which needs no network: what to do, the frontier, every number.
+    """Write runs as one page for a browser. It needs no network, and shows what to do, the frontier and every number.
 
     Example: gcprof report last -o report.html --open
     """
@@ -38,10 +37,10 @@ def report(
     words = runs or ["last"]
     level = one_of(redact, LEVELS, flag="--redact")
     refuse_existing_file(output, force=force)
-    found = [load(run_folder(word)) for word in words]
-    for warning in (warning for run in found for warning in run.warnings):
+    loaded = [load(run_folder(word)) for word in words]
+    for warning in (warning for run in loaded for warning in run.warnings):
         aside(f"warning: {warning}")
-    aside(f"wrote {write_whole(output, render(found, redact=level), force=force)}")
+    aside(f"wrote {write_whole(output, render(loaded, redact=level), force=force)}")
     if open_it:
         _open(output)
     if len(words) > 1:

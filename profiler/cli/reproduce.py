@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A published system; without it, all are listed.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="The published size also on a CPU.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run the published size on a CPU too.")] = False,
     predict: Annotated[
         bool, typer.Option("--predict", help="Run nothing: predict the published size, for a v100 or --device.")
     ] = False,
@@ -35,13 +35,15 @@ def reproduce(
     ] = None,
     output: options.RunFolder = None,
     before: Annotated[
-        list[str] | None, typer.Option("--from", help="Read this run instead of running; may be given again.")
+        list[str] | None, typer.Option("--from", help="Read this run instead of running; may be repeated.")
     ] = None,
     json: options.JsonOrTable = False,
 ) -> None:
     """Run a published system, and show its figures beside ours.
 
-    Full size on CUDA, reduced on a CPU. Example: gcprof reproduce three-policies
+    It has its full size on CUDA, and is reduced on a CPU.
+
+    Example: gcprof reproduce three-policies
     """
     from profiler.workflows import published
     from profiler.workflows.reproduce import ReproduceRequest, read

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion, options
+from profiler.cli import options
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -35,12 +35,7 @@ TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every li
 
 
 def run(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Models, as NAME:option=value,...; `gcprof models` lists them.", autocompletion=completion.models
-        ),
-    ] = None,
+    model: options.ModelsFlag = None,
     segments: options.Segments = None,
     strategies: options.Strategies = None,
     optimizer: options.Optimizer = None,
@@ -57,63 +52,67 @@ def run(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
     gpus: Annotated[
-        str | None, typer.Option(help="Kinds of GPU, each a device: a100,h100. For engines that have them: ray.")
+        str | None, typer.Option(help="Kinds of GPU to run on: a100,h100. For engines that have them: ray.")
     ] = None,
     predict: Annotated[
-        bool | None, typer.Option("--predict", help="Predict every case besides, and show the error.")
+        bool | None, typer.Option("--predict", help="Also predict every case, and show the error.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Folder with the MNIST IDX files; without it the batch is synthetic.")
     ] = None,
     verify: Annotated[
-        str | None, typer.Option(help="Equality of gradients: auto, off, or strict (to the bit). [default: auto]")
+        str | None, typer.Option(help="Compare gradients: auto, off, or strict (to the bit). [default: auto]")
     ] = None,
     switches: Switches | None = None,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds over all cases, each in fresh processes. [default: 3]")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Timed steps a round, exactly. [default: 5 or more, until the median is sure]")
+        int | None,
+        typer.Option(help="Timed steps a round, a fixed number. [default: 5 or more, until the median is sure]"),
     ] = None,
     precision_target: Annotated[
-        str | None, typer.Option(help="How sure each round's median shall be: its 95 % interval. [default: 2%]")
+        str | None, typer.Option(help="How precise each round's median must be: its 95 % interval. [default: 2%]")
     ] = None,
     max_samples: Annotated[int | None, typer.Option(help="Timed steps a round at most. [default: 100]")] = None,
     max_seconds: Annotated[
         float | None, typer.Option(help="Seconds of timed steps a round, after 5 of them. [default: 2]")
     ] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps before them, after a first one. [default: 1]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights and batch. [default: 0]")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Steps before the timed ones, after a first one. [default: 1]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of weights and batch. [default: 0]")] = None,
     config: Annotated[Path | None, typer.Option(help="A sweep file (TOML); options given here win over it.")] = None,
     output: options.RunFolder = None,
     resume: Annotated[
-        str | None, typer.Option(help="Go on with this interrupted run: a folder, a name, or last.")
+        str | None, typer.Option(help="Continue this interrupted run: a folder, a name, or last.")
     ] = None,
     new_run: Annotated[
         bool, typer.Option("--new-run", help="With --resume: measure that run anew, in a folder of its own.")
     ] = False,
     engine: Annotated[
-        str, typer.Option(help="Where the trials run: local, or ENGINE:option=value; the docs' page on clusters.")
+        str, typer.Option(help="Where trials run: local, or ENGINE:option=value; see the docs on clusters.")
     ] = "local",
     devices: Annotated[
         str | None, typer.Option(help="GPUs to run on at once, one trial on each: all, or 0,1. [default: one]")
     ] = None,
     allow_parallel: Annotated[
-        bool, typer.Option("--allow-parallel", help="With --devices: a GPU that is named twice runs two at once.")
+        bool,
+        typer.Option("--allow-parallel", help="With --devices: a GPU that is named twice runs two trials at once."),
     ] = False,
     shard: Annotated[
         str | None, typer.Option(help="Only this part of the sweep: 2/8. `gcprof merge` makes one run of the parts.")
     ] = None,
     stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
     exclusive: Annotated[
-        str, typer.Option(help="Where others use the device: warn, or error (end with 3; --resume goes on).")
+        str, typer.Option(help="If others use the device: warn, or error (exit code 3; --resume continues).")
     ] = "warn",
     json: options.JsonOrTable = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials and what they cost, and run nothing.")
     ] = False,
 ) -> None:
-    """Measure memory and time of a model's training step under checkpointing strategies.
+    """Measure memory and time of a training step by strategy.
 
     Without a strategy or segments: segments 1,2,4,8,16,32 beside `none`. Without a model: mnist-cnn.
 
@@ -209,7 +208,7 @@ def print_run(ran: Ran, *, json: bool, fit: bool = False) -> int:
     if json:
         status = progress.status(run.manifest.plan, run.records)
         say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
-    for line in derived.told:
+    for line in derived.lines:
         aside(line)
     if fit:
         _show_fit(run)
@@ -223,8 +222,8 @@ def _show_fit(run: Run) -> None:
     from profiler.core import gpu_specs
     from profiler.views.tables import max_batch
 
-    found = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
-    say(max_batch.fits(found, width=width(), encoding=encoding()))
+    fits = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
+    say(max_batch.fit_table(fits, width=width(), encoding=encoding()))
 
 
 def _say_next(ran: Ran, run: Run) -> None:

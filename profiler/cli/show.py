@@ -37,28 +37,28 @@ def show(
 
     one_of(form, ("table", "md"), flag="--format")
     _refuse_without_effect(json=json, form=form, samples=samples, over=over, columns=columns)
-    found = load(run_folder(run))
-    for warning in found.warnings:
+    loaded = load(run_folder(run))
+    for warning in loaded.warnings:
         aside(f"warning: {warning}")
-    owed = len(progress.owed(found.manifest.plan, found.records))
+    owed = len(progress.owed(loaded.manifest.plan, loaded.records))
     if json:
         from profiler.views.export.json import render
 
-        say_bytes(render(found))
+        say_bytes(render(loaded))
         return
     if form == "md":
         from profiler.views.export.markdown import run_block
 
-        say_bytes(run_block(found).encode())
+        say_bytes(run_block(loaded).encode())
         return
-    table = rows(found.records)
+    table = rows(loaded.records)
     if table:
         say(_view(samples, over)(table, width=width(columns), encoding=encoding()))
         _say_ranks(table, columns)
     if owed:
-        aside(f"partial: {owed} of {len(found.manifest.plan)} trials are not there yet")
-    if found.manifest.shard:
-        aside(shard_text(found))
+        aside(f"partial: {owed} of {len(loaded.manifest.plan)} trials are not there yet")
+    if loaded.manifest.shard:
+        aside(shard_text(loaded))
     if over:
         next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
@@ -71,10 +71,10 @@ def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
     from profiler.views.tables.samples import ranks
 
     for group in cells.groups(table):
-        found = ranks(group, width=width(columns), encoding=encoding())
-        if found:
+        rank_table = ranks(group, width=width(columns), encoding=encoding())
+        if rank_table:
             print()
-            say(found)
+            say(rank_table)
 
 
 def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | None, columns: int | None) -> None:

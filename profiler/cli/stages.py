@@ -23,9 +23,11 @@ def stages(
     force: options.Force = False,
     json: Annotated[bool, typer.Option("--json", help="Print the costs as JSON.")] = False,
 ) -> None:
-    """Measure what each stage of a model holds and takes, one at a time: what `gcprof plan` works on.
+    """Measure memory and time of each stage of a model. These are the costs that `gcprof plan` works on.
 
-    Bytes are exact, of a traced step; seconds are medians. Example: gcprof stages transformer -o costs.json
+    Bytes are exact, from a traced step; seconds are medians.
+
+    Example: gcprof stages transformer -o costs.json
     """
     from profiler.planning import chain as chains
     from profiler.request.spec import Request

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli import completion
+from profiler.cli import completion, options
 from profiler.cli.output import encoding, next_command, say, width
 
 
 def strategies(
     name: Annotated[
-        str | None, typer.Argument(help="A strategy, for all about it.", autocompletion=completion.strategies)
+        str | None, typer.Argument(help="A strategy: show all its options.", autocompletion=completion.strategies)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="The hidden ones too, made for tests.")] = False,
+    everything: options.AlsoHidden = False,
 ) -> None:
     """List the strategies of checkpointing, with their options.
 

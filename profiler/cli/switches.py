@@ -28,11 +28,11 @@ def with_switches(command: Callable[..., Any]) -> Callable[..., Any]:
         switches = {flag.name: words.pop(flag.name) for flag in flags}
         return command(**words, switches=switches)
 
-    given = [
-        flags if one.name == "switches" else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        for one in parameters.values()
+    parts = [
+        flags if parameter.name == "switches" else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        for parameter in parameters.values()
     ]
-    with_flags.__signature__ = inspect.Signature([one for some in given for one in some])  # type: ignore[attr-defined]
+    with_flags.__signature__ = inspect.Signature([parameter for some in parts for parameter in some])  # type: ignore[attr-defined]
     with_flags.__doc__ = command.__doc__
     return with_flags
 

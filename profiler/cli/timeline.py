@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import completion, options
-from profiler.cli.explain import heading
+from profiler.cli.explain import traced_heading
 from profiler.cli.output import COMMAND, aside, next_command
 
 
@@ -27,9 +27,11 @@ def timeline(
     output: Annotated[Path, typer.Option("-o", "--output", help="A png, svg or pdf.")] = Path("timeline.png"),
     force: options.ForceIfThere = False,
 ) -> None:
-    """Draw what is live over one training step, by category, with its phases and its peak: a panel a strategy.
+    """Draw what is live over a training step. Each strategy has a panel with its categories, phases and peak.
 
-    Nothing is run: the step is traced. Example: gcprof timeline transformer --strategies none,all -o fig.png
+    Nothing is run: the step is traced.
+
+    Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
     from profiler.workflows.explain import TraceRequest, prediction, traced_steps
 
@@ -44,6 +46,6 @@ def timeline(
     # only once there is something to draw
     plot = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib").plot
     traces = {str(step.case.strategy): step.followed.trace for step in steps}
-    path = plot(traces, title=heading(steps[0].case), path=output, force=force)
+    path = plot(traces, title=traced_heading(steps[0].case), path=output, force=force)
     aside(f"wrote {path}")
     next_command("gcprof", "explain", target, "--strategy", str(steps[-1].case.strategy))

@@ -21,9 +21,9 @@ def validate(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check every line of run folders: what cannot be read, impossible numbers, repeats, and what does not belong.
+    """Check every line of run folders. It finds unreadable lines, impossible numbers, repeats and what does not belong.
 
-    Ends with 4 where a run is damaged; what is only worth knowing is a note.
+    Ends with 4 if a run is damaged; what is merely worth knowing is a note.
 
     Example: gcprof validate last
     """
@@ -32,22 +32,22 @@ def validate(
     from profiler.runs.validate import validate as look
     from profiler.views.tables.terminal import paragraph
 
-    found = [look(run_folder(word)) for word in runs or ["last"]]
+    reports = [look(run_folder(word)) for word in runs or ["last"]]
     if json:
-        say_bytes(encode(found) + b"\n")
+        say_bytes(encode(reports) + b"\n")
     else:
-        for text in _lines(found):
+        for text in _lines(reports):
             say(paragraph(text, width=width(), encoding=encoding()))
-    if any(report.is_damaged for report in found):
+    if any(report.is_damaged for report in reports):
         raise typer.Exit(4)
-    next_command("gcprof", "show", found[-1].run)
+    next_command("gcprof", "show", reports[-1].run)
 
 
-def _lines(found: Iterable[Report]) -> Iterator[str]:
+def _lines(reports: Iterable[Report]) -> Iterator[str]:
     """One line for each finding, and one for each run."""
     from profiler.core.units import count_text
 
-    for report in found:
+    for report in reports:
         for finding in report.findings:
             yield f"{finding.where}: {'' if finding.is_damage else 'note: '}{finding.text}"
         damage = sum(finding.is_damage for finding in report.findings)

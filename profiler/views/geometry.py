@@ -48,8 +48,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 def around(values: Iterable[float], *, start: float, end: float, from_zero: bool = False) -> Scale:
     """A scale with all of these numbers on it; where they are all equal, they lie in the middle or at the end."""
-    known = list(values)
-    low, high = (0.0 if from_zero else min(known)), max(known)
+    numbers = list(values)
+    low, high = (0.0 if from_zero else min(numbers)), max(numbers)
     if low == high:
         low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if high else (0.0, 1.0)
     return Scale(low=low, high=high, start=start, end=end)
@@ -130,10 +130,10 @@ def choose(boxes: Iterable[Box], point: Pair, occupied: Occupied, *, far: float,
     def covered(box: Box) -> int:
         return sum(map(box.holds, occupied.ink))
 
-    found = free(boxes, frame=occupied.frame, taken=(*occupied.marks, *occupied.names))
+    candidates = free(boxes, frame=occupied.frame, taken=(*occupied.marks, *occupied.names))
     if not must:
-        found = (box for box in found if not crossed(box))
-    return min(islice(found, CHOICES), key=lambda box: covered(box) + crossed(box), default=None)
+        candidates = (box for box in candidates if not crossed(box))
+    return min(islice(candidates, CHOICES), key=lambda box: covered(box) + crossed(box), default=None)
 
 
 def leader(point: Pair, box: Box, *, far: float) -> list[Pair]:
@@ -171,7 +171,7 @@ def everywhere(point: Pair, width: float, height: float, frame: Box) -> Iterator
         yield Box.centered(x, y, width, height)
 
 
-def spread(wanted: Sequence[float], heights: Sequence[float], *, low: float, high: float) -> list[float]:
+def without_overlap(wanted: Sequence[float], heights: Sequence[float], *, low: float, high: float) -> list[float]:
     """Middles near the wanted ones, which rise, so that nothing overlaps and all lie between low and high.
 
     Where there is no room for that, they are spread evenly.

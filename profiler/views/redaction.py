@@ -68,6 +68,7 @@ class _Redaction:
         self._devices = _apart((case.device for case in cases), self._device)
 
     def record(self, record: Record) -> Record:
+        """Returns the record with every name, text and device redacted; its numbers stay."""
         return msgspec.structs.replace(
             record,
             case=self._case(record.case),
@@ -143,13 +144,13 @@ class _Redaction:
 
 def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]:
     """Maps every text to its redacted form; equal forms are numbered in the order of the texts."""
-    found: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for text in dict.fromkeys(map(str, texts)):
         new, number = change(text), 1
-        while (f"{new} #{number}" if number > 1 else new) in found.values():
+        while (f"{new} #{number}" if number > 1 else new) in changed.values():
             number += 1
-        found[text] = f"{new} #{number}" if number > 1 else new
-    return found
+        changed[text] = f"{new} #{number}" if number > 1 else new
+    return changed
 
 
 def hidden(text: str, *, wholly: bool = False) -> str:

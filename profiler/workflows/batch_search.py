@@ -162,8 +162,8 @@ def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int
     calibration = calibrate(engine, case)
     passes = ("memory", "time") if _has_times(case) else ("memory",)  # without times, the smallest plan is the fastest
     chain = stages(engine, case, calibration, passes=passes)
-    settled = plan_fitting.settle(
+    fitted = plan_fitting.fit_plan(
         engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,
         need=lambda readings: needed(readings, case.device, context_bytes),
     )  # fmt: skip
-    return settled.traced_bytes if settled else None
+    return fitted.traced_bytes if fitted else None

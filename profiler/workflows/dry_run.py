@@ -83,14 +83,14 @@ def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) 
 def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
     """What the baselines' steps take, as far as there is time to predict it, and what that rests on."""
     basis, speeds = None, {}
-    with engines.connect(stage_seconds=PATIENCE_SECONDS) as here:
+    with engines.connect(stage_seconds=PATIENCE_SECONDS) as local:
         until = time.monotonic() + PATIENCE_SECONDS
         for case in dict.fromkeys(trial.case.baseline for trial in trials):
             if time.monotonic() > until:
                 break
             # a rank computes what a process alone does; what they send each other is not in it
             alone = msgspec.structs.replace(case, device=FAKE + kind, parallel=UNSET, ranks=UNSET, sampling=UNSET)
-            (record,) = here.run([Trial(case=alone, passes=("memory",), data_directory=data)])
+            (record,) = local.run([Trial(case=alone, passes=("memory",), data_directory=data)])
             step, forward = record.readings.step_seconds, record.readings.forward_seconds
             if step and forward:
                 speeds[case.twin] = Speed(step_seconds=step[0], forward_seconds=forward[0])

@@ -108,17 +108,17 @@ def _trials_of_run(records: Sequence[Record], request: TraceRequest) -> list[Tri
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(request.words, cases)]
     twins = [case.foreseen for case in chosen]
-    known = calibrations(records)
-    return [Trial(case=case, calibration=known.get(case.baseline.twin)) for case in dict.fromkeys(twins)]
+    calibrated = calibrations(records)
+    return [Trial(case=case, calibration=calibrated.get(case.baseline.twin)) for case in dict.fromkeys(twins)]
 
 
 def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     """The strategies that were named; each must be of the run."""
     named = spec.strategies_of(words, [])
-    known = [case.strategy for case in cases]
+    measured = [case.strategy for case in cases]
     for choice in named:
-        if choice not in known:
-            raise UserError(f"'{choice}' is no row of this run", hint=f"it has {', '.join(dict.fromkeys(known))}")
+        if choice not in measured:
+            raise UserError(f"'{choice}' is no row of this run", hint=f"it has {', '.join(dict.fromkeys(measured))}")
     return named
 
 

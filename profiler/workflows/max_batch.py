@@ -140,7 +140,7 @@ def _measured(
     code = runner.follow(model.engine, folder, screen)
     run = store.load(folder)
     screen.say(f"wrote {folder / 'trials.jsonl'}")
-    return code or progress.exit_code(run.records), beside(case, batches, run.records)
+    return code or progress.exit_code(run.records), with_records(case, batches, run.records)
 
 
 def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Trial, ...]:
@@ -155,15 +155,15 @@ def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Tria
     return (*measured, *(Trial(case=beyond, passes=("memory",)) for beyond in further))
 
 
-def beside(case: Case, batches: Sequence[Largest], records: Sequence[Record]) -> list[Largest]:
+def with_records(case: Case, batches: Sequence[Largest], records: Sequence[Record]) -> list[Largest]:
     """Each with its records."""
-    found = []
+    measured_batches = []
     for batch in batches:
         at, beyond = (_at(case, batch, size) for size in (batch.batch_size, batch.batch_size + 1))
         measured = tuple(record for record in records if record.case == at)
         further = next((record for record in records if record.case == beyond), None)
-        found.append(msgspec.structs.replace(batch, measured=measured, beyond=further))
-    return found
+        measured_batches.append(msgspec.structs.replace(batch, measured=measured, beyond=further))
+    return measured_batches
 
 
 def _at(case: Case, batch: Largest, batch_size: int) -> Case:

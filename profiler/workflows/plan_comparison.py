@@ -41,11 +41,11 @@ class PlanComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The plan first, then its rivals."""
 
     plans: tuple[ComparedPlan, ...]
-    lost: str | None = None  # what to say where the plan was measured slower than a rival
+    slower: str | None = None  # what to say where the plan was measured slower than a rival
     exit_code: int = 0
 
 
-def compare(
+def compare_plans(
     model: ModelOnDevice,
     chain: Chain,
     ways: Sequence[Way],
@@ -61,9 +61,11 @@ def compare(
         case = case.foreseen
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
-    cases, trials, files = comparison(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
+    cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
     digests = run_diff.code_digests(trial.case for trial in trials)
-    digests |= {str(path): run_diff.digest(plan_file.encoded(one)) for path, one in files.items()}  # written below
+    digests |= {
+        str(path): run_diff.digest(plan_file.encoded(recipe)) for path, recipe in files.items()
+    }  # written below
     store.create(
         folder,
         plan=trials,
@@ -72,16 +74,16 @@ def compare(
         sources=digests,
     )
     (folder / "plans").mkdir()
-    for path, one in files.items():
-        plan_file.write(one, path)
+    for path, recipe in files.items():
+        plan_file.write(recipe, path)
     code = runner.follow(model.engine, folder, screen)
     run = store.load(folder)
     screen.say(f"wrote {folder / 'trials.jsonl'}")
-    plans = beside(ways, cases, read_rows(run.records))
-    slower = lost(plans)
+    plans = compared_plans(ways, cases, read_rows(run.records))
+    slower = slower_than_rival(plans)
     has_lost = slower is not None or not _went_well(plans[0])
     code = code or progress.exit_code(run.records) or (SLOWER if has_lost else 0)
-    return PlanComparison(plans=tuple(plans), lost=slower, exit_code=code)
+    return PlanComparison(plans=tuple(plans), slower=slower, exit_code=code)
 
 
 def _went_well(plan: ComparedPlan) -> bool:
@@ -89,7 +91,7 @@ def _went_well(plan: ComparedPlan) -> bool:
     return all(row is None or row.outcome == "ok" for row in (plan.measured, plan.predicted))
 
 
-def comparison(
+def paired_trials(
     case: Case, chain: Chain, ways: Sequence[Way], folder: Path, *, rounds: int, calibrate: bool = False
 ) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, Recipe]]:
     """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read.
@@ -102,13 +104,13 @@ def comparison(
     paths = {way.label: folder / "plans" / f"{names[way.label]}.json" for way in ways}
     cases = {"none": case.baseline, **{way.label: under(case, paths[way.label]) for way in ways}}
     files = {paths[way.label]: recipe_of(chain, way.plan) for way in ways}
-    each = dict.fromkeys(cases.values())
+    distinct = dict.fromkeys(cases.values())
     if case.is_predicted:
-        return cases, schedule.predicted(each, calibrate=calibrate), files
-    return cases, schedule.measured(each, rounds, predict=True), files
+        return cases, schedule.predicted(distinct, calibrate=calibrate), files
+    return cases, schedule.measured(distinct, rounds, predict=True), files
 
 
-def beside(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[ComparedPlan]:
+def compared_plans(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[ComparedPlan]:
     """Each way with its rows of a run; `none` is not among them."""
     measured = {row.case: row for row in rows if not row.case.is_predicted}
     predicted = {row.case.twin: row for row in rows if row.case.is_predicted}
@@ -118,7 +120,7 @@ def beside(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) 
     ]
 
 
-def lost(lines: Sequence[ComparedPlan]) -> str | None:
+def slower_than_rival(lines: Sequence[ComparedPlan]) -> str | None:
     """What to say where the plan was measured slower than a rival that fits too, beyond the noise of the rounds: in
     every round it took longer than the rival in any. One round tells of no noise.
     """

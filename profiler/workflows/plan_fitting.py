@@ -20,11 +20,11 @@ TRIES = 5  # plans that are traced until one fits
 MISS = 0.01  # of the measured peak: a prediction that is further off is said, and planned again
 
 
-def peak(readings: Readings) -> int | None:
+def peak_bytes(readings: Readings) -> int | None:
     return readings.peak_bytes
 
 
-class Settled(msgspec.Struct, frozen=True, kw_only=True):
+class FittedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The fastest plan that fits, and its peak by a traced step."""
 
     point: Point
@@ -32,7 +32,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
 
 
-def settle(  # noqa: PLR0913
+def fit_plan(  # noqa: PLR0913
     engine: Engine,
     case: Case,
     chain: Chain,
@@ -43,8 +43,8 @@ def settle(  # noqa: PLR0913
     calibration: Calibration | None,
     measure: bool,
     say: Callable[[str], None] = lambda text: None,
-    need: Callable[[Readings], int | None] = peak,
-) -> Settled | None:
+    need: Callable[[Readings], int | None] = peak_bytes,
+) -> FittedPlan | None:
     """The fastest plan whose traced step fits, and whose measured step does; its file is left at `path`.
 
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
@@ -59,8 +59,8 @@ def settle(  # noqa: PLR0913
             return None
         traced, needed = steps.needed(point, path)
         if needed <= budget_bytes:
-            settled = Settled(point=point, traced_bytes=traced, reserve_bytes=reserve)
-            return _bolder(steps, frontier, settled, path) or settled
+            fitted = FittedPlan(point=point, traced_bytes=traced, reserve_bytes=reserve)
+            return _bolder(steps, frontier, fitted, path) or fitted
         if point.peak_bytes == smallest:
             return None
         reserve = max(reserve, needed - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
@@ -99,11 +99,11 @@ class _Steps:
         return traced, max(foreseen, measured or 0)
 
 
-def _bolder(steps: _Steps, frontier: Frontier, settled: Settled, path: Path) -> Settled | None:
+def _bolder(steps: _Steps, frontier: Frontier, fitted: FittedPlan, path: Path) -> FittedPlan | None:
     """Where a trace needs less than the stages' costs say, as with skips: a faster plan that fits by its own steps."""
-    spare = settled.point.peak_bytes - (settled.traced_bytes or settled.point.peak_bytes)
+    spare = fitted.point.peak_bytes - (fitted.traced_bytes or fitted.point.peak_bytes)
     point = best(frontier, steps.budget_bytes + spare) if spare > 0 else None
-    if point is None or point.plan == settled.point.plan:
+    if point is None or point.plan == fitted.point.plan:
         return None
     bold = path.with_name(f"bold-{path.name}")
     traced, needed = steps.needed(point, bold)
@@ -111,7 +111,7 @@ def _bolder(steps: _Steps, frontier: Frontier, settled: Settled, path: Path) -> 
         bold.unlink()
         return None
     bold.replace(path)
-    return Settled(point=point, traced_bytes=traced)
+    return FittedPlan(point=point, traced_bytes=traced)
 
 
 def traced_need(
@@ -119,7 +119,7 @@ def traced_need(
     case: Case,
     path: Path,
     calibration: Calibration | None,
-    need: Callable[[Readings], int | None] = peak,
+    need: Callable[[Readings], int | None] = peak_bytes,
 ) -> int | None:
     """Of a step under the plan in a file, its peak or another need; None where it cannot be foreseen."""
     device = case.foreseen.device

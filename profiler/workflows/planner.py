@@ -20,8 +20,8 @@ from profiler.planning.solver import Frontier, best, frontier
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.workflows import SILENT, Screen, plan_fitting
-from profiler.workflows.plan_comparison import ComparedPlan, PlanComparison, compare
-from profiler.workflows.plan_fitting import Settled
+from profiler.workflows.plan_comparison import ComparedPlan, PlanComparison, compare_plans
+from profiler.workflows.plan_fitting import FittedPlan
 from profiler.workflows.stages import ModelOnDevice
 
 ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
@@ -64,7 +64,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     none: Way
     frontier: Frontier  # as deep as it was searched
     budget_bytes: int | None = None
-    settled: Settled | None = None  # None without a budget, and where no plan fits it
+    fitted: FittedPlan | None = None  # None without a budget, and where no plan fits it
     comparison: PlanComparison | None = None
     exit_code: int = 0
 
@@ -97,6 +97,7 @@ class _Planning:
         self.chain, self.model, self.request, self.screen = chain, model, request, screen
 
     def go(self) -> Planned:
+        """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
         request, model, none = self.request, self.model, candidates.none(self.chain)
         if model or request.has_recipe:
             recipe(self.chain, none.plan)  # refuse stages of no known modules before there is work
@@ -111,36 +112,36 @@ class _Planning:
         if request.budget is None:
             return planned
         budget = parse_budget(request.budget, whole_bytes=none.cost.peak_bytes)
-        points, settled = self._settled(budget, planned.frontier)
-        planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, settled=settled)
-        if settled is None:
+        points, fitted = self._fitted(budget, planned.frontier)
+        planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, fitted=fitted)
+        if fitted is None:
             return msgspec.structs.replace(planned, exit_code=GATE)
         if not request.is_compared:
             return planned
-        comparison = self._comparison(candidates.ways(self.chain, settled.point, budget))
+        comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget))
         return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
     def _frontier(self, levels: int) -> Frontier:
         return frontier(self.chain, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
 
-    def _settled(self, budget: int, points: Frontier) -> tuple[Frontier, Settled | None]:
+    def _fitted(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
         """The fastest plan that fits, of these or deeper ones, and the frontier that it is on."""
         _, floor = candidates.largest_stage(self.chain)
-        settled = self._settle(budget, points)
+        fitted = self._fit(budget, points)
         for levels in () if self.request.levels else DEPTHS[1:]:
-            if settled is not None or points.peak_bytes[0] <= floor:
+            if fitted is not None or points.peak_bytes[0] <= floor:
                 break  # nor is any deeper one lower
             points = self._frontier(levels)
-            settled = self._settle(budget, points)
-        return points, settled
+            fitted = self._fit(budget, points)
+        return points, fitted
 
-    def _settle(self, budget: int, points: Frontier) -> Settled | None:
+    def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:
         """By costs alone, by a traced step, and by a measured one, as far as there are."""
         if self.model is None:
             point = best(points, budget)
-            return Settled(point=point, traced_bytes=None) if point else None
+            return FittedPlan(point=point, traced_bytes=None) if point else None
         with tempfile.TemporaryDirectory() as folder:
-            return plan_fitting.settle(
+            return plan_fitting.fit_plan(
                 self.model.engine,
                 self.model.case,
                 self.chain,
@@ -156,7 +157,7 @@ class _Planning:
         request = self.request
         if self.model is None:
             return PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
-        return compare(
+        return compare_plans(
             self.model, self.chain, ways, self.screen, measure=request.measure, rounds=request.rounds,
             typed=request.typed,
         )  # fmt: skip

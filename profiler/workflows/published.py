@@ -52,8 +52,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 
         Where both are the same run, that of the device: its arithmetic counts.
         """
-        same = self.full.request == self.cpu.request
-        return self.cpu if device == "cpu" and (same or not full) else self.full
+        is_one_run = self.full.request == self.cpu.request
+        return self.cpu if device == "cpu" and (is_one_run or not full) else self.full
 
     def size_of(self, cases: set[Case]) -> Size | None:
         """The size whose every case is among these, whatever the device; None where neither is."""
@@ -96,16 +96,18 @@ def find(name: str) -> System:
 
 def read(path: Path) -> System:
     """Raises UserError with file and line for what cannot be read: not TOML, an unknown key, a wrong type or unit."""
-    text, found = strict_files.load_toml(path, hint="examples are in configs/published/")
-    _refuse_unknown(found, _File.__struct_fields__, path, text)
+    text, document = strict_files.load_toml(path, hint="examples are in configs/published/")
+    _refuse_unknown(document, _File.__struct_fields__, path, text)
     try:
-        file = msgspec.convert(found, _File)
+        file = msgspec.convert(document, _File)
     except msgspec.ValidationError as error:
         raise _refused(path, text, _key(error), str(error).partition(" - at")[0]) from None
     full = sweep.as_request(file.full, path=path, text=text)
     smaller = {key: value for key, value in file.cpu.items() if key != "reduced"}
     cpu = spec.override(full, sweep.as_request(smaller, path=path, text=text))
-    figures = {size: tuple(one for row in _rows(file, path, text) for one in _wanted(row, size)) for size in SIZES}
+    figures = {
+        size: tuple(figure for row in _rows(file, path, text) for figure in _wanted(row, size)) for size in SIZES
+    }
     return System(
         name=path.stem,
         title=file.title,
@@ -123,7 +125,7 @@ def ran_by(engine: str, run: Run) -> bool:
     return trained <= {engine == "trainer"}
 
 
-def beside(system: System, size: Size, run: Run) -> Reproduction:
+def reproduction(system: System, size: Size, run: Run) -> Reproduction:
     """Every published figure beside what a run found."""
     return Reproduction(
         name=system.name,

@@ -71,7 +71,7 @@ def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
     run = store.load(folder)
     return Reproduced(
         run=run,
-        reproduction=published.beside(system, size, run),
+        reproduction=published.reproduction(system, size, run),
         exit_code=code or progress.exit_code(run.records),
     )
 
@@ -85,5 +85,5 @@ def read(system: System, word: str, screen: Screen = SILENT) -> Reproduced:
     if size is None or not published.ran_by(system.engine, run):
         hint = f"gcprof reproduce {system.name} makes one"
         raise UserError(f"'{word}' is no run of {system.name}", hint=hint, exit_code=4)
-    reproduction = published.beside(system, size, run)
+    reproduction = published.reproduction(system, size, run)
     return Reproduced(run=run, reproduction=reproduction, exit_code=progress.exit_code(run.records))

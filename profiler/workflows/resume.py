@@ -91,8 +91,10 @@ def _words(before: Run, request: RunRequest) -> Request | None:
 def _named(before: Run, text: str | None) -> list[Choice]:
     """The models that were named, as the run has them or else in their one canonical text."""
     asked = split_choices(text) if text is not None else []
-    same = _models(before)
-    return [one if one in same else catalogue.resolve(one, models.TABLE, what="model") for one in asked]
+    models_before = _models(before)
+    return [
+        model if model in models_before else catalogue.resolve(model, models.TABLE, what="model") for model in asked
+    ]
 
 
 def _models(before: Run) -> set[Choice]:
@@ -132,26 +134,26 @@ def _refuse_changes(
     now = device_choice.environment(plan[0].case.device, devices)
     if now.device_name is None:  # of a job of a cluster nothing is known before it runs: it looks itself
         now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
-    found = run_diff.changes(
+    changes = run_diff.changes(
         msgspec.structs.replace(before.manifest, environment=then),
         environment=now,
         sources=run_diff.code_digests(trial.case for trial in plan),
         plan=asked.trials if asked else None,
     )
-    if found:
-        message = f"this run began otherwise, and would be mixed: {'; '.join(found)}"
+    if changes:
+        message = f"this run began otherwise, and would be mixed: {'; '.join(changes)}"
         anew = shlex.join(["gcprof", *typed, "--new-run"])
         raise UserError(message, hint=f"{anew} measures it anew, in a folder of its own")
 
 
 def _environment(before: Run) -> Environment:
     """What the run began on: as its manifest says, or as the first record where nobody could know it then."""
-    device, known = before.manifest.plan[0].case.device, before.manifest.environment
-    if known.device_name is not None:
-        return known
+    device, stored = before.manifest.plan[0].case.device, before.manifest.environment
+    if stored.device_name is not None:
+        return stored
     records = (record for record in before.records if record.case.device == device)
-    found = (record.environment for record in records if record.environment and record.environment.device_name)
-    return next(found, known)
+    known = (record.environment for record in records if record.environment and record.environment.device_name)
+    return next(known, stored)
 
 
 def _owed(before: Run) -> bool:
@@ -161,8 +163,8 @@ def _owed(before: Run) -> bool:
 def _again(before: Run) -> tuple[str, ...]:
     """What is measured a second time, in words."""
     number = len(rows.latest(before.records)) - len(progress.settled(before.records))
-    told = f"{count_text(number, 'trial')} measured again: crashed, timed out, or compared with one that did"
-    return (told,) if number else ()
+    remark = f"{count_text(number, 'trial')} measured again: crashed, timed out, or compared with one that did"
+    return (remark,) if number else ()
 
 
 def _nothing_left(before: Run, screen: Screen) -> Ran:

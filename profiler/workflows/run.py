@@ -60,8 +60,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
             word = "0"
         if word is None:
             return devices
-        engine.devices, seen = device_choice.several(word, devices, twice=self.allow_parallel)
-        return seen
+        engine.devices, chosen = device_choice.several(word, devices, twice=self.allow_parallel)
+        return chosen
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     """What came of writing the files that are derived from a run."""
 
     exit_code: int
-    told: tuple[str, ...]
+    lines: tuple[str, ...]
 
 
 def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
@@ -174,7 +174,7 @@ def opening(plan: Sequence[Trial], devices: Mapping[str, Environment], remarks: 
     """The first lines of a run: what is measured or predicted, and what the user should know of the plan."""
     names = dict.fromkeys(trial.case.device for trial in plan)
     name = next(iter(names))
-    predicted = [one for one in names if one.startswith(FAKE)]
+    predicted = [name for name in names if name.startswith(FAKE)]
     device = device_choice.environment(name, devices)
     where = f"torch {device.torch}"
     if len(predicted) < 2 and device.device_name is not None and device.device_bytes is not None:
@@ -193,13 +193,13 @@ def opening(plan: Sequence[Trial], devices: Mapping[str, Environment], remarks: 
 
 def derive(run: Run) -> Derived:
     """Write the tables and pictures of a run. Where no picture can be drawn, the run is as good."""
-    told = [f"wrote {run.folder / 'trials.jsonl'}"]
+    lines = [f"wrote {run.folder / 'trials.jsonl'}"]
     try:
-        told += [f"wrote {path}" for path in files.write_tables(run)]
-        told += [f"wrote {path}" for path in files.write_pictures(run)]
+        lines += [f"wrote {path}" for path in files.write_tables(run)]
+        lines += [f"wrote {path}" for path in files.write_pictures(run)]
     except UserError as error:
         if error.exit_code != 1:
-            told += [f"gcprof: {error.message}", f"hint: {error.hint}"]
-            return Derived(exit_code=error.exit_code, told=tuple(told))
-        told.append(f"note: no picture was drawn: {error.message}; {error.hint}")
-    return Derived(exit_code=0, told=tuple(told))
+            lines += [f"gcprof: {error.message}", f"hint: {error.hint}"]
+            return Derived(exit_code=error.exit_code, lines=tuple(lines))
+        lines.append(f"note: no picture was drawn: {error.message}; {error.hint}")
+    return Derived(exit_code=0, lines=tuple(lines))

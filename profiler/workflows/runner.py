@@ -91,11 +91,11 @@ def carry_out(
 
 def _refuse_shared(record: Record) -> None:
     conditions = record.readings.conditions
-    found = other_processes([conditions]) if conditions else None
+    sharing = other_processes([conditions]) if conditions else None
     unknown = next((note.text for note in record.notes if note.code == UNTOLD), None)
-    if found or unknown:
-        hint = "go on with --resume, once the device is free" if found else "go on with --resume, without --exclusive"
-        raise UserError(f"--exclusive error: {found or unknown}", hint=hint, exit_code=3)
+    if sharing or unknown:
+        hint = "go on with --resume, once the device is free" if sharing else "go on with --resume, without --exclusive"
+        raise UserError(f"--exclusive error: {sharing or unknown}", hint=hint, exit_code=3)
 
 
 def _no_longer_owed(record: Record, later: Counter[Case]) -> int:

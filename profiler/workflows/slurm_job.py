@@ -39,10 +39,10 @@ def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], agreed
         if device not in devices:
             raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
         first = msgspec.structs.replace(manifest, environment=_agreed(agreed, device, devices[device]))
-        found = run_diff.changes(first, environment=devices[device], sources=run_diff.code_digests(cases))
-        if found:
+        changes = run_diff.changes(first, environment=devices[device], sources=run_diff.code_digests(cases))
+        if changes:
             hint = "ask for one kind of node, as constraint=NAME does"
-            raise UserError(f"this node is not as the first of the run: {'; '.join(found)}", hint=hint)
+            raise UserError(f"this node is not as the first of the run: {'; '.join(changes)}", hint=hint)
 
 
 def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
@@ -53,8 +53,8 @@ def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
         new.write_bytes(encode(mine))
         os.link(new, path)  # whole, and by one job alone
     except FileExistsError:
-        found: Environment = decode(path.read_bytes(), Environment)
-        return found
+        first: Environment = decode(path.read_bytes(), Environment)
+        return first
     finally:
         new.unlink(missing_ok=True)
     return mine

@@ -86,8 +86,8 @@ def calibrate(engine: Engine, case: Case) -> Calibration | None:
     if case.is_predicted or case.is_rehearsed:
         return None
     for strategy in ("none", "all"):
-        one = msgspec.structs.replace(case, strategy=Choice(strategy))
-        for record in engine.run([Trial(case=one, passes=("memory", OPERATORS))]):
+        trained = msgspec.structs.replace(case, strategy=Choice(strategy))
+        for record in engine.run([Trial(case=trained, passes=("memory", OPERATORS))]):
             if record.outcome == "ok" and record.readings.hidden_bytes is not None:
                 name = record.environment.device_name if record.environment else None
                 return Calibration(hidden_bytes=record.readings.hidden_bytes, device_name=name)

@@ -57,9 +57,9 @@ def refuse_code(case: Case, target: str, typed: Sequence[str]) -> None:
 
 def _engine(typed: Sequence[str]) -> list[str]:
     """Where the trials of the command run, where it says so."""
-    given = [word for before, word in zip(["", *typed], typed, strict=False) if before == "--engine"]
+    engines = [word for before, word in zip(["", *typed], typed, strict=False) if before == "--engine"]
     joined = [word.partition("=")[2] for word in typed if word.startswith("--engine=")]
-    return ["--engine", (given + joined)[-1]] if given + joined else []
+    return ["--engine", (engines + joined)[-1]] if engines + joined else []
 
 
 def _refusal(model: Choice, *, hint: str) -> UserError:

@@ -13,7 +13,7 @@ import pytest
 
 from profiler.analysis import comparison as comparing
 from profiler.analysis import ratio_contrast
-from profiler.analysis.comparison import compare
+from profiler.analysis.comparison import compare_runs
 from profiler.analysis.ratio_contrast import estimated, sampled
 from profiler.cli import answer
 from profiler.core.case import Choice
@@ -220,7 +220,7 @@ def test_fault_46_a_run_beside_itself_is_the_same_in_every_row(results: Path, ca
 def test_fault_46_many_runs_have_short_labels_of_their_own(number):
     runs = [(f"run-{place}", [record(), record("all", slower=1.3)]) for place in range(number)]
 
-    found = compare(runs)
+    found = compare_runs(runs)
 
     labels = [side.label for side in found.sides]
     assert len(set(labels)) == number
@@ -244,7 +244,7 @@ def test_fault_46_runs_of_one_name_are_told_apart_by_the_folders_above_them(here
 
 
 def test_fault_46_devices_of_one_name_have_letters_of_their_own():
-    found = compare([("run", [record(seconds=STEADY)]), ("run", [record()]), ("run", [record(device="fake:t4")])])
+    found = compare_runs([("run", [record(seconds=STEADY)]), ("run", [record()]), ("run", [record(device="fake:t4")])])
 
     assert [side.name for side in found.sides] == ["A cpu", "B cpu", "C t4"]
 

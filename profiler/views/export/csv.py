@@ -32,8 +32,8 @@ def table(rows: Iterable[Row]) -> str:
     return text.getvalue()
 
 
-def _cells(found: FlatRow) -> list[Any]:
-    cells = list(msgspec.structs.astuple(found))
+def _cells(row: FlatRow) -> list[Any]:
+    cells = list(msgspec.structs.astuple(row))
     for place, written in WRITTEN:
         if cells[place] is not None:
             cells[place] = written(cells[place])

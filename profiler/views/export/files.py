@@ -34,10 +34,10 @@ def refuse_existing_file(path: Path, *, force: bool = False) -> None:
 
 def write_tables(run: Run) -> list[Path]:
     """Writes table.csv and table.md and returns their paths. Raises UserError (exit code 74) if that fails."""
-    folder, found = _folder(run), rows(run.records)
+    folder, table = _folder(run), rows(run.records)
     return [
-        write_whole(folder / "table.csv", csv.table(found).encode(), force=True),
-        write_whole(folder / "table.md", markdown.table(found).encode(), force=True),
+        write_whole(folder / "table.csv", csv.table(table).encode(), force=True),
+        write_whole(folder / "table.md", markdown.table(table).encode(), force=True),
     ]
 
 
@@ -47,14 +47,14 @@ def write_pictures(run: Run) -> list[Path]:
     More than MANY groups get no frontier, which would have a panel for each. Raises UserError if a file cannot be
     written (exit code 74), or if matplotlib is missing or broken (1).
     """
-    folder, found = _folder(run), rows(run.records)
-    is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in found)
-    has_frontier = any(row.on_frontier for row in found) and len(groups(found)) <= MANY
-    kinds = ["heat"] * (is_shown and has_plane(found)) + ["frontier"] * has_frontier
+    folder, table = _folder(run), rows(run.records)
+    is_shown = any(row.outcome == "ok" and row.readings.peak_bytes is not None for row in table)
+    has_frontier = any(row.on_frontier for row in table) and len(groups(table)) <= MANY
+    kinds = ["heat"] * (is_shown and has_plane(table)) + ["frontier"] * has_frontier
     if not kinds:
         return []
     plot = optional_deps.load("profiler.views.plots.plot", needs="matplotlib").plot
-    return [plot(found, kind=kind, path=folder / f"{kind}.png", force=True) for kind in kinds]
+    return [plot(table, kind=kind, path=folder / f"{kind}.png", force=True) for kind in kinds]
 
 
 def _folder(run: Run) -> Path:

@@ -23,11 +23,11 @@ def render(run: Run) -> bytes:
 
 def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
     """Returns one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder."""
-    whole: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run_name,
         "status": status,
         "exit_code": exit_code,
         "records": list(records),
     }
-    return encode(whole) + b"\n"
+    return encode(fields) + b"\n"

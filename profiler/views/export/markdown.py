@@ -55,10 +55,10 @@ def escaped(text: str) -> str:
 def run_block(run: Run) -> str:
     """The tables of a run, and below them the command and what it ran on."""
     (run,) = redacted([run], level="default")
-    found = rows(run.records)
-    environments = [row.environment for row in found if row.environment] or [run.manifest.environment]
+    table = rows(run.records)
+    environments = [row.environment for row in table if row.environment] or [run.manifest.environment]
     lines = [plain(run.manifest.command), *dict.fromkeys(map(_where, environments))]
-    return f"{markdown.table(found)}\n{fenced(lines)}\n"
+    return f"{markdown.table(table)}\n{fenced(lines)}\n"
 
 
 def fenced(lines: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ def render(run: Run) -> bytes:
 def table(rows: Iterable[Row]) -> pa.Table:
     """Returns a line for each case; null where nothing was measured. The types of the columns never change."""
     lines = [msgspec.structs.asdict(flat_row(row)) for row in rows]
-    columns = {name: [_cell(one[name]) for one in lines] for name in COLUMNS}
+    columns = {name: [_cell(line[name]) for line in lines] for name in COLUMNS}
     return pa.table(columns, schema=pa.schema([(name, KINDS[kind]) for name, kind in COLUMNS.items()]))
 
 

@@ -91,11 +91,11 @@ def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair]) -> list[list[
         ),
     )
     spreads = []
-    for label, colour, marker, found in kinds:
-        if found:
-            points = [at[row.case] for row in found]
+    for label, colour, marker, places in kinds:
+        if places:
+            points = [at[row.case] for row in places]
             x, y = zip(*points, strict=True)
-            spread = [(row.step_spread or 0) * at[row.case][0] for row in found]
+            spread = [(row.step_spread or 0) * at[row.case][0] for row in places]
             axes.errorbar(x, y, xerr=spread, fmt="none", ecolor=colour, elinewidth=sized(1.2), alpha=0.5, zorder=3)
             spreads += [[(x - half, y), (x + half, y)] for (x, y), half in zip(points, spread, strict=True)]
             axes.scatter(

@@ -49,22 +49,22 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     settings = space_of(rows).settings
     size_of = {row.case: float(settings[row.case][axis.name] or 0) for row in rows}
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has(row))
-    found = [_curve(line, size_of, size) for line in strategy_lines.of_strategies([row for row in rows if has(row)])]
+    curves = [_curve(line, size_of, size) for line in strategy_lines.of_strategies([row for row in rows if has(row)])]
     plain_axes(axes)
-    for curve in found:
+    for curve in curves:
         strategy_lines.draw(axes, curve.line, curve.points)
         _fit(axes, curve)
     static = _static(rows, size_of, size) if axis.name == RANKS else []
     if static:
         axes.plot(*zip(*static, strict=True), color=INK, linestyle="-.", linewidth=sized(1.4), label="static bytes")
-    _limits(axes, found, [height for _, height in static])
+    _limits(axes, curves, [height for _, height in static])
     axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
     _crosses(axes, [size_of[row.case] for row in rows if row.outcome == "out_of_memory"])
     strategy_lines.limit(axes, rows, size, upright=False)
     axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest power: its exponent at the name")
     axes.set_xlabel(f"{axis.label} (n)", fontsize=sized(FONT))
     axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))
-    labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in found]
+    labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in curves]
     return lambda: place_at_line_ends(axes, labels)
 
 
@@ -80,10 +80,10 @@ def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthC
 def _fit(axes: Axes, curve: GrowthCurve) -> None:
     """Draws the nearest power, straight and as wide as the curve; nothing through fewer than three points."""
     xs, ys = zip(*curve.points, strict=True)
-    found = power(xs, ys)
-    if found is None:
+    fitted = power(xs, ys)
+    if fitted is None:
         return
-    heights = [found.at(x) for x in (xs[0], xs[-1])]
+    heights = [fitted.at(x) for x in (xs[0], xs[-1])]
     axes.plot(
         [xs[0], xs[-1]], heights, color=curve.line.colour, linestyle=":", linewidth=sized(1.2), alpha=0.7, zorder=3
     )
@@ -91,14 +91,16 @@ def _fit(axes: Axes, curve: GrowthCurve) -> None:
 
 def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:
     """Returns the static bytes at every size, which checkpointing does not change and ranks share."""
-    found = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has(row)}
-    return sorted((x, y) for x, y in found.items() if y)
+    static_bytes = {
+        size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has(row)
+    }
+    return sorted((x, y) for x, y in static_bytes.items() if y)
 
 
-def _limits(axes: Axes, curves: Sequence[GrowthCurve], others: Sequence[float]) -> None:
+def _limits(axes: Axes, curves: Sequence[GrowthCurve], heights: Sequence[float]) -> None:
     """Sets the limits, with room on the right for the names."""
     xs, ys = zip(*(point for curve in curves for point in curve.points), strict=True)
-    ys = (*ys, *others)
+    ys = (*ys, *heights)
     wide = (max(xs) / min(xs)) ** (1 / (0.94 - line_end_share(axes, [curve.text for curve in curves])))
     axes.set(xscale="log", yscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
     axes.set_ylim(min(ys) / 1.4, max(ys) * 1.6)

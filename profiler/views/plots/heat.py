@@ -49,8 +49,8 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     size, unit = byte_unit(peaks)
     norm = LogNorm(min(peaks), max(peaks) + 1)
     colours = LinearSegmentedColormap.from_list("peak", colormaps["Blues"](SHADES))
-    for (x, one), (y, other) in product(enumerate(across.values), enumerate(up.values)):
-        row = plane.get((one, other))
+    for (x, x_value), (y, y_value) in product(enumerate(across.values), enumerate(up.values)):
+        row = plane.get((x_value, y_value))
         shade = float(norm(row.readings.peak_bytes or 0)) if row and has(row) else None
         _cell(axes, row, (x, y), size=size, shade=shade, colours=colours)
     _limit(axes, plane, across, up)
@@ -87,9 +87,9 @@ def _cell(
 def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
     """A line along every edge between a cell that fits and one that does not."""
     lies = {
-        (x, y): holds(plane[one, other])
-        for (x, one), (y, other) in product(enumerate(across.values), enumerate(up.values))
-        if (one, other) in plane
+        (x, y): holds(plane[x_value, y_value])
+        for (x, x_value), (y, y_value) in product(enumerate(across.values), enumerate(up.values))
+        if (x_value, y_value) in plane
     }
     edges = [
         ((x + 0.5, x + 0.5), (y - 0.5, y + 0.5)) if right else ((x - 0.5, x + 0.5), (y + 0.5, y + 0.5))
@@ -104,8 +104,8 @@ def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
 
 def _limit_text(rows: Sequence[Row]) -> str:
     """A prediction fits by what the allocator reserves, which is more than the peak."""
-    known = device_memory(rows)
-    size = "" if known is None else f": {bytes_text(known)}"
+    device_bytes = device_memory(rows)
+    size = "" if device_bytes is None else f": {bytes_text(device_bytes)}"
     more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""
     return f"memory of the device{size}{more}"
 

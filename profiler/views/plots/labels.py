@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.text import Annotation
 
-from profiler.views.geometry import Box, Occupied, Pair, choose, dotted, everywhere, leader, rings, spread
+from profiler.views.geometry import Box, Occupied, Pair, choose, dotted, everywhere, leader, rings, without_overlap
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, INK
 
@@ -78,7 +78,7 @@ def place_at_line_ends(axes: Axes, labels: Sequence[Label]) -> list[Annotation]:
         _write(axes, label, ha="left", bbox=ground, arrowprops={**line, "relpos": (0, 0.5)}) for label in ordered
     ]
     heights = [text.get_window_extent(renderer).height + sized(BETWEEN) for text in written]
-    middles = spread([y for _, y in points], heights, low=float(frame.y0), high=float(frame.y1))
+    middles = without_overlap([y for _, y in points], heights, low=float(frame.y0), high=float(frame.y1))
     column = max((x for x, _ in points), default=0.0) + sized(GAP)
     scale = 72 / axes.figure.dpi
     for text, (x, y), middle in zip(written, points, middles, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 
-from profiler.analysis.composition import compose
+from profiler.analysis.composition import peak_parts
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, scaled
 from profiler.views.plots.panels import alike
@@ -65,7 +65,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 def _bar(axes: Axes, row: Row, at: int, size: int) -> None:
     peak = row.readings.peak_bytes or 0
-    parts = compose(row.readings)
+    parts = peak_parts(row.readings)
     left = 0
     for field, _, colour in PARTS if parts else ():
         axes.barh(at, getattr(parts, field) / size, left=left / size, height=0.72, color=colour)

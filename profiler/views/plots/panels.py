@@ -30,11 +30,15 @@ def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     """
     space = space_of(rows)
     chosen = axes.two(space, over)
-    found = [one for one in axes.apart(rows, space, [axis.name for axis in chosen]) if len(space_of(one).axes) > 1]
-    if not found:
+    panels = [
+        panel
+        for panel in axes.groups_over(rows, space, [axis.name for axis in chosen])
+        if len(space_of(panel).axes) > 1
+    ]
+    if not panels:
         names = " and ".join(axis.label for axis in chosen)
         raise UserError(f"nothing to lay out over two axes: {names} do not vary together", hint=axes.HINT)
-    return found
+    return panels
 
 
 def has_plane(rows: Sequence[Row]) -> bool:
@@ -51,15 +55,15 @@ def curves(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     """Rows that differ in the strategy and in one setting that is a number."""
     space = space_of(rows)
     chosen = axes.rising(space, over)
-    found = axes.apart(rows, space, [STRATEGY, chosen.name])
-    return [one for one in found if len({space.at(row.case, chosen) for row in one}) > 1]
+    panels = axes.groups_over(rows, space, [STRATEGY, chosen.name])
+    return [panel for panel in panels if len({space.at(row.case, chosen) for row in panel}) > 1]
 
 
 def batches(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     """Rows that differ in the strategy and in the size of the batch."""
     if over:
         raise UserError("--over has no effect on throughput", hint="it is over the batch sizes and the strategies")
-    return axes.apart(rows, space_of(rows), [STRATEGY, "batch_size"])
+    return axes.groups_over(rows, space_of(rows), [STRATEGY, "batch_size"])
 
 
 def space_of(rows: Sequence[Row]) -> Space:

@@ -58,18 +58,18 @@ def plot(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force
 
 def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
     plain_axes(axes)
-    size, unit = byte_unit(one.peak_bytes for one in points)
-    whole = none(chain).cost
-    extra = [_extra(one, whole) for one in points]
-    peaks = [one.peak_bytes / size for one in points]
-    axes.step([*peaks, whole.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
+    size, unit = byte_unit(point.peak_bytes for point in points)
+    base = none(chain).cost
+    extra = [_extra(point, base) for point in points]
+    peaks = [point.peak_bytes / size for point in points]
+    axes.step([*peaks, base.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
     if len(points) <= CROWD:
         axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
     for kind, (mark, colour, points_wide) in MARKS.items():
         costs = [cost for _, _, cost in candidates.costed(chain, kind)]
         axes.plot(
             [cost.peak_bytes / size for cost in costs],
-            [_extra(cost, whole) for cost in costs],
+            [_extra(cost, base) for cost in costs],
             mark,
             color=colour,
             markersize=points_wide,
@@ -85,9 +85,9 @@ def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
     number_axis(axes, "y")
 
 
-def _extra(one: Point | Cost, whole: Cost) -> float:
+def _extra(point: Point | Cost, base: Cost) -> float:
     """Percent of the step without checkpointing; nothing where that takes no time."""
-    return (one.step_seconds / whole.step_seconds - 1) * 100 if whole.step_seconds else 0.0
+    return (point.step_seconds / base.step_seconds - 1) * 100 if base.step_seconds else 0.0
 
 
 WORDS = {"uniform": "uniform splits", "first": "the first N", "every": "every j-th"}

@@ -84,14 +84,14 @@ def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]], style: Style) ->
     pads = {"w_pad": sized(0.15), "h_pad": sized(0.1), "hspace": 0.04, "wspace": 0.03}
     figure.get_layout_engine().set(**pads)  # type: ignore[union-attr]
     axes = list(figure.subplots(len(heights), num_columns, squeeze=False, height_ratios=heights).flat)
-    for one in axes[len(panels) :]:
-        one.remove()
+    for panel_axes in axes[len(panels) :]:
+        panel_axes.remove()
     among = [row for panel in panels for row in panel]
     finishers = []
-    for one, panel in zip(axes, panels, strict=False):
+    for panel_axes, panel in zip(axes, panels, strict=False):
         beside = sized(1.2) if view.BESIDE else max(sized(1.2), names_width(panel))
-        title(one, panel, inches=width - beside)
-        finishers.append(view.draw(one, panel, among))
+        title(panel_axes, panel, inches=width - beside)
+        finishers.append(view.draw(panel_axes, panel, among))
     legend_below(figure, axes[: len(panels)])
     figure.canvas.draw()  # the layout is made here
     if style.ratio is None:
@@ -104,8 +104,8 @@ def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]], style: Style) ->
 
 def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -> None:
     """Makes the figure taller by what long titles and legends took of the panels."""
-    found = [one.get_window_extent().height / DPI for one in axes]
-    missing = sum(max(0.0, high - sized(AROUND) - now) for high, now in zip(heights, found, strict=True))
+    heights_drawn = [panel_axes.get_window_extent().height / DPI for panel_axes in axes]
+    missing = sum(max(0.0, high - sized(AROUND) - now) for high, now in zip(heights, heights_drawn, strict=True))
     if missing > sized(0.2):
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + missing)

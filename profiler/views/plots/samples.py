@@ -22,7 +22,7 @@ from profiler.views.plots.theme import (
     number_axis,
     plain_axes,
 )
-from profiler.views.tables.samples import of
+from profiler.views.tables.samples import samples_of
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a step time"
@@ -31,7 +31,7 @@ panels = alike
 
 
 def has(row: Row) -> bool:
-    return is_shown(row) and bool(of(row, "step"))
+    return is_shown(row) and bool(samples_of(row, "step"))
 
 
 def height(rows: Sequence[Row], width: float) -> float:
@@ -40,9 +40,9 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """Draws a dot a sample, the first on top; the line is the median."""
-    found = [second for row in rows if has(row) for second in of(row, "step")]
-    size, unit = second_unit(found)
-    low, high = min(found) / size, max(found) / size
+    seconds = [second for row in rows if has(row) for second in samples_of(row, "step")]
+    size, unit = second_unit(seconds)
+    low, high = min(seconds) / size, max(seconds) / size
     margin = 0.06 * (high - low) or 0.05 * high or 1
     plain_axes(axes, grid="x")
     axes.set_xlim(low - margin, high + margin)
@@ -60,7 +60,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _dots(axes: Axes, row: Row, at: int, size: float) -> None:
-    samples = of(row, "step")
+    samples = samples_of(row, "step")
     gap = 2 * BAND / max(1, len(samples) - 1)
     ys = [at - BAND + gap * index if len(samples) > 1 else at for index in range(len(samples))]
     axes.scatter([sample / size for sample in samples], ys, s=area(22), color=BLUE, alpha=0.8, linewidths=0, zorder=3)

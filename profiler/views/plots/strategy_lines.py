@@ -30,13 +30,13 @@ class StrategyLine(NamedTuple):
 
 def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
     """A line for each strategy, `none` first."""
-    found: dict[Choice, list[Row]] = {}
+    by_strategy: dict[Choice, list[Row]] = {}
     for row in rows:
-        found.setdefault(row.case.strategy, []).append(row)
-    none = found.pop(Choice("none"), None)
+        by_strategy.setdefault(row.case.strategy, []).append(row)
+    none = by_strategy.pop(Choice("none"), None)
     others = [
         StrategyLine(strategy, of_it, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
-        for number, (strategy, of_it) in enumerate(found.items())
+        for number, (strategy, of_it) in enumerate(by_strategy.items())
     ]
     return [StrategyLine(Choice("none"), none, INK, "s"), *others] if none else others
 
@@ -65,18 +65,18 @@ def draw(axes: Axes, line: StrategyLine, points: Sequence[Pair], *, hollow: Sequ
 
 def limit(axes: Axes, rows: Sequence[Row], size: int, *, upright: bool) -> list[Pair]:
     """The device's memory, where it is within the picture: the ends of its line."""
-    known = device_memory(rows)
+    device_bytes = device_memory(rows)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     low, high = (left, right) if upright else (bottom, top)
-    if known is None or not low < known / size < high:
+    if device_bytes is None or not low < device_bytes / size < high:
         return []
     (axes.axvline if upright else axes.axhline)(
-        known / size,
+        device_bytes / size,
         color=INK,
         linewidth=sized(1),
         linestyle=(0, (4, 3)),
         zorder=1,
-        label=f"memory of the device: {bytes_text(known)}",
+        label=f"memory of the device: {bytes_text(device_bytes)}",
     )
-    at = known / size
+    at = device_bytes / size
     return [(at, bottom), (at, top)] if upright else [(left, at), (right, at)]

@@ -94,8 +94,8 @@ def legend_square(axes: Axes, label: str, colour: str) -> None:
 def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend for all panels, outside them."""
     handles: dict[str, Artist] = {}
-    for one in axes:
-        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+    for panel_axes in axes:
+        for handle, label in zip(*panel_axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     longest = int(figure.bbox.width * 72 / figure.dpi / sized((FONT - 1) * 0.62)) - 6  # letters beside a line's mark
     labels = ["\n".join(broken(label, longest)) for label in handles]

@@ -42,20 +42,20 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     def at(row: Row) -> Pair:
         return (row.readings.peak_bytes or 0) / size, samples_per_second(row) or 0.0
 
-    found = [line._replace(rows=sorted(line.rows, key=at)) for line in strategy_lines.of_strategies(shown)]
+    lines = [line._replace(rows=sorted(line.rows, key=at)) for line in strategy_lines.of_strategies(shown)]
     plain_axes(axes)
-    for line in found:
+    for line in lines:
         too_large = [at(row) for row in line.rows if holds(row) is False]
         strategy_lines.draw(axes, line, [at(row) for row in line.rows], hollow=too_large)
     if any(holds(row) is False for row in shown):
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
-    _limits(axes, [at(row) for row in shown], [_name(line.rows[-1]) for line in found])
+    _limits(axes, [at(row) for row in shown], [_name(line.rows[-1]) for line in lines])
     steps = throughput_frontier(shown)
-    drawn = [[at(row) for row in line.rows] for line in found]
+    drawn = [[at(row) for row in line.rows] for line in lines]
     drawn += [_stairs(axes, [at(row) for row in steps]), strategy_lines.limit(axes, rows, size, upright=True)]
     axes.set_xlabel(f"peak memory ({unit}); at the marks: batch size", fontsize=sized(FONT))
     axes.set_ylabel("samples a second", fontsize=sized(FONT))
-    labels = _labels(found, steps, at)
+    labels = _labels(lines, steps, at)
     return lambda: place(axes, labels, others=[at(row) for row in shown], lines=drawn)
 
 
@@ -97,10 +97,10 @@ def _name(row: Row) -> str:
     return f"{shortened(row.case.strategy)}: {row.case.batch_size}"
 
 
-def _labels(found: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
+def _labels(lines: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
     """Returns the name at the end of each line, then the batch sizes, those on the stairs first."""
-    last = {line.rows[-1].case: line for line in found}
-    rest = [row for line in found for row in line.rows if row.case not in last]
-    names = [(line.rows[-1], _name(line.rows[-1]), True) for line in found]
+    last = {line.rows[-1].case: line for line in lines}
+    rest = [row for line in lines for row in line.rows if row.case not in last]
+    names = [(line.rows[-1], _name(line.rows[-1]), True) for line in lines]
     sizes = [(row, str(row.case.batch_size), False) for row in sorted(rest, key=lambda row: row not in steps)]
     return [Label(x=at(row)[0], y=at(row)[1], text=text, must=must) for row, text, must in [*names, *sizes]]

@@ -27,7 +27,7 @@ from profiler.views.plots.theme import (
     write_beside,
 )
 from profiler.views.tables.columns import change
-from profiler.views.tables.samples import of
+from profiler.views.tables.samples import samples_of
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a step time"
@@ -74,7 +74,7 @@ def _bar(axes: Axes, row: Row, at: int, size: float) -> float:
     """Draws the bar of a row and returns where it ends."""
     left = 0.0
     for part, colour in PARTS:
-        samples = of(row, part)
+        samples = samples_of(row, part)
         long = median(samples) / size if samples else 0.0
         axes.barh(at, long, left=left, height=0.72, color=colour)
         left += long

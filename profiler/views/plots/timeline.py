@@ -89,7 +89,8 @@ def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
     axes[0].set_xlim(0, max(1, *(len(trace.operators) for trace in traces.values())))
     axes[0].set_ylim(0, headroom * max(1, *(peak.nbytes for peak in peaks)) / size)
     finishers = [
-        _panel(one, name, traces[name], peak, size) for one, name, peak in zip(axes, traces, peaks, strict=True)
+        _panel(panel_axes, name, traces[name], peak, size)
+        for panel_axes, name, peak in zip(axes, traces, peaks, strict=True)
     ]
     _around(figure, axes, title, unit)
     figure.canvas.draw()  # the layout is made here, and kept
@@ -121,17 +122,17 @@ def _panel(axes: Axes, name: str, trace: Trace, peak: Peak, size: int) -> Callab
 
 def _stack(axes: Axes, trace: Trace, size: int) -> None:
     """The categories above each other, those that checkpointing does not touch at the bottom."""
-    found = curve(trace, num_points=NUM_POINTS)
-    there = [category for category in COLOURS if any(found.nbytes[category])]
+    live = curve(trace, num_points=NUM_POINTS)
+    present = [category for category in COLOURS if any(live.nbytes[category])]
     axes.stackplot(
-        found.operators,
-        [[nbytes / size for nbytes in found.nbytes[category]] for category in there],
-        colors=[COLOURS[category] for category in there],
+        live.operators,
+        [[nbytes / size for nbytes in live.nbytes[category]] for category in present],
+        colors=[COLOURS[category] for category in present],
         step="mid",
         linewidth=0,
     )
     visible = LEAST * axes.get_ylim()[1] * size
-    for category in (one for one in there if max(found.nbytes[one]) >= visible):
+    for category in (name for name in present if max(live.nbytes[name]) >= visible):
         legend_square(axes, WORDS.get(category, category), COLOURS[category])
 
 

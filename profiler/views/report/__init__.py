@@ -47,7 +47,7 @@ def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
     """
     if not any(run.records for run in runs):
         raise UserError("nothing to report: there is no record yet", hint="`gcprof run --resume` goes on with a run")
-    found = [
+    shown_runs = [
         ShownRun(
             run=shown,
             groups=tuple(tuple(group) for group in groups(rows(shown.records))),
@@ -56,14 +56,14 @@ def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
         for run, shown in zip(runs, redacted(runs, level=redact), strict=True)
     ]
     for limits in LIMITS:
-        page = _page(found, limits, redact)
+        page = _page(shown_runs, limits, redact)
         if len(page) < MOST_BYTES:
             break
     return page
 
 
-def _page(found: Sequence[ShownRun], limits: PageLimits, redact: str) -> bytes:
-    shown = parts(found, limits)
+def _page(shown_runs: Sequence[ShownRun], limits: PageLimits, redact: str) -> bytes:
+    shown = parts(shown_runs, limits)
     loader = PackageLoader("profiler.views", "report")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -71,8 +71,8 @@ def _page(found: Sequence[ShownRun], limits: PageLimits, redact: str) -> bytes:
     style, script = _source("style.css"), _source("script.js")
     text = environment.get_template("page.html").render(
         parts=shown,
-        num_runs_left_out=len(found) - len(shown),
-        compared=compared(shown, found),
+        num_runs_left_out=len(shown_runs) - len(shown),
+        compared=compared(shown, shown_runs),
         agreement=agreement(shown),
         redact=redact,
         style=Markup(style),  # ours, and its hash is what allows it
@@ -119,22 +119,22 @@ class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
     """Returns every run with its first sections, as many as there is room for."""
-    found, room = [], limits.sections
-    for number, one in enumerate(runs, start=1):
-        shown = one.groups[:room]
+    run_parts, room = [], limits.sections
+    for number, shown_run in enumerate(runs, start=1):
+        shown = shown_run.groups[:room]
         room -= len(shown)
-        found.append(_part(one, shown, f"run-{number}", limits))
-    return tuple(found[: max(limits.sections, 1)])
+        run_parts.append(_part(shown_run, shown, f"run-{number}", limits))
+    return tuple(run_parts[: max(limits.sections, 1)])
 
 
 def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
     """Returns a line for each section; None if there is only one."""
     lines = []
-    for part, one in zip(shown, runs, strict=False):
-        for group, its in zip(one.groups, part.sections, strict=False):
+    for part, shown_run in zip(shown, runs, strict=False):
+        for group, part_section in zip(shown_run.groups, part.sections, strict=False):
             model = short(group[0].case.model, LONGEST_MODEL)
-            what = ", ".join([model, *setting(group)])
-            lines.append((f"#{its.anchor}", part.name, what, cell(device(group)), *its.brief))
+            group_title = ", ".join([model, *setting(group)])
+            lines.append((f"#{part_section.anchor}", part.name, group_title, cell(device(group)), *part_section.brief))
     heads = ("run", "what", "device", "peak of none", "take", "its peak", "time against none")
     named = tuple(Head(text=text, is_number=text in heads[3:] and text != "take") for text in heads)
     return Grid(caption="All in brief", heads=named, lines=tuple(lines)) if len(lines) > 1 else None
@@ -142,7 +142,9 @@ def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
 
 def agreement(shown: Sequence[RunPart]) -> str:
     """Says whether the sections advise the same strategy."""
-    taken = Counter(its.brief[1] for part in shown for its in part.sections if its.brief[1] != MISSING)
+    taken = Counter(
+        part_section.brief[1] for part in shown for part_section in part.sections if part_section.brief[1] != MISSING
+    )
     if not taken:
         return "Nothing here has a peak, so there is nothing to take."
     if len(taken) == 1:
@@ -151,21 +153,21 @@ def agreement(shown: Sequence[RunPart]) -> str:
     return f"They do not all say the same: {few(named, NUM_NAMED)}."
 
 
-def _part(one: ShownRun, shown: Sequence[tuple[Row, ...]], anchor: str, limits: PageLimits) -> RunPart:
-    manifest = one.run.manifest
-    all_rows = [row for group in one.groups for row in group]
+def _part(shown_run: ShownRun, shown: Sequence[tuple[Row, ...]], anchor: str, limits: PageLimits) -> RunPart:
+    manifest = shown_run.run.manifest
+    all_rows = [row for group in shown_run.groups for row in group]
     sections = [
         section(group, all_rows=all_rows, anchor=f"{anchor}-{number}", limits=limits)
         for number, group in enumerate(shown, start=1)
     ]
-    left_out = len(one.groups) - len(shown)
-    owed = [f"{count_text(one.num_owed, 'trial')} of this run not there yet"] if one.num_owed else []
+    left_out = len(shown_run.groups) - len(shown)
+    owed = [f"{count_text(shown_run.num_owed, 'trial')} of this run not there yet"] if shown_run.num_owed else []
     more = [f"{count_text(left_out, 'group')} of rows left out, so that this page stays small"] if left_out else []
     return RunPart(
         anchor=anchor,
-        name=short(one.run.folder.name, LONGEST_NAME),
+        name=short(shown_run.run.folder.name, LONGEST_NAME),
         created=plain(manifest.created),
         command=short(manifest.command, LONGEST_COMMAND),
-        remarks=(*(plain(warning) for warning in one.run.warnings), *owed, *more),
+        remarks=(*(plain(warning) for warning in shown_run.run.warnings), *owed, *more),
         sections=tuple(sections),
     )

@@ -60,13 +60,15 @@ class AreaChart(msgspec.Struct, frozen=True, kw_only=True):
 
 def areas(rows: Sequence[Row]) -> AreaChart | None:
     """Returns the timelines of these rows; None if none was stored."""
-    found = [(row, row.readings.timeline) for row in rows if row.outcome == "ok" and row.readings.timeline]
-    if not found:
+    timelines = [(row, row.readings.timeline) for row in rows if row.outcome == "ok" and row.readings.timeline]
+    if not timelines:
         return None
-    stacks = [_stacked(timeline) for _, timeline in found]
+    stacks = [_stacked(timeline) for _, timeline in timelines]
     highest = max(1, *(max(stack[-1][1]) for stack in stacks))
     panels = [
-        _panel(row, timeline, stack, highest) for (row, timeline), stack in zip(found, stacks, strict=True) if timeline
+        _panel(row, timeline, stack, highest)
+        for (row, timeline), stack in zip(timelines, stacks, strict=True)
+        if timeline
     ]
     present = {area.kind for panel in panels for area in panel.areas}
     words = {**NAMES, "whole": "all that is live, kinds not told apart"}
@@ -80,11 +82,11 @@ def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
     for name, values in (timeline.nbytes if timeline else {}).items():
         kind = KINDS.get(name, name)
         sizes[kind] = [a + b for a, b in zip(sizes.get(kind, [0] * len(values)), values, strict=True)]
-    below, found = [0] * max(map(len, sizes.values()), default=1), []
-    for kind in (one for one in STACK if one in sizes):
+    below, stacked = [0] * max(map(len, sizes.values()), default=1), []
+    for kind in (kind for kind in STACK if kind in sizes):
         below = [a + b for a, b in zip(below, sizes[kind], strict=True)]
-        found.append((kind, below))
-    return found or [("whole", below)]
+        stacked.append((kind, below))
+    return stacked or [("whole", below)]
 
 
 def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int]]], highest: int) -> AreaPanel:

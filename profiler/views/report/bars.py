@@ -17,7 +17,7 @@ from profiler.core.units import bytes_text, count_text, second_unit, seconds_tex
 from profiler.views.geometry import Scale, Tick, around
 from profiler.views.sanitize import short
 from profiler.views.tables.columns import change
-from profiler.views.tables.samples import of
+from profiler.views.tables.samples import samples_of
 
 MARGIN = 2.0  # percents
 AXIS = 24  # pixels
@@ -68,23 +68,23 @@ class BarChart(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[BarLine, ...]
 
 
-def by_category(rows: Sequence[Row]) -> BarChart | None:
+def category_bars(rows: Sequence[Row]) -> BarChart | None:
     """Returns what the peak of each strategy is made of; None if no peak was measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes]
-    found = {row.case: categories(row.readings) for row in shown}
-    present = {part.name for parts in found.values() for part in parts}
+    parts_of = {row.case: categories(row.readings) for row in shown}
+    present = {part.name for parts in parts_of.values() for part in parts}
     scale = _scale([row.readings.peak_bytes or 0 for row in shown])
     lines = []
     for number, row in enumerate(shown):
-        sizes = [(part.name, part.nbytes) for part in found[row.case]] or [("whole", row.readings.peak_bytes or 0)]
+        sizes = [(part.name, part.nbytes) for part in parts_of[row.case]] or [("whole", row.readings.peak_bytes or 0)]
         lines.append(_line(row, number, [_stacked(sizes, scale, _peak_text(row))]))
     legend = [(kind, NAMES.get(kind, kind)) for kind in CATEGORIES if kind in present]
-    if any(not parts for parts in found.values()):
+    if any(not parts for parts in parts_of.values()):
         legend.append(("whole", "peak, parts not measured"))
     return _chart(lines, legend, "Peak memory of each strategy, by category", num_bars=1)
 
 
-def by_phase(rows: Sequence[Row]) -> BarChart | None:
+def phase_bars(rows: Sequence[Row]) -> BarChart | None:
     """Returns the most bytes live in each phase of the step; None if that was not measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.phases]
     peaks = [{name: held.allocated for name, held in (row.readings.phases or {}).items()} for row in shown]
@@ -116,8 +116,8 @@ def _stacked(sizes: Sequence[tuple[str, int]], scale: Scale, text: str) -> Bar:
     parts, left = [], 0
     for kind, nbytes in sizes:
         x = scale.at(left)
-        said = f"{NAMES.get(kind, kind)}: {bytes_text(nbytes)}"
-        parts.append(BarPart(x=x, width=round(scale.at(left + nbytes) - x, 2), kind=kind, said=said))
+        words = f"{NAMES.get(kind, kind)}: {bytes_text(nbytes)}"
+        parts.append(BarPart(x=x, width=round(scale.at(left + nbytes) - x, 2), kind=kind, said=words))
         left += nbytes
     return Bar(y=0, end=scale.at(left), text=text, parts=tuple(parts))
 
@@ -158,28 +158,30 @@ class DotRows(msgspec.Struct, frozen=True, kw_only=True):
 
 def dot_rows(rows: Sequence[Row], *, most: int) -> DotRows | None:
     """Returns every sample of the step, up to `most` dots a strategy; None if no time was sampled."""
-    shown = [row for row in rows if row.outcome == "ok" and not row.case.is_predicted and of(row, "step")]
+    shown = [row for row in rows if row.outcome == "ok" and not row.case.is_predicted and samples_of(row, "step")]
     if not shown:
         return None
-    second, unit = second_unit(one for row in shown for one in of(row, "step"))
-    scale = around((one / second for row in shown for one in of(row, "step")), start=MARGIN, end=100 - MARGIN)
+    second, unit = second_unit(seconds for row in shown for seconds in samples_of(row, "step"))
+    scale = around(
+        (seconds / second for row in shown for seconds in samples_of(row, "step")), start=MARGIN, end=100 - MARGIN
+    )
     return DotRows(
         height=len(shown) * (NAME_LINE + BAR + GAP) + AXIS,
         said="Every sample of the step time of each strategy",
         unit=unit,
         ticks=scale.ticks(),
         rows=tuple(_dot_row(row, number, scale, second, most) for number, row in enumerate(shown)),
-        num_left_out=sum(max(0, len(of(row, "step")) - most) for row in shown),
+        num_left_out=sum(max(0, len(samples_of(row, "step")) - most) for row in shown),
     )
 
 
 def _dot_row(row: Row, number: int, scale: Scale, second: float, most: int) -> DotRow:
-    samples = of(row, "step")
+    samples = samples_of(row, "step")
     low, middle, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
     y = number * (NAME_LINE + BAR + GAP)
     drawn = _thinned(samples, most)
     gap = BAR / max(1, len(drawn) - 1)
-    dots = [(scale.at(one / second), round(y + NAME_LINE + gap * index, 1)) for index, one in enumerate(drawn)]
+    dots = [(scale.at(seconds / second), round(y + NAME_LINE + gap * index, 1)) for index, seconds in enumerate(drawn)]
     return DotRow(
         y=y,
         name=line_name(row),
@@ -195,6 +197,6 @@ def _thinned(samples: Sequence[float], most: int) -> list[float]:
     """Returns evenly chosen samples, with the smallest and the largest, so that the range stays."""
     if len(samples) <= most:
         return list(samples)
-    kept = {round(at * (len(samples) - 1) / (most - 3)) for at in range(most - 2)}
-    kept |= {samples.index(min(samples)), samples.index(max(samples))}
-    return [samples[at] for at in sorted(kept)]
+    places = {round(at * (len(samples) - 1) / (most - 3)) for at in range(most - 2)}
+    places |= {samples.index(min(samples)), samples.index(max(samples))}
+    return [samples[at] for at in sorted(places)]

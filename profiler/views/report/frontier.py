@@ -79,7 +79,7 @@ def frontier(rows: Sequence[Row]) -> FrontierChart | None:
         return None
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     second, time_unit = second_unit(row.step_seconds for row in shown)
-    time = around((one / second for row in shown for one in _range(row)), start=LEFT, end=RIGHT)
+    time = around((ratio / second for row in shown for ratio in _range(row)), start=LEFT, end=RIGHT)
     peaks = [(row.readings.peak_bytes or 0) / size for row in shown]
     memory = around([*peaks, memory_floor(peaks)], start=BOTTOM, end=TOP)
     points = [_point(row, time, memory, second, size) for row in shown]
@@ -144,21 +144,21 @@ def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
 
 def _named(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
     """Returns the points, the most wanted last and so on top, each with its name if that meets nothing."""
-    found = sorted(points, key=lambda point: KINDS.index(point.kind))
+    by_kind = sorted(points, key=lambda point: KINDS.index(point.kind))
     for width, is_for_wide in ((NARROW, False), (WIDE, True)):
-        taken = [_box(one, one.side, width) for one in found if one.side]
-        for at in reversed(range(len(found))):
-            side = None if found[at].side else _side(found[at], taken, points, width)
+        taken = [_box(point, point.side, width) for point in by_kind if point.side]
+        for at in reversed(range(len(by_kind))):
+            side = None if by_kind[at].side else _side(by_kind[at], taken, points, width)
             if side:
-                found[at] = msgspec.structs.replace(found[at], side=side, is_for_wide=is_for_wide)
-                taken.append(_box(found[at], side, width))
-    return tuple(found)
+                by_kind[at] = msgspec.structs.replace(by_kind[at], side=side, is_for_wide=is_for_wide)
+                taken.append(_box(by_kind[at], side, width))
+    return tuple(by_kind)
 
 
 def _side(point: FrontierPoint, taken: Sequence[Box], points: Sequence[FrontierPoint], width: int) -> str | None:
     """Returns the side on which the name meets no other name and no other point."""
-    others = [one for one in points if abs(one.x - point.x) > SAME or one.y != point.y]
-    marks = [Box.centered(one.x * width / 100, one.y, 2 * MARK, 2 * MARK) for one in others]
+    neighbours = [neighbour for neighbour in points if abs(neighbour.x - point.x) > SAME or neighbour.y != point.y]
+    marks = [Box.centered(neighbour.x * width / 100, neighbour.y, 2 * MARK, 2 * MARK) for neighbour in neighbours]
     boxes = {_box(point, side, width): side for side in SIDES}
     box = next(free(boxes, frame=Box(0, -inf, width, inf), taken=(*taken, *marks)), None)
     return boxes[box] if box else None

@@ -13,7 +13,7 @@ from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import columns, few
-from profiler.views.tables.samples import TIMES, of
+from profiler.views.tables.samples import TIMES, samples_of
 
 NAMES = {
     "device_name": "device",
@@ -84,7 +84,7 @@ def predictions(rows: Sequence[Row]) -> Grid | None:
         if row.prediction_error is not None:
             twins.setdefault(row.case.twin, {})[row.case.is_predicted] = row
     heads = ("strategy", "predicted peak", "measured peak", "peak off by", "estimated step", "measured step")
-    lines = [_beside(both[True], both[False]) for both in twins.values() if len(both) == 2]
+    lines = [_beside(twin_rows[True], twin_rows[False]) for twin_rows in twins.values() if len(twin_rows) == 2]
     return _grid("Predicted and measured", heads, lines, texts=1)
 
 
@@ -103,7 +103,7 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
         (cell(row.case.strategy), name, _values(times, most), seconds_text(median(times)), spread_text(spread(times)))
         for row in rows
         for name in TIMES
-        if (times := of(row, name))
+        if (times := samples_of(row, name))
     ]
     return _grid("Raw samples", heads, lines, texts=3)
 
@@ -120,7 +120,7 @@ def _grid(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], 
 
 
 def _points(readings: Readings) -> tuple[str, ...]:
-    peaks = {name: one.allocated for name, one in (readings.phases or {}).items()}
+    peaks = {name: watermarks.allocated for name, watermarks in (readings.phases or {}).items()}
     forward, backward, optimizer = (bytes_text(peaks.get(phase)) for phase in PHASES)
     return bytes_text(readings.start_bytes), forward, bytes_text(readings.saved_bytes), backward, optimizer
 
@@ -131,15 +131,17 @@ def _beside(predicted: Row, measured: Row) -> tuple[str, ...]:
     return cell(measured.case.strategy), *peaks, error_text(measured.prediction_error), *times
 
 
-def _equal(row: Row, found: Equality) -> tuple[str, ...]:
-    told = [row.gradients]
-    told += [
-        "equal" if same else "differ" for same in (found.loss_equal, found.buffers_equal, found.random_state_equal)
+def _equal(row: Row, equality: Equality) -> tuple[str, ...]:
+    cells = [row.gradients]
+    cells += [
+        "equal" if is_equal else "differ"
+        for is_equal in (equality.loss_equal, equality.buffers_equal, equality.random_state_equal)
     ]
-    more = len(found.missing) - NUM_MISSING
-    missing = [*found.missing[:NUM_MISSING], *([f"and {more} more"] if more > 0 else [])]
-    named = f"no gradient: {', '.join(missing)}" if missing else found.worst_parameter or MISSING
-    return cell(found.against), *told, cell(named), _number(found.largest_difference), _number(found.noise_floor)
+    more = len(equality.missing) - NUM_MISSING
+    missing = [*equality.missing[:NUM_MISSING], *([f"and {more} more"] if more > 0 else [])]
+    named = f"no gradient: {', '.join(missing)}" if missing else equality.worst_parameter or MISSING
+    differences = (equality.largest_difference, equality.noise_floor)
+    return cell(equality.against), *cells, cell(named), *map(_number, differences)
 
 
 def _number(value: float | None) -> str:
@@ -161,27 +163,29 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 
 def environments(rows: Sequence[Row]) -> Grid | None:
     """Returns a column for each environment that differs in more than its start, and a line for each known fact."""
-    found = [row.environment for row in rows if row.environment]
-    distinct = list(dict.fromkeys(map(_timeless, found)))[:MOST]
+    all_environments = [row.environment for row in rows if row.environment]
+    distinct = list(dict.fromkeys(map(_timeless, all_environments)))[:MOST]
     if not distinct:
         return None
-    lines = [(head, *(_value(one, name) for one in distinct)) for name, head in NAMES.items()]
-    known = [line for line in lines if set(line[1:]) != {MISSING}]
-    began = [min((one.started or "" for one in found if _timeless(one) == other), default="") for other in distinct]
-    known.append(("first trial began (UTC)", *(cell(one) or MISSING for one in began)))
+    lines = [(head, *(_value(environment, name) for environment in distinct)) for name, head in NAMES.items()]
+    shown = [line for line in lines if set(line[1:]) != {MISSING}]
+    starts: dict[Environment, list[str]] = {}
+    for environment in all_environments:
+        starts.setdefault(_timeless(environment), []).append(environment.started or "")
+    shown.append(("first trial began (UTC)", *(cell(min(starts[environment])) or MISSING for environment in distinct)))
     heads = ["what", *(["value"] if len(distinct) == 1 else [f"environment {at + 1}" for at in range(len(distinct))])]
-    return Grid(caption="Environment", heads=tuple(Head(text=text) for text in heads), lines=tuple(known))
+    return Grid(caption="Environment", heads=tuple(Head(text=text) for text in heads), lines=tuple(shown))
 
 
 def remarks(rows: Sequence[Row]) -> tuple[Remark, ...]:
     """One remark for each text of each code, in the order of the codes."""
-    found: dict[tuple[str, str], list[str]] = {}
+    strategies_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for note in row.notes:
-            found.setdefault((note.code, note.text), []).append(cell(row.case.strategy))
+            strategies_of.setdefault((note.code, note.text), []).append(cell(row.case.strategy))
     return tuple(
-        Remark(code=plain(code), text=plain(text)[:LONGEST_NOTE], strategies=few(found[code, text], NUM_NAMED))
-        for code, text in sorted(found)
+        Remark(code=plain(code), text=plain(text)[:LONGEST_NOTE], strategies=few(strategies_of[code, text], NUM_NAMED))
+        for code, text in sorted(strategies_of)
     )
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.advice import Advice, advise, budget_frontier
-from profiler.analysis.composition import compose
+from profiler.analysis.composition import peak_parts
 from profiler.analysis.rows import Row
 from profiler.core.record import Readings
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.report import grids, sentence
 from profiler.views.report.areas import AreaChart, areas
-from profiler.views.report.bars import BarChart, DotRows, by_category, by_phase, dot_rows
+from profiler.views.report.bars import BarChart, DotRows, category_bars, dot_rows, phase_bars
 from profiler.views.report.frontier import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark
 from profiler.views.sanitize import plain, short, shortened
@@ -92,10 +92,10 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         budgets=_budgets(rows, advice),
         table=grids.main(shown),
         num_left_out=len(rows) - len(shown),
-        reasons=tuple(plain(shortened(one, LONGEST_REASON)) for one in reasons(shown)),
-        categories=by_category(drawn),
+        reasons=tuple(plain(shortened(text, LONGEST_REASON)) for text in reasons(shown)),
+        categories=category_bars(drawn),
         timelines=areas(chosen([row for row in rows if row.readings.timeline], advice, limits.timelines)),
-        phases=by_phase(drawn),
+        phases=phase_bars(drawn),
         phase_table=grids.phases(drawn),
         explanation=_explanation(drawn),
         predictions=grids.predictions([row for row in all_rows if row.case.twin in cases]),
@@ -113,11 +113,11 @@ def chosen(rows: Sequence[Row], advice: Advice, most: int) -> list[Row]:
 
     def rank(at: int) -> tuple[int, int]:
         row = rows[at]
-        is_first = row.case.strategy == "none" or any(row is one for one in first)
+        is_first = row.case.strategy == "none" or any(row is top_row for top_row in first)
         return 0 if is_first else 1 if row.on_frontier else 2, at
 
-    kept = sorted(range(len(rows)), key=rank)[:most]
-    return [rows[at] for at in sorted(kept)]
+    places = sorted(range(len(rows)), key=rank)[:most]
+    return [rows[at] for at in sorted(places)]
 
 
 def _brief(advice: Advice) -> tuple[str, ...]:
@@ -131,13 +131,13 @@ def _brief(advice: Advice) -> tuple[str, ...]:
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
     """Returns the slider, which stops at every choice, at the advised peak, and evenly over the range of peaks."""
-    found = budget_frontier(rows)
-    if not found or advice.chosen is None:
+    budget_points = budget_frontier(rows)
+    if not budget_points or advice.chosen is None:
         return None
-    lowest, advised = found[0].budget_bytes, advice.chosen.readings.peak_bytes or 0
+    lowest, advised = budget_points[0].budget_bytes, advice.chosen.readings.peak_bytes or 0
     least, most = int(0.9 * lowest), max(row.readings.peak_bytes or 0 for row in rows if row.outcome == "ok")
     even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
-    stops = sorted(even | {advised} | {stair.budget_bytes for stair in found})
+    stops = sorted(even | {advised} | {stair.budget_bytes for stair in budget_points})
     choices = [
         BudgetChoice(
             case=stair.best.case.id,
@@ -145,27 +145,27 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
             budget=bytes_text(stair.budget_bytes),
             said=sentence.budget(stair),
         )
-        for stair in found
+        for stair in budget_points
     ]
     return Budgets(
         stops=tuple(stops),
         start=stops.index(advised),
         below=bytes_text(lowest),
-        nothing=sentence.no_budget(found[0]),
+        nothing=sentence.no_budget(budget_points[0]),
         choices=tuple(choices),
     )
 
 
 def _explanation(rows: Sequence[Row]) -> tuple[str, ...]:
     """Returns what the records say of each peak, and the floor that all share."""
-    told = [text for row in rows if (text := _explained(row))]
+    texts = [text for row in rows if (text := _explained(row))]
     floors = [row.static_bytes for row in rows if row.outcome == "ok" and row.static_bytes is not None]
     floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []
-    return (*told, *floor)
+    return (*texts, *floor)
 
 
 def _explained(row: Row) -> str | None:
-    parts, readings = compose(row.readings), row.readings
+    parts, readings = peak_parts(row.readings), row.readings
     if row.outcome != "ok" or parts is None:
         return None
     held = [
@@ -174,8 +174,8 @@ def _explained(row: Row) -> str | None:
         f"{bytes_text(parts.transient)} transient",
     ]
     where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
-    told = f"{sentence.name(row)}: {peak_name(row)} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
-    return "; ".join([told, *_traced(readings)])
+    text = f"{sentence.name(row)}: {peak_name(row)} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
+    return "; ".join([text, *_traced(readings)])
 
 
 def _traced(readings: Readings) -> list[str]:

@@ -23,8 +23,8 @@ REASONS = {
 
 def sentence(advice: Advice, rows: Sequence[Row]) -> str:
     """Returns what to do, in one sentence, which says so if it rests on predictions."""
-    said = f"{_first(advice, rows)}{_below(advice, rows)}."
-    return said if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {said}"
+    text = f"{_first(advice, rows)}{_below(advice, rows)}."
+    return text if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {text}"
 
 
 def name(row: Row) -> str:
@@ -51,14 +51,14 @@ def no_budget(stair: BudgetPoint) -> str:
 def _first(advice: Advice, rows: Sequence[Row]) -> str:
     chosen, baseline = advice.chosen, advice.baseline
     if chosen is None:
-        found = dict.fromkeys(outcome(row) for row in rows if row.outcome != "ok")
-        why = f": {', '.join(found)}" if found else ""
+        outcomes = dict.fromkeys(outcome(row) for row in rows if row.outcome != "ok")
+        why = f": {', '.join(outcomes)}" if outcomes else ""
         return f"no row has a peak that could be compared{why}"
     if baseline is None:
         return _without_baseline(chosen, advice, rows)
     if chosen is baseline:
-        kept = f"keep none: nothing here saves 2 % of its peak of {_peak(chosen)}"
-        return f"none peaks at {_peak(chosen)}, and there is no other to compare with" if _is_alone(rows) else kept
+        verdict = f"keep none: nothing here saves 2 % of its peak of {_peak(chosen)}"
+        return f"none peaks at {_peak(chosen)}, and there is no other to compare with" if _is_alone(rows) else verdict
     ratio = chosen.peak_ratio or 0
     fall = "halves the peak" if HALF[0] <= ratio <= HALF[1] else f"lowers the peak by {(1 - ratio) * 100:.0f} %"
     sizes = f" ({_peak(baseline)} to {_peak(chosen)})"

@@ -54,10 +54,10 @@ def columns(rows: Sequence[Row]) -> Columns:
 
 def groups(rows: Iterable[Row]) -> list[list[Row]]:
     """Groups the rows that may be compared with each other."""
-    found: dict[Case, list[Row]] = {}
+    by_group: dict[Case, list[Row]] = {}
     for row in rows:
-        found.setdefault(group(row), []).append(row)
-    return list(found.values())
+        by_group.setdefault(group(row), []).append(row)
+    return list(by_group.values())
 
 
 def heading(rows: Sequence[Row]) -> str:
@@ -65,8 +65,8 @@ def heading(rows: Sequence[Row]) -> str:
     case = rows[0].case
     built = next((row.built for row in rows if row.built), None)
     environment = environment_of(rows)
-    one = built if len({row.case.model for row in rows}) == 1 else None
-    size = [count_text(one.num_parameters, "parameter"), count_text(one.num_blocks, "module")] if one else []
+    build = built if len({row.case.model for row in rows}) == 1 else None
+    size = [count_text(build.num_parameters, "parameter"), count_text(build.num_blocks, "module")] if build else []
     software = [f"torch {environment.torch}"] if environment and environment.torch else []
     data = f"{built.data if built else case.data} data"
     return ", ".join([model(rows), *size, *one_strategy(rows), *setting(rows), data, device(rows), *software])
@@ -78,14 +78,16 @@ def model(rows: Sequence[Row]) -> str:
     if not others or any(other.name != first.name for other in others):
         return ", ".join([first, *others])
     of_others = [other.options for other in others]
-    shared = {key: value for key, value in first.options.items() if all(one.get(key) == value for one in of_others)}
+    shared = {
+        key: value for key, value in first.options.items() if all(options.get(key) == value for options in of_others)
+    }
     return Choice.of(first.name, shared)
 
 
 def one_strategy(rows: Sequence[Row]) -> list[str]:
     """The strategy of several rows that have the same."""
-    found = {row.case.strategy for row in rows}
-    return [str(one) for one in found] if len(found) == 1 < len(rows) else []
+    strategies = {row.case.strategy for row in rows}
+    return [str(strategy) for strategy in strategies] if len(strategies) == 1 < len(rows) else []
 
 
 def device(rows: Sequence[Row]) -> str:
@@ -97,8 +99,8 @@ def device(rows: Sequence[Row]) -> str:
     name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
     asked = rows[0].case.device
     text = f"{asked} ({name})" if name and name != asked else asked
-    said = SAID.get(rows[0].evidence)
-    return f"{text}: {said}" if said else text
+    evidence = SAID.get(rows[0].evidence)
+    return f"{text}: {evidence}" if evidence else text
 
 
 def outcome(row: Row) -> str:
@@ -124,12 +126,12 @@ def environment_of(rows: Sequence[Row]) -> Environment | None:
 
 def reasons(rows: Sequence[Row]) -> list[str]:
     """Returns a line for each row that is not ok, with its detail, and advice if every row ran out of memory."""
-    told = [
+    lines = [
         f"{row.case.strategy}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for row in rows
         if row.outcome != "ok"
     ]
-    return [*told, *_nothing_fits(rows)]
+    return [*lines, *_nothing_fits(rows)]
 
 
 def _nothing_fits(rows: Sequence[Row]) -> list[str]:
@@ -150,11 +152,11 @@ def remarks(rows: Iterable[Row]) -> list[str]:
         for note in row.notes:
             strategies.setdefault(note.code, []).append(row.case.strategy)
             texts.setdefault(note.code, {})[note.text] = None
-    found = []
+    lines = []
     for code, (text, *others) in ((code, list(of_code)) for code, of_code in texts.items()):
         example = "for example: " if others else ""  # a text that differs from row to row is quoted once
-        found.append(f"{code} {few(strategies[code], MAX_NAMED)}: {example}{text}")
-    return found
+        lines.append(f"{code} {few(strategies[code], MAX_NAMED)}: {example}{text}")
+    return lines
 
 
 def below(rows: Sequence[Row]) -> list[str]:
@@ -212,8 +214,8 @@ def _gradients(rows: Sequence[Row]) -> tuple[Column, ...]:
     return (words("gradients", "", [row.gradients for row in rows]),)
 
 
-def _against_none(row: Row, found: float | None, change: str) -> str:
-    is_baseline = row.case.strategy == "none" and row.outcome == "ok" and found is not None
+def _against_none(row: Row, value: float | None, change: str) -> str:
+    is_baseline = row.case.strategy == "none" and row.outcome == "ok" and value is not None
     return "baseline" if is_baseline else change
 
 

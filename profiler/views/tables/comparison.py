@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from profiler.analysis import comparison
-from profiler.analysis.comparison import Cell, Comparison, Match
+from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
 from profiler.analysis.gates import Judgement
 from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.case import encode
@@ -22,14 +21,14 @@ from profiler.views.tables.terminal import clean, fitted, paragraph, styled
 SCHEMA = 1
 
 
-def table(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def table(comparison: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """What differs, then every row's peak and time, then orders, advice and remarks."""
-    return Text("\n\n").join([_drawn(part, width=width, encoding=encoding) for part in parts(found)])
+    return Text("\n\n").join([_drawn(part, width=width, encoding=encoding) for part in parts(comparison)])
 
 
-def markdown(found: Comparison) -> str:
+def markdown(comparison: Comparison) -> str:
     """The same as Markdown."""
-    return "\n\n".join(_written(part) for part in parts(found)) + "\n"
+    return "\n\n".join(_written(part) for part in parts(comparison)) + "\n"
 
 
 def _drawn(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
@@ -45,8 +44,8 @@ def _drawn(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
 
 def _laid_out(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
     """One table; or the values and the changes; or the changes of each side alone; or a block for each row."""
-    name, values, *changes = ([clean(one, encoding=encoding) for one in piece] for piece in part.pieces)
-    together = [one for piece in changes for one in piece]
+    name, values, *changes = ([clean(column, encoding=encoding) for column in piece] for piece in part.pieces)
+    together = [column for piece in changes for column in piece]
     for cut in ([values + together], [values, together], [values, *changes]):
         grids = [grid(name + piece, width=width) for piece in cut if piece]
         if all(grids):
@@ -61,12 +60,12 @@ def _written(part: ComparisonPart) -> str:
     return "\n\n".join([*heading, *(text for text in (above, shown, below) if text)])
 
 
-def csv(found: Comparison) -> str:
+def csv(comparison: Comparison) -> str:
     """A line for each row and side, the baseline's too; empty where there is nothing."""
     lines = [
         _csv_line(match, side, cell)
-        for match in found.matches
-        for side, cell in zip(found.sides, match.cells, strict=True)
+        for match in comparison.matches
+        for side, cell in zip(comparison.sides, match.cells, strict=True)
         if cell
     ]
     file = io.StringIO()
@@ -76,13 +75,13 @@ def csv(found: Comparison) -> str:
     return file.getvalue()
 
 
-def document(found: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
+def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
     """One JSON document: all of the comparison, and what --fail-on found."""
-    whole: dict[str, Any] = {"schema": SCHEMA, "exit_code": exit_code, "comparison": found, "gate": judgement}
-    return encode(whole) + b"\n"
+    fields: dict[str, Any] = {"schema": SCHEMA, "exit_code": exit_code, "comparison": comparison, "gate": judgement}
+    return encode(fields) + b"\n"
 
 
-def _csv_line(match: Match, side: comparison.SideSummary, cell: Cell) -> dict[str, Any]:
+def _csv_line(match: Match, side: SideSummary, cell: Cell) -> dict[str, Any]:
     return {
         **match.key,
         "side": side.label,

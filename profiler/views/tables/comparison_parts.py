@@ -30,29 +30,34 @@ class ComparisonPart(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(column for piece in self.pieces for column in piece)
 
 
-def parts(found: Comparison) -> list[ComparisonPart]:
+def parts(comparison: Comparison) -> list[ComparisonPart]:
     """All that is shown: the differences first, since they are what the numbers are to be read by."""
     groups: dict[str, list[Match]] = {}
-    for match in found.matches:
+    for match in comparison.matches:
         groups.setdefault(_group(match), []).append(match)
-    shown = [_differences(found)]
+    shown = [_differences(comparison)]
     for name, matches in groups.items():
-        shown += [_peaks(found, name, matches), *_times(found, name, matches), *_missing(found, matches)]
-    notes = [ComparisonPart(lines=tuple(f"note: {remark}" for remark in found.remarks))] if found.remarks else []
-    return [*shown, *_orders(found), *_advice(found), *notes]
-
-
-def _differences(found: Comparison) -> ComparisonPart:
-    runs = [f"{side.label}: {side.run}" for side in found.sides]
-    name = words("differs", "", [one.what for one in found.differences])
-    columns = tuple(
-        words(side.name, "", [one.values[place] for one in found.differences]) for place, side in enumerate(found.sides)
+        shown += [_peaks(comparison, name, matches), *_times(comparison, name, matches), *_missing(comparison, matches)]
+    notes = (
+        [ComparisonPart(lines=tuple(f"note: {remark}" for remark in comparison.remarks))] if comparison.remarks else []
     )
-    same = ", ".join(f"{one.what} {one.values[0]}" for one in found.same if one.values[0] != MISSING)
-    lines = (f"{'' if found.differences else 'nothing differs; '}the same in all: {same}",) if same else ()
+    return [*shown, *_orders(comparison), *_advice(comparison), *notes]
+
+
+def _differences(comparison: Comparison) -> ComparisonPart:
+    runs = [f"{side.label}: {side.run}" for side in comparison.sides]
+    name = words("differs", "", [difference.what for difference in comparison.differences])
+    columns = tuple(
+        words(side.name, "", [difference.values[place] for difference in comparison.differences])
+        for place, side in enumerate(comparison.sides)
+    )
+    shared = ", ".join(
+        f"{difference.what} {difference.values[0]}" for difference in comparison.same if difference.values[0] != MISSING
+    )
+    lines = (f"{'' if comparison.differences else 'nothing differs; '}the same in all: {shared}",) if shared else ()
     return ComparisonPart(
         above=(f"{runs[0]}, the baseline", *runs[1:]),
-        pieces=((name,), columns) if found.differences else (),
+        pieces=((name,), columns) if comparison.differences else (),
         lines=lines,
     )
 
@@ -65,52 +70,52 @@ def _worded(name: str, text: str) -> str:
     return text if name in ("model", "precision") else f"{name.replace('_size', '')} {text}"
 
 
-def _peaks(found: Comparison, group: str, matches: Sequence[Match]) -> ComparisonPart:
+def _peaks(comparison: Comparison, group: str, matches: Sequence[Match]) -> ComparisonPart:
     size, unit = byte_unit([cell.peak_bytes for match in matches for cell in match.cells if cell])
     return _table(
-        found,
+        comparison,
         matches,
         heading=f"peak: {group}",
         unit=unit,
-        value=lambda cell: scaled(cell.peak_bytes, size),
-        contrast=lambda cell: cell.peak,
+        text_of=lambda cell: scaled(cell.peak_bytes, size),
+        contrast_of=lambda cell: cell.peak,
     )
 
 
-def _times(found: Comparison, group: str, matches: Sequence[Match]) -> list[ComparisonPart]:
+def _times(comparison: Comparison, group: str, matches: Sequence[Match]) -> list[ComparisonPart]:
     seconds = [cell.step_seconds for match in matches for cell in match.cells if cell]
     if all(second is None for second in seconds):
         return []
     size, unit = second_unit(seconds)
     return [
         _table(
-            found,
+            comparison,
             matches,
             heading=f"step: {group}",
             unit=unit,
-            value=lambda cell: scaled(cell.step_seconds, size),
-            contrast=lambda cell: cell.time,
+            text_of=lambda cell: scaled(cell.step_seconds, size),
+            contrast_of=lambda cell: cell.time,
         )
     ]
 
 
 def _table(
-    found: Comparison, matches: Sequence[Match], *, heading: str, unit: str,
-    value: Callable[[Cell], str], contrast: Callable[[Cell], Contrast | None],
+    comparison: Comparison, matches: Sequence[Match], *, heading: str, unit: str,
+    text_of: Callable[[Cell], str], contrast_of: Callable[[Cell], Contrast | None],
 ) -> ComparisonPart:  # fmt: skip
     """A column of values for each side, then the changes against the first."""
     values = []
-    for place, side in enumerate(found.sides):
-        cells = tuple(_value(match.cells[place], value) for match in matches)
+    for place, side in enumerate(comparison.sides):
+        cells = tuple(_value(match.cells[place], text_of) for match in matches)
         shown = unit if side.evidence == "measured" else f"{side.evidence} {unit}"
         values.append(numbers(side.name, shown, cells))
     pieces = [(words("strategy", "", [_name(match) for match in matches]),), tuple(values)]
-    for place, side in list(enumerate(found.sides))[1:]:
-        beside = [match.cells[place] for match in matches]
-        held = [contrast(cell) if cell else None for cell in beside]
-        changes = tuple(_change(one) for one in held)
-        verdicts = tuple(one.verdict if one else MISSING for one in held)
-        change = numbers(side.label, f"against {found.sides[0].label}", changes)
+    for place, side in list(enumerate(comparison.sides))[1:]:
+        side_cells = [match.cells[place] for match in matches]
+        contrasts = [contrast_of(cell) if cell else None for cell in side_cells]
+        changes = tuple(_change(contrast) for contrast in contrasts)
+        verdicts = tuple(contrast.verdict if contrast else MISSING for contrast in contrasts)
+        change = numbers(side.label, f"against {comparison.sides[0].label}", changes)
         pieces.append((change, words(side.label, "is", verdicts)))
     return ComparisonPart(heading=heading, pieces=tuple(pieces))
 
@@ -132,19 +137,19 @@ def _change(contrast: Contrast | None) -> str:
     return text if low is None or high is None else f"{text} ({change_range_text((low, high))})"
 
 
-def _missing(found: Comparison, matches: Sequence[Match]) -> list[ComparisonPart]:
+def _missing(comparison: Comparison, matches: Sequence[Match]) -> list[ComparisonPart]:
     """What is not on every side, and what is not ok."""
-    lines = [line for match in matches for line in (*_only(found, match), *_wrong(found, match))]
+    lines = [line for match in matches for line in (*_only(comparison, match), *_wrong(comparison, match))]
     return [ComparisonPart(lines=tuple(lines))] if lines else []
 
 
-def _only(found: Comparison, match: Match) -> list[str]:
-    there = [side.label for side, cell in zip(found.sides, match.cells, strict=True) if cell]
-    return [] if len(there) == len(found.sides) else [f"{_name(match)}: only in {', '.join(there)}"]
+def _only(comparison: Comparison, match: Match) -> list[str]:
+    labels = [side.label for side, cell in zip(comparison.sides, match.cells, strict=True) if cell]
+    return [] if len(labels) == len(comparison.sides) else [f"{_name(match)}: only in {', '.join(labels)}"]
 
 
-def _wrong(found: Comparison, match: Match) -> list[str]:
-    pairs = [(side.label, cell) for side, cell in zip(found.sides, match.cells, strict=True) if cell]
+def _wrong(comparison: Comparison, match: Match) -> list[str]:
+    pairs = [(side.label, cell) for side, cell in zip(comparison.sides, match.cells, strict=True) if cell]
     fine = [label for label, cell in pairs if cell.outcome == "ok"]
     ok = f"; ok in {', '.join(fine)}" if fine else ""
     return [
@@ -154,50 +159,50 @@ def _wrong(found: Comparison, match: Match) -> list[str]:
     ]
 
 
-def _orders(found: Comparison) -> list[ComparisonPart]:
-    groups = dict.fromkeys(order.group for order in found.orders)
+def _orders(comparison: Comparison) -> list[ComparisonPart]:
+    groups = dict.fromkeys(order.group for order in comparison.orders)
     lines = []
-    for order in found.orders:
+    for order in comparison.orders:
         of = f" ({', '.join(order.group)})" if len(groups) > 1 else ""
-        lines.append(f"by {order.quantity}, {order.label} against {found.sides[0].label}{of}: {_agreement(order)}")
+        lines.append(f"by {order.quantity}, {order.label} against {comparison.sides[0].label}{of}: {_agreement(order)}")
     return [ComparisonPart(heading="order of the strategies", lines=tuple(lines))] if lines else []
 
 
 def _agreement(order: Order) -> str:
-    told = order.num_same + len(order.swapped)
+    num_apart = order.num_same + len(order.swapped)
     close = (
         f"; {order.num_close} {'equal' if order.quantity == 'peak' else 'too close to tell'}" if order.num_close else ""
     )
-    if not told:
+    if not num_apart:
         return f"no pair of strategies can be told apart on both{close}"
     if not order.swapped:
-        return f"{f'all {told} pairs' if told > 1 else 'the one pair'} in the same order{close}"
+        return f"{f'all {num_apart} pairs' if num_apart > 1 else 'the one pair'} in the same order{close}"
     named = "; ".join(f"{first} and {second}" for first, second in order.swapped[:MAX_SWAPPED])
     more = f"; and {len(order.swapped) - MAX_SWAPPED} more" if len(order.swapped) > MAX_SWAPPED else ""
-    share = f"{order.num_same} of {count_text(told, 'pair')} in the same order (tau {order.tau:.2f})"
+    share = f"{order.num_same} of {count_text(num_apart, 'pair')} in the same order (tau {order.tau:.2f})"
     return f"{share}; swapped: {named}{more}{close}"
 
 
-def _advice(found: Comparison) -> list[ComparisonPart]:
-    kinds = {side.label: "" if side.evidence == "measured" else f" ({side.evidence})" for side in found.sides}
-    names = {side.label: f"{side.name}{kinds[side.label]}" for side in found.sides}
+def _advice(comparison: Comparison) -> list[ComparisonPart]:
+    kinds = {side.label: "" if side.evidence == "measured" else f" ({side.evidence})" for side in comparison.sides}
+    names = {side.label: f"{side.name}{kinds[side.label]}" for side in comparison.sides}
     groups: dict[tuple[str, ...], list[SideAdvice]] = {}
-    for one in found.advice:
-        groups.setdefault(one.group, []).append(one)
+    for side_advice in comparison.advice:
+        groups.setdefault(side_advice.group, []).append(side_advice)
     parts = []
     for group, advice in groups.items():
         of_group = f": {', '.join(group)}" if len(groups) > 1 and group else ""
-        devices = words("on", "", [names[one.label] for one in advice])
+        devices = words("on", "", [names[side_advice.label] for side_advice in advice])
         heading = f"the fastest that fits each memory{of_group}"
         parts.append(ComparisonPart(heading=heading, pieces=((devices,), _advised(advice))))
     return parts
 
 
-def _advised(rows: Sequence[SideAdvice]) -> tuple[Column, ...]:
-    size, unit = second_unit([one.step_seconds for one in rows])
+def _advised(advice: Sequence[SideAdvice]) -> tuple[Column, ...]:
+    size, unit = second_unit([side_advice.step_seconds for side_advice in advice])
     return (
-        words("use", "", [one.strategy or one.reason or MISSING for one in rows]),
-        numbers("memory", "MiB", [scaled(one.memory_bytes, MIB) for one in rows]),
-        numbers("needs", "MiB", [scaled(one.needed_bytes, MIB) for one in rows]),
-        numbers("step", unit, [scaled(one.step_seconds, size) for one in rows]),
+        words("use", "", [side_advice.strategy or side_advice.reason or MISSING for side_advice in advice]),
+        numbers("memory", "MiB", [scaled(side_advice.memory_bytes, MIB) for side_advice in advice]),
+        numbers("needs", "MiB", [scaled(side_advice.needed_bytes, MIB) for side_advice in advice]),
+        numbers("step", unit, [scaled(side_advice.step_seconds, size) for side_advice in advice]),
     )

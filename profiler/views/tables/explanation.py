@@ -28,20 +28,20 @@ REMEDIES = {
 }
 
 
-def explanation(found: Explanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
+def explanation(explained: Explanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
     """Returns the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns."""
-    lines = [_peak(found), _floor(found), *([f"reason: {found.reason.text}"] if found.reason else [])]
-    said = [paragraph(line, width=width, encoding=encoding) for line in lines]
+    lines = [_peak(explained), _floor(explained), *([f"reason: {explained.reason.text}"] if explained.reason else [])]
+    paragraphs = [paragraph(line, width=width, encoding=encoding) for line in lines]
     head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
-    parts = [head, *said, Text(), _live(found, width=width, encoding=encoding)]
-    if found.remedies:
-        parts.append(paragraph(_remedies(found), width=width, encoding=encoding))
+    parts = [head, *paragraphs, Text(), _live(explained, width=width, encoding=encoding)]
+    if explained.remedies:
+        parts.append(paragraph(_remedies(explained), width=width, encoding=encoding))
     return Text("\n").join(parts)
 
 
-def document(found: Explanation) -> bytes:
+def document(explained: Explanation) -> bytes:
     """The explanation as one JSON document, in bytes."""
-    return encode(found) + b"\n"
+    return encode(explained) + b"\n"
 
 
 def where(peak: Peak) -> str:
@@ -54,29 +54,29 @@ def module_name(name: str) -> str:
     return shortened(name, LONGEST_NAME) if name else OUTSIDE
 
 
-def _peak(found: Explanation) -> str:
-    peak, before = found.peak, found.baseline_bytes
+def _peak(explained: Explanation) -> str:
+    peak, before = explained.peak, explained.baseline_bytes
     against = [f"{change_text(peak.nbytes / before)} against {bytes_text(before)} of none"] if before else []
-    split = [f"split {shortened(found.split, LONGEST_SPLIT)}"] if found.split else []
-    known = f" ({', '.join([*against, *split])})" if against or split else ""
+    split = [f"split {shortened(explained.split, LONGEST_SPLIT)}"] if explained.split else []
+    details = f" ({', '.join([*against, *split])})" if against or split else ""
     at = f" at {shortened(peak.operator, LONGEST_NAME)}" if peak.operator else ""
-    return f"peak {bytes_text(peak.nbytes)}{known}: {where(peak)}{at}"
+    return f"peak {bytes_text(peak.nbytes)}{details}: {where(peak)}{at}"
 
 
-def _floor(found: Explanation) -> str:
-    floor = found.floor
+def _floor(explained: Explanation) -> str:
+    floor = explained.floor
     stage = module_name(floor.stage or floor.module)
     work = f"{bytes_text(floor.work_bytes)} at work in the {floor.phase} of {stage}"
     return f"floor {bytes_text(floor.nbytes)} of any checkpointing: {bytes_text(floor.static_bytes)} static, {work}"
 
 
-def _live(found: Explanation, *, width: int | None, encoding: str) -> Text:
+def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
     """Categories and modules in one unit: beside each other, or below each other where the screen is narrow."""
-    size, unit = byte_unit(share.nbytes for share in (*found.categories, *found.modules))
-    kinds = [(CATEGORIES.get(share.name, share.name), scaled(share.nbytes, size)) for share in found.categories]
-    modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in found.modules]
-    if found.num_others:
-        modules.append((count_text(found.num_others, "other"), scaled(found.others_bytes, size)))
+    size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
+    kinds = [(CATEGORIES.get(share.name, share.name), scaled(share.nbytes, size)) for share in explained.categories]
+    modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules]
+    if explained.num_others:
+        modules.append((count_text(explained.num_others, "other"), scaled(explained.others_bytes, size)))
     pairs = list(zip_longest(kinds, modules, fillvalue=("", "")))
     beside = [
         *_columns("live at the peak", unit, [kind for kind, _ in pairs]),
@@ -93,6 +93,6 @@ def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[C
     return words(head, "", names), numbers(unit, "", sizes)
 
 
-def _remedies(found: Explanation) -> str:
-    named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in found.remedies]
+def _remedies(explained: Explanation) -> str:
+    named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in explained.remedies]
     return f"could lower it by: {', '.join(named)}"

@@ -52,7 +52,7 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
     if widths is None:
         return None
     lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
-    lines.append(GridLine(row=-2, text=GAP.join("-" * one for one in widths)))
+    lines.append(GridLine(row=-2, text=GAP.join("-" * column_width for column_width in widths)))
     for row in range(len(columns[0].cells)):
         lines += [
             GridLine(row=row, text=text) for text in _row([column.cells[row] for column in columns], columns, widths)
@@ -65,14 +65,14 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
     labels = max(_length(column.label) for column in columns)
     values = max((_length(column.cells[row]) for column in columns if column.is_number), default=0)
     room = 10**9 if width is None else max(1, width - labels - len(GAP))
-    found = []
+    block_lines = []
     for column in columns:
         cell = column.cells[row]
         lines = [_pad(cell, values, right=True)] if column.is_number else broken(cell, room)
         words = [column.label, *[""] * (len(lines) - 1)]
         pairs = zip(words, lines, strict=True)
-        found += [GridLine(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
-    return found
+        block_lines += [GridLine(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
+    return block_lines
 
 
 def broken(text: str, width: int) -> list[str]:
@@ -91,10 +91,12 @@ def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
     natural = [max(map(_length, (*column.head, *column.cells))) for column in columns]
     if width is None:
         return natural
-    least = [one if column.is_number else _longest_piece(column) for one, column in zip(natural, columns, strict=True)]
+    least = [
+        size if column.is_number else _longest_piece(column) for size, column in zip(natural, columns, strict=True)
+    ]
     excess = sum(natural) + len(GAP) * (len(columns) - 1) - width
     while excess > 0:  # the widest text column gives way first
-        room = [one - floor for one, floor in zip(natural, least, strict=True)]
+        room = [size - floor for size, floor in zip(natural, least, strict=True)]
         widest = max((index for index in range(len(columns)) if room[index] > 0), key=natural.__getitem__, default=None)
         if widest is None:
             return None
@@ -115,14 +117,16 @@ def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
 
 def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     parts = [
-        [cell] if column.is_number else broken(cell, one)
-        for cell, one, column in zip(cells, widths, columns, strict=True)
+        [cell] if column.is_number else broken(cell, size)
+        for cell, size, column in zip(cells, widths, columns, strict=True)
     ]
     return [_joined(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
 
 
 def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    padded = [_pad(text, one, right=column.is_number) for text, one, column in zip(texts, widths, columns, strict=True)]
+    padded = [
+        _pad(text, size, right=column.is_number) for text, size, column in zip(texts, widths, columns, strict=True)
+    ]
     return GAP.join(padded).rstrip()
 
 

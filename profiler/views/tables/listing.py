@@ -67,15 +67,15 @@ def _default(option: Option) -> str:
 
 def blocks(outline: ModelSummary, *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """A line for each block in order, below what they are blocks of."""
-    found = outline.blocks
-    head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(found), "block")]
+    listed = outline.blocks
+    head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(listed), "block")]
     batch = [f"batch {outline.batch_size}"] if outline.batch_size else []
     columns = (
-        words("block", "", [one.name for one in found]),
-        words("class", "", [one.kind for one in found]),
-        numbers("parameters", "", [str(one.num_parameters) for one in found]),
-        words("output", "", [one.output or "not run" for one in found]),
-        words("feeds the next alone", "", [FEEDS[one.feeds_next] for one in found]),
+        words("block", "", [block.name for block in listed]),
+        words("class", "", [block.kind for block in listed]),
+        numbers("parameters", "", [str(block.num_parameters) for block in listed]),
+        words("output", "", [block.output or "not run" for block in listed]),
+        words("feeds the next alone", "", [FEEDS[block.feeds_next] for block in listed]),
     )
     remark = _remark(outline)
     below = [f"note: {remark}"] if remark else []
@@ -91,7 +91,7 @@ def document(outline: ModelSummary) -> bytes:
 def _remark(outline: ModelSummary) -> str | None:
     if outline.remark:
         return outline.remark
-    apart = [one.name for one in outline.blocks if one.feeds_next is False]
+    apart = [block.name for block in outline.blocks if block.feeds_next is False]
     return f"segments cannot hold both a block with 'no' and the next ({', '.join(apart[:3])})" if apart else None
 
 
@@ -109,8 +109,8 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 def overviews(folder: Path) -> list[RunOverview]:
     """Every run below the folder, the newest last. A damaged one is listed as unreadable."""
-    found = (_read(path, path.name) for path in runs(folder))
-    return sorted(found, key=lambda one: (one.created or "", one.name))
+    unordered = (_read(path, path.name) for path in runs(folder))
+    return sorted(unordered, key=lambda run: (run.created or "", run.name))
 
 
 def references() -> list[RunOverview]:
@@ -119,6 +119,7 @@ def references() -> list[RunOverview]:
 
 
 def overview(run: Run, name: str) -> RunOverview:
+    """The line of a run in the list: its planned models and devices, and how many rows are ok."""
     planned = dict.fromkeys(trial.case for trial in run.manifest.plan)
     return RunOverview(
         name=name,
@@ -131,14 +132,14 @@ def overview(run: Run, name: str) -> RunOverview:
     )
 
 
-def run_list(found: Sequence[RunOverview], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def run_list(listed: Sequence[RunOverview], *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """One line a run."""
     columns = (
-        words("run", "", [one.name for one in found]),
-        words("date (UTC)", "", [(one.created or MISSING)[:16].replace("T", " ") for one in found]),
-        words("models", "", [", ".join(one.models) or MISSING for one in found]),
-        words("device", "", [", ".join(one.devices) or MISSING for one in found]),
-        words("rows ok", "", [_rows_ok(one) for one in found]),
+        words("run", "", [run.name for run in listed]),
+        words("date (UTC)", "", [(run.created or MISSING)[:16].replace("T", " ") for run in listed]),
+        words("models", "", [", ".join(run.models) or MISSING for run in listed]),
+        words("device", "", [", ".join(run.devices) or MISSING for run in listed]),
+        words("rows ok", "", [_rows_ok(run) for run in listed]),
     )
     return fitted(columns, width=width, encoding=encoding)
 
@@ -150,7 +151,7 @@ def _read(path: Path, name: str) -> RunOverview:
         return RunOverview(name=name, status="unreadable")
 
 
-def _rows_ok(one: RunOverview) -> str:
+def _rows_ok(run: RunOverview) -> str:
     """How many of how many, and what is wrong with the run where something is."""
-    counted = [] if one.num_ok is None else [f"{one.num_ok}/{one.num_rows}"]
-    return ", ".join([*counted, *([one.status] if one.status != "complete" else [])])
+    counted = [] if run.num_ok is None else [f"{run.num_ok}/{run.num_rows}"]
+    return ", ".join([*counted, *([run.status] if run.status != "complete" else [])])

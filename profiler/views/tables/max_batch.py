@@ -77,24 +77,26 @@ def table(
 ) -> Text:  # fmt: skip
     """Returns a line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
-        words("strategy", "", [one.strategy for one in lines]),
-        numbers("largest", "batch", [str(one.batch_size) if one.batch_size else "none" for one in lines]),
-        numbers("memory", "predicted", [bytes_text(one.predicted_bytes) for one in lines]),
+        words("strategy", "", [largest.strategy for largest in lines]),
+        numbers("largest", "batch", [str(largest.batch_size) if largest.batch_size else "none" for largest in lines]),
+        numbers("memory", "predicted", [bytes_text(largest.predicted_bytes) for largest in lines]),
     ]
-    if any(one.outcome for one in lines):
-        rates = [one.samples_per_second for one in lines]
-        none = next((one.samples_per_second for one in lines if one.strategy == "none"), None)
-        kinds = sorted({one.evidence or "measured" for one in lines if one.outcome})
+    if any(largest.outcome for largest in lines):
+        rates = [largest.samples_per_second for largest in lines]
+        none = next((largest.samples_per_second for largest in lines if largest.strategy == "none"), None)
+        kinds = sorted({largest.evidence or "measured" for largest in lines if largest.outcome})
         columns += [
-            numbers("memory", ", ".join(kinds), [_memory(one.measured_bytes, one.outcome) for one in lines]),
-            words("one sample", "more", [_beyond(one, limit) for one in lines]),
+            numbers(
+                "memory", ", ".join(kinds), [_memory(largest.measured_bytes, largest.outcome) for largest in lines]
+            ),
+            words("one sample", "more", [_beyond(largest, limit) for largest in lines]),
             numbers("samples", "a second", [MISSING if rate is None else f"{rate:,.1f}" for rate in rates]),
             numbers("against", "none", [change_text(rate / none if rate and none else None) for rate in rates]),
         ]
     reasons = [
-        why_none(one.strategy, one.sample_bytes, one.static_bytes or 0, context_bytes)
-        for one in lines
-        if one.sample_bytes is not None
+        why_none(largest.strategy, largest.sample_bytes, largest.static_bytes or 0, context_bytes)
+        for largest in lines
+        if largest.sample_bytes is not None
     ]
     body = fitted(columns, width=width, encoding=encoding)
     return titled(title, body, reasons, width=width, encoding=encoding)
@@ -102,30 +104,30 @@ def table(
 
 def document(lines: Sequence[LargestBatch], *, model: str, limit: int, context_bytes: int) -> bytes:
     """One JSON document, one field a line."""
-    found = {
+    fields = {
         "schema": 1, "model": model, "memory_bytes": limit, "context_bytes": context_bytes, "strategies": lines,
     }  # fmt: skip
-    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
 def _memory(nbytes: int | None, outcome: str | None) -> str:
     return bytes_text(nbytes) if outcome in (None, "ok") else outcome.replace("_", " ")
 
 
-def _beyond(one: LargestBatch, limit: int) -> str:
-    if one.beyond_outcome is None:
+def _beyond(largest: LargestBatch, limit: int) -> str:
+    if largest.beyond_outcome is None:
         return MISSING
-    if one.beyond_bytes is None:
-        return one.beyond_outcome.replace("_", " ")
-    return f"{bytes_text(one.beyond_bytes)}: {'fits too' if one.beyond_bytes <= limit else 'does not fit'}"
+    if largest.beyond_bytes is None:
+        return largest.beyond_outcome.replace("_", " ")
+    return f"{bytes_text(largest.beyond_bytes)}: {'fits too' if largest.beyond_bytes <= limit else 'does not fit'}"
 
 
-def fits(found: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def fit_table(all_fits: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """Returns a table for each case: a line a device, with the strategy that recomputes least of those that fit."""
-    cases = dict.fromkeys(one.case for one in found)
+    cases = dict.fromkeys(fit.case for fit in all_fits)
     parts = []
     for case in cases:
-        lines = [one for one in found if one.case == case]
+        lines = [fit for fit in all_fits if fit.case == case]
         ranks = f", one of {case.ranks} ranks, {case.parallel}" if case.ranks else ""
         head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}{ranks}: predicted, not measured"
         parts += [paragraph(head, width=width, encoding=encoding, style="bold")]
@@ -133,15 +135,15 @@ def fits(found: Sequence[Fit], *, width: int | None = None, encoding: str = "utf
     return Text("\n").join([Text(), *parts, paragraph(NOTE, width=width, encoding=encoding)])
 
 
-def _fit_columns(found: Sequence[Fit]) -> tuple[Column, ...]:
+def _fit_columns(case_fits: Sequence[Fit]) -> tuple[Column, ...]:
     return (
-        words("device", "", [one.device for one in found]),
-        numbers("memory", "", [bytes_text(one.memory_bytes) for one in found]),
-        words("holds it", "", [one.strategy or "with no strategy here" for one in found]),
-        numbers("needed", "", [bytes_text(one.needed_bytes) for one in found]),
+        words("device", "", [fit.device for fit in case_fits]),
+        numbers("memory", "", [bytes_text(fit.memory_bytes) for fit in case_fits]),
+        words("holds it", "", [fit.strategy or "with no strategy here" for fit in case_fits]),
+        numbers("needed", "", [bytes_text(fit.needed_bytes) for fit in case_fits]),
         numbers(
             "FLOPs",
             "against none",
-            [change_text(None if one.extra_flops is None else 1 + one.extra_flops) for one in found],
+            [change_text(None if fit.extra_flops is None else 1 + fit.extra_flops) for fit in case_fits],
         ),
     )

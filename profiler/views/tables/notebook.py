@@ -63,5 +63,5 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """One line a case; bytes and seconds, samples as tuples, NA where it was not measured."""
     lines = [msgspec.structs.asdict(flat_row(row)) for row in rows]
     return pd.DataFrame(
-        {name: pd.Series([one[name] for one in lines], dtype=KINDS[kind]) for name, kind in COLUMNS.items()}
+        {name: pd.Series([line[name] for line in lines], dtype=KINDS[kind]) for name, kind in COLUMNS.items()}
     )

@@ -60,11 +60,8 @@ def grid_columns(
 ) -> tuple[Column, ...]:
     """Returns a line for each value of `up`, a number for each of `across`, and the exponent of the nearest power."""
     names = words(up.label, "", [str(value) for value in up.values])
-    columns = [
-        numbers(str(one), "", [_cell(cells.get((one, other)), quantity) for other in up.values])
-        for one in across.values
-    ]
-    powers = [_power([(one, cells.get((one, other))) for one in across.values], quantity) for other in up.values]
+    columns = [numbers(str(x), "", [_cell(cells.get((x, y)), quantity) for y in up.values]) for x in across.values]
+    powers = [_power([(x, cells.get((x, y))) for x in across.values], quantity) for y in up.values]
     if across.is_number and quantity.grows and any(power != MISSING for power in powers):
         columns.append(numbers("grows", "as n^", powers))
     return (names, *columns)
@@ -78,7 +75,7 @@ def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
     def in_unit(value: float) -> str:
         return scaled(value, size)
 
-    found = (
+    quantities = (
         ShownQuantity(
             title=f"peak memory ({unit})", read=lambda row: row.readings.peak_bytes, text=in_unit, is_peak=True
         ),
@@ -88,7 +85,7 @@ def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
         ),
         ShownQuantity(title="samples a second", read=samples_per_second, text=_rate_text, grows=False),
     )
-    return [one for one in found if any(_value(row, one) is not None for row in rows)]
+    return [quantity for quantity in quantities if any(_value(row, quantity) is not None for row in rows)]
 
 
 def _value(row: Row, quantity: ShownQuantity) -> float | None:
@@ -110,10 +107,10 @@ def _cell(row: Row | None, quantity: ShownQuantity) -> str:
 
 
 def _power(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) -> str:
-    points = [(float(one), _value(row, quantity)) for one, row in along if row and isinstance(one, int | float)]
-    known = [(one, value) for one, value in points if value is not None]
-    found = exponent([one for one, _ in known], [value for _, value in known])
-    return MISSING if found is None else f"{found:.2f}"
+    points = [(float(size), _value(row, quantity)) for size, row in along if row and isinstance(size, int | float)]
+    measured = [(size, value) for size, value in points if value is not None]
+    power = exponent([size for size, _ in measured], [value for _, value in measured])
+    return MISSING if power is None else f"{power:.2f}"
 
 
 def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
@@ -127,8 +124,8 @@ def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
 
 def _legend(rows: Sequence[Row], across: Axis) -> list[str]:
     """Explains the signs that the cells hold."""
-    known = device_memory(rows)
-    memory = "the device's memory" if known is None else f"the device's {bytes_text(known)}"
+    device_bytes = device_memory(rows)
+    memory = "the device's memory" if device_bytes is None else f"the device's {bytes_text(device_bytes)}"
     beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)
     return [
         *([f"{BEYOND} does not fit {memory}, {COUNTED}"] if beyond else []),

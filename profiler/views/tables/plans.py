@@ -48,10 +48,10 @@ def frontier(
 ) -> Text:
     """Returns a line for each plan of the frontier, the smallest peak first."""
     columns = (
-        numbers("peak", "by costs", [bytes_text(one.peak_bytes) for one in points]),
-        numbers("peak", "of none", [_change(one.peak_bytes, none.cost.peak_bytes) for one in points]),
-        numbers("time", "of none", [_change(one.step_seconds, none.cost.step_seconds) for one in points]),
-        words("plan", "", [render(one.plan) for one in points]),
+        numbers("peak", "by costs", [bytes_text(point.peak_bytes) for point in points]),
+        numbers("peak", "of none", [_change(point.peak_bytes, none.cost.peak_bytes) for point in points]),
+        numbers("time", "of none", [_change(point.step_seconds, none.cost.step_seconds) for point in points]),
+        words("plan", "", [render(point.plan) for point in points]),
     )
     return titled(title, _fitted(columns, width=width, encoding=encoding), width=width, encoding=encoding)
 
@@ -61,21 +61,21 @@ def csv(points: Sequence[Point]) -> bytes:
     text = StringIO()
     writer = csv_file.writer(text, lineterminator="\n")
     writer.writerow(("peak_bytes", "step_seconds", "plan"))
-    writer.writerows((one.peak_bytes, repr(one.step_seconds), render(one.plan)) for one in points)
+    writer.writerows((point.peak_bytes, repr(point.step_seconds), render(point.plan)) for point in points)
     return text.getvalue().encode()
 
 
 def legend(chain: Chain) -> str:
     """Which stage is what: `stages: 1 before blocks.0, 2-7 blocks.0 to blocks.5, 8 after blocks.5`."""
-    words = []
-    for is_pinned, group in groupby(enumerate(chain.stages, start=1), key=lambda one: one[1].pinned):
+    spans = []
+    for is_pinned, group in groupby(enumerate(chain.stages, start=1), key=lambda numbered: numbered[1].pinned):
         run = list(group)
-        (first, one), (last, other) = run[0], run[-1]
+        (first, first_stage), (last, last_stage) = run[0], run[-1]
         if is_pinned or first == last:
-            words += [f"{number} {stage.name}" for number, stage in run]
+            spans += [f"{number} {stage.name}" for number, stage in run]
         else:
-            words.append(f"{first}-{last} {one.name} to {other.name}")
-    return f"stages: {', '.join(words)}"
+            spans.append(f"{first}-{last} {first_stage.name} to {last_stage.name}")
+    return f"stages: {', '.join(spans)}"
 
 
 def document(
@@ -88,38 +88,39 @@ def document(
     facts: Mapping[str, Any],
 ) -> bytes:
     """One JSON document, one field a line."""
-    found = {
+    fields = {
         "schema": 1,
         "model": model,
         "budget_bytes": budget_bytes,
         "uncheckpointed": {"peak_bytes": none.cost.peak_bytes, "step_seconds": none.cost.step_seconds},
         **facts,
-        "ways": [_line(one) for one in lines],
+        "ways": [_line(line) for line in lines],
         "frontier": [
-            {"peak_bytes": one.peak_bytes, "step_seconds": one.step_seconds, "plan": render(one.plan)} for one in points
+            {"peak_bytes": point.peak_bytes, "step_seconds": point.step_seconds, "plan": render(point.plan)}
+            for point in points
         ],
     }
-    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
 def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
-    found = [
-        words("way", "", [one.way.label for one in lines]),
-        numbers("peak", "by costs", [bytes_text(one.way.cost.peak_bytes) for one in lines]),
-        numbers("time", "by costs", [_change(one.way.cost.step_seconds, none.cost.step_seconds) for one in lines]),
+    columns = [
+        words("way", "", [line.way.label for line in lines]),
+        numbers("peak", "by costs", [bytes_text(line.way.cost.peak_bytes) for line in lines]),
+        numbers("time", "by costs", [_change(line.way.cost.step_seconds, none.cost.step_seconds) for line in lines]),
     ]
-    if any(one.predicted for one in lines):
-        found.append(numbers("peak", "predicted", [_peak(one.predicted) for one in lines]))
-    measured = [one.measured for one in lines]
+    if any(line.predicted for line in lines):
+        columns.append(numbers("peak", "predicted", [_peak(line.predicted) for line in lines]))
+    measured = [line.measured for line in lines]
     kind = ", ".join(sorted({row.evidence for row in measured if row}))
     if kind:
-        found += [
+        columns += [
             numbers("peak", kind, [_peak(row) for row in measured]),
             numbers("predicted", "off by", [error_text(row.prediction_error if row else None) for row in measured]),
             numbers("time", kind, [change_text(row.time_ratio if row else None) for row in measured]),
             words("gradients", "", [row.gradients if row else MISSING for row in measured]),
         ]
-    return (*found, words("plan", "", [render(one.way.plan) for one in lines]))
+    return (*columns, words("plan", "", [render(line.way.plan) for line in lines]))
 
 
 def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
@@ -128,8 +129,8 @@ def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> T
     return fitted(columns, width=width, encoding=encoding, cut=cut)
 
 
-def _change(value: float, whole: float) -> str:
-    return change_text(value / whole if whole else None)
+def _change(value: float, reference: float) -> str:
+    return change_text(value / reference if reference else None)
 
 
 def _peak(row: Row | None) -> str:
@@ -138,13 +139,13 @@ def _peak(row: Row | None) -> str:
     return bytes_text(row.readings.peak_bytes)
 
 
-def _line(one: Shown) -> dict[str, Any]:
-    measured, predicted = one.measured, one.predicted
+def _line(line: Shown) -> dict[str, Any]:
+    measured, predicted = line.measured, line.predicted
     return {
-        "way": one.way.label,
-        "plan": render(one.way.plan),
-        "peak_bytes": one.way.cost.peak_bytes,
-        "step_seconds": one.way.cost.step_seconds,
+        "way": line.way.label,
+        "plan": render(line.way.plan),
+        "peak_bytes": line.way.cost.peak_bytes,
+        "step_seconds": line.way.cost.step_seconds,
         "predicted_peak_bytes": predicted.readings.peak_bytes if predicted else None,
         "measured_peak_bytes": measured.readings.peak_bytes if measured else None,
         "measured_time_ratio": measured.time_ratio if measured else None,
@@ -155,16 +156,16 @@ def _line(one: Shown) -> dict[str, Any]:
 
 def stages(chain: Chain, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
     """A line a stage: what it holds and takes."""
-    found = chain.stages
+    listed = chain.stages
     columns = (
-        words("stage", "", [f"{number} {one.name}" for number, one in enumerate(found, start=1)]),
-        numbers("output", "", [bytes_text(one.output_bytes) for one in found]),
-        numbers("saved", "", [bytes_text(one.saved_bytes) for one in found]),
-        numbers("backward", "besides", [bytes_text(one.backward_extra_bytes) for one in found]),
-        numbers("gradients", "", [bytes_text(one.gradient_bytes) for one in found]),
-        numbers("forward", "", [seconds_text(one.forward_seconds) for one in found]),
-        numbers("backward", "", [seconds_text(one.backward_seconds) for one in found]),
-        words("can also be", "", [_options(one) for one in found]),
+        words("stage", "", [f"{number} {stage.name}" for number, stage in enumerate(listed, start=1)]),
+        numbers("output", "", [bytes_text(stage.output_bytes) for stage in listed]),
+        numbers("saved", "", [bytes_text(stage.saved_bytes) for stage in listed]),
+        numbers("backward", "besides", [bytes_text(stage.backward_extra_bytes) for stage in listed]),
+        numbers("gradients", "", [bytes_text(stage.gradient_bytes) for stage in listed]),
+        numbers("forward", "", [seconds_text(stage.forward_seconds) for stage in listed]),
+        numbers("backward", "", [seconds_text(stage.backward_seconds) for stage in listed]),
+        words("can also be", "", [_options(stage) for stage in listed]),
     )
     return titled(title, _fitted(columns, width=width, encoding=encoding), width=width, encoding=encoding)
 
@@ -172,4 +173,4 @@ def stages(chain: Chain, *, title: str, width: int | None = None, encoding: str 
 def _options(stage: Any) -> str:
     if stage.pinned:
         return "always kept"
-    return ", ".join(f"{one.name} {bytes_text(one.saved_bytes)}" for one in stage.options) or "checkpointed"
+    return ", ".join(f"{option.name} {bytes_text(option.saved_bytes)}" for option in stage.options) or "checkpointed"

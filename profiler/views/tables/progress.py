@@ -50,7 +50,7 @@ class Follow:
         """Shows a record; `left` trials are still to come, fewer than planned if a case cannot run at all."""
         self._shown += 1
         total = self._shown + left
-        line = plain(describe(record, varying=self._varying), encoding=self._console.encoding)
+        line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
         self._bar.update(self._task, completed=self._shown, total=total, description=line)
         if not self._console.is_terminal:
             # not by rich, which ends the process where nobody reads; at once, or Ctrl-C would tear it from its end
@@ -63,8 +63,8 @@ class Follow:
         lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
             self._said.add(lines)
-            what = f"{record.case.model} {record.case.strategy}: {record.outcome.replace('_', ' ')}"
-            self._console.print(plain(f"the last it printed ({what}; {log}):", encoding=encoding))
+            trial = f"{record.case.model} {record.case.strategy}: {record.outcome.replace('_', ' ')}"
+            self._console.print(plain(f"the last it printed ({trial}; {log}):", encoding=encoding))
             self._console.print("\n".join(f"    {line}" for line in lines))
 
 
@@ -80,7 +80,7 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     )
 
 
-def describe(record: Record, *, varying: Sequence[str] = ()) -> str:
+def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
     """One trial in one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
     readings = record.readings
     seconds = readings.step_seconds
@@ -124,17 +124,17 @@ def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", un
     """
     num_measured = cost.num_trials - cost.num_predicted
     predicted = f", {cost.num_predicted:,} of them predictions, which need no device" if cost.num_predicted else ""
-    found = [f"{count_text(cost.num_trials, 'trial')}{predicted}"]
+    lines = [f"{count_text(cost.num_trials, 'trial')}{predicted}"]
     if not num_measured:
-        return found
+        return lines
     until = f"; a round is timed for up to {cost.sampling_seconds:g} s, or 5 steps" if cost.sampling_seconds else ""
-    found.append(f"steps: {_range_text(cost.steps)}{until}; of steps of less than 1 ms several make a sample")
+    lines.append(f"steps: {_range_text(cost.steps)}{until}; of steps of less than 1 ms several make a sample")
     if cost.gpu_seconds is not None:
-        found.append(f"GPU seconds: {_range_text(cost.gpu_seconds)}, predicted, not measured")
-        found.append(f"  {start} a trial; {basis}")
+        lines.append(f"GPU seconds: {_range_text(cost.gpu_seconds)}, predicted, not measured")
+        lines.append(f"  {start} a trial; {basis}")
     if unknown:
-        found.append(f"GPU seconds of {count_text(cost.num_unknown, 'trial')}: not known: {unknown}")
-    return found
+        lines.append(f"GPU seconds of {count_text(cost.num_unknown, 'trial')}: not known: {unknown}")
+    return lines
 
 
 def _range_text(span: Bounds) -> str:

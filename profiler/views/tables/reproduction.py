@@ -19,38 +19,42 @@ SAME = "none"
 HEADS = ("what", "published", "ours", "difference")
 
 
-def table(found: Reproduction, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def table(reproduction: Reproduction, *, width: int | None = None, encoding: str = "utf-8") -> Text:
     """Returns every published figure beside ours, then what the source does not say and what was reduced."""
-    cells = [_cells(line) for line in found.lines]
+    cells = [_cells(line) for line in reproduction.lines]
     columns = [
         Column(head=(head, ""), cells=tuple(row[index] for row in cells), is_number=index > 0 and head != "published")
         for index, head in enumerate(HEADS)
     ]
     body = fitted(columns, width=width, encoding=encoding)
-    return titled(_heading(found), body, _below(found), width=width, encoding=encoding)
+    return titled(_heading(reproduction), body, _below(reproduction), width=width, encoding=encoding)
 
 
-def markdown(found: Reproduction) -> str:
+def markdown(reproduction: Reproduction) -> str:
     """The same as Markdown."""
-    rows = [table_line(HEADS), "| --- | ---: | ---: | ---: |", *(table_line(_cells(one)) for one in found.lines)]
-    below = [f"- {escaped(text)}" for text in _below(found)]
-    return "\n".join([f"### {escaped(_heading(found))}", "", *rows, "", *below, ""])
+    rows = [
+        table_line(HEADS),
+        "| --- | ---: | ---: | ---: |",
+        *(table_line(_cells(line)) for line in reproduction.lines),
+    ]
+    below = [f"- {escaped(text)}" for text in _below(reproduction)]
+    return "\n".join([f"### {escaped(_heading(reproduction))}", "", *rows, "", *below, ""])
 
 
-def document(found: Reproduction, *, run: str | None, exit_code: int) -> bytes:
+def document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> bytes:
     """The same as one JSON document, numbers as they are."""
-    whole: dict[str, Any] = {"run": run, "exit_code": exit_code, "reproduction": found}
-    return encode(whole) + b"\n"
+    fields: dict[str, Any] = {"run": run, "exit_code": exit_code, "reproduction": reproduction}
+    return encode(fields) + b"\n"
 
 
-def _heading(found: Reproduction) -> str:
-    environment = found.environment
-    name = environment.device_name if environment and environment.device_name else found.device
+def _heading(reproduction: Reproduction) -> str:
+    environment = reproduction.environment
+    name = environment.device_name if environment and environment.device_name else reproduction.device
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
-    size = "reduced size" if found.reduced else "the published size"
-    kind = "predicted" if found.device.startswith(FAKE) else "rehearsed" if is_hollow(name) else None
-    said = [f"{kind}, not measured"] if kind else []
-    return ", ".join([f"{found.name}: {found.title}", size, name, *said, *torch])
+    size = "reduced size" if reproduction.reduced else "the published size"
+    kind = "predicted" if reproduction.device.startswith(FAKE) else "rehearsed" if is_hollow(name) else None
+    evidence = [f"{kind}, not measured"] if kind else []
+    return ", ".join([f"{reproduction.name}: {reproduction.title}", size, name, *evidence, *torch])
 
 
 def _cells(line: ComparedFigure) -> tuple[str, str, str, str]:
@@ -86,8 +90,8 @@ def _difference(line: ComparedFigure) -> str:
     if line.other_size:
         return OTHER_SIZE
     if line.difference is None:
-        both = isinstance(line.ours, str) and isinstance(line.published, str)
-        return (SAME if line.ours == line.published else "differs") if both else MISSING
+        are_texts = isinstance(line.ours, str) and isinstance(line.published, str)
+        return (SAME if line.ours == line.published else "differs") if are_texts else MISSING
     if line.difference == 0:
         return SAME
     if line.kind in ("change", "share"):
@@ -97,23 +101,23 @@ def _difference(line: ComparedFigure) -> str:
     return in_unit_text(100 * line.relative, "%", signed=True)
 
 
-def _below(found: Reproduction) -> list[str]:
+def _below(reproduction: Reproduction) -> list[str]:
     """Returns the lines below the table: reasons, notes, units, the source, what it does not say, what was reduced."""
     reasons: dict[str, dict[str, None]] = {}
-    for line in found.lines:
+    for line in reproduction.lines:
         if line.reason:
             reasons.setdefault(line.reason, {})[line.what.partition(": ")[0]] = None
-    said = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    notes = {line.note: line.what for line in reversed(found.lines) if line.note}
-    said += [f"note: {what}: {note}" for note, what in reversed(notes.items())]
-    if any(line.spread is not None for line in found.lines):
-        said.append(
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    notes = {line.note: line.what for line in reversed(reproduction.lines) if line.note}
+    lines += [f"note: {figure}: {note}" for note, figure in reversed(notes.items())]
+    if any(line.spread is not None for line in reproduction.lines):
+        lines.append(
             "±: half the interquartile range of the steps, its own or the baseline's, or half the range of the rounds"
         )
-    if any(line.unit == "M" for line in found.lines):
-        said.append("M: the source does not say of what; differences take it for MiB")
-    said.append(f"source: {found.source}")
-    said += [f"the source does not say: {'; '.join(found.unsaid)}"] if found.unsaid else []
-    if found.reduced:
-        said.append(f"reduced for a CPU: {found.reduced}; --full runs the published size")
-    return said
+    if any(line.unit == "M" for line in reproduction.lines):
+        lines.append("M: the source does not say of what; differences take it for MiB")
+    lines.append(f"source: {reproduction.source}")
+    lines += [f"the source does not say: {'; '.join(reproduction.unsaid)}"] if reproduction.unsaid else []
+    if reproduction.reduced:
+        lines.append(f"reduced for a CPU: {reproduction.reduced}; --full runs the published size")
+    return lines

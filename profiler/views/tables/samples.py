@@ -31,15 +31,15 @@ def samples(rows: Sequence[Row], *, width: int | None = None, encoding: str = "u
     return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
 
 
-def of(row: Row, name: str) -> tuple[float, ...]:
+def samples_of(row: Row, name: str) -> tuple[float, ...]:
     """The samples of one part of the step, in seconds; empty where it was not measured."""
-    found: tuple[float, ...] | None = getattr(row.readings, f"{name}_seconds")
-    return found or ()
+    seconds: tuple[float, ...] | None = getattr(row.readings, f"{name}_seconds")
+    return seconds or ()
 
 
-def sampled(row: Row) -> str:
+def sampling_text(row: Row) -> str:
     """Says how sure the median is, and how many warm-up steps and samples each round had and why it ended."""
-    reached = uncertainty(of(row, "step"))
+    reached = uncertainty(samples_of(row, "step"))
     sure = (
         f"the median is sure to {spread_text(reached)}"
         if reached is not None
@@ -51,8 +51,8 @@ def sampled(row: Row) -> str:
 def _round(record: Record) -> str:
     readings = record.readings
     warmup = len(readings.warmup_seconds or ())
-    found = warmup - 1 - record.case.warmup
-    settled = [f"{warmup} of warm-up" + (f", {found} of them found" if found > 0 else "")] if warmup else []
+    num_added = warmup - 1 - record.case.warmup
+    settled = [f"{warmup} of warm-up" + (f", {num_added} of them found" if num_added > 0 else "")] if warmup else []
     is_asked = not record.case.sampling and readings.stopped != "limit"
     why = [] if readings.stopped is None else ["as asked" if is_asked else STOPPED[readings.stopped]]
     return ", ".join(
@@ -61,16 +61,18 @@ def _round(record: Record) -> str:
 
 
 def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
-    size, unit = second_unit(second for row in rows for name in TIMES for second in of(row, name))
+    size, unit = second_unit(second for row in rows for name in TIMES for second in samples_of(row, name))
     parts = [paragraph(f"{heading(rows)}, samples in {unit}", width=width, encoding=encoding, style="bold")]
     for row in rows:
-        names = [name for name in ("warmup", *TIMES) if of(row, name)]
+        names = [name for name in ("warmup", *TIMES) if samples_of(row, name)]
         lines = [_line(row, name, size=size, width=width, encoding=encoding) for name in names]
         if lines:
             parts += [Text(), Text(plain(row.case.strategy, encoding=encoding), style="bold"), *lines]
-            parts += [paragraph(sampled(row), width=width, encoding=encoding)] if of(row, "step") else []
+            parts += [paragraph(sampling_text(row), width=width, encoding=encoding)] if samples_of(row, "step") else []
     untimed = [
-        str(row.case.strategy) for row in rows if row.outcome == "ok" and not any(of(row, name) for name in TIMES)
+        str(row.case.strategy)
+        for row in rows
+        if row.outcome == "ok" and not any(samples_of(row, name) for name in TIMES)
     ]
     below = [*reasons(rows), *(f"{name}: time not measured" for name in untimed)]
     parts += [Text()] if below else []
@@ -78,7 +80,7 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 
 
 def _line(row: Row, name: str, *, size: float, width: int | None, encoding: str) -> Text:
-    values = of(row, name)
+    values = samples_of(row, name)
     digits = max(len(scaled(value, size)) for value in values)
     line = " ".join(scaled(value, size).rjust(digits) for value in values)
     noise = "" if name == "warmup" else plain(spread_text(spread(values)), encoding=encoding)
@@ -122,9 +124,9 @@ def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
 
 
 def _equal_ranks(row: Row) -> list[_EqualRanks]:
-    found = []
+    equal_ranks = []
     for held, several in groupby(enumerate(row.readings.ranks or ()), key=lambda pair: pair[1]):
         first, *others = [number for number, _ in several]
         name = f"{first}-{others[-1]}" if others else str(first)
-        found.append(_EqualRanks(strategy=str(row.case.strategy), numbers=name, held=held))
-    return found
+        equal_ranks.append(_EqualRanks(strategy=str(row.case.strategy), numbers=name, held=held))
+    return equal_ranks
