@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.analysis.fit import CONTEXT
 from profiler.cli import answer
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.gpu_kinds import is_hollow
+from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
 from profiler.core.record import Readings, Record
 from profiler.core.units import bytes_text
 from profiler.runs import run_diff, store

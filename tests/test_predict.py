@@ -172,7 +172,7 @@ def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
         (gpu_specs.find("h200").name, "none"),
     ]
     assert found[0].extra_flops == pytest.approx(0.33)
-    assert found[0].needed_bytes == 12 * GIB + fit.CONTEXT
+    assert found[0].needed_bytes == 12 * GIB + gpu_specs.CONTEXT_BYTES
 
 
 def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
@@ -181,7 +181,7 @@ def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
     table = max_batch.fit_table(found).plain
 
     assert found[0].strategy is None
-    assert found[0].needed_bytes == 20 * GIB + fit.CONTEXT
+    assert found[0].needed_bytes == 20 * GIB + gpu_specs.CONTEXT_BYTES
     assert "with no strategy here" in table
     assert "predicted, not measured" in table
 

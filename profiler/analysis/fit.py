@@ -10,9 +10,8 @@ from profiler.analysis.advice import budget_frontier
 from profiler.analysis.pairing import Side, without_strategy
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
-from profiler.core.gpu_specs import Rates
+from profiler.core.gpu_specs import CONTEXT_BYTES, Rates
 
-CONTEXT = 600 * 2**20  # bytes that a process with CUDA, cuBLAS and cuDNN takes of a device before the first tensor
 MOST_TRIED = 2**24
 FARTHEST = 8  # how many times the last number that fitted is tried next
 PATIENCE = 2  # guesses in turn that may narrow it down by less than half: a line crawls along a bend
@@ -25,7 +24,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     case: Case  # without checkpointing
     strategy: str | None
-    needed_bytes: int  # of that strategy, or of the one that needs least, with CONTEXT
+    needed_bytes: int  # of that strategy, or of the one that needs least, with CONTEXT_BYTES
     extra_flops: float | None  # over those of `none`, as a fraction
 
 
@@ -46,7 +45,7 @@ def needed(row: Row) -> int:
     readings = row.readings
     taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
     assert taken is not None, "an ok row was measured"
-    return taken + CONTEXT
+    return taken + CONTEXT_BYTES
 
 
 def _fit(device: Rates, case: Case, rows: Sequence[Row]) -> Fit:

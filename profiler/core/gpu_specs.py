@@ -21,6 +21,9 @@ HOPPER = (9, 0)
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * 2**10  # ":4096:2:16:8", cuBLAS's own default in KiB
 LARGE_WORKSPACE = 32 * 2**20  # what NVIDIA recommends from Hopper on
 
+CONTEXT_BYTES = 600 * 2**20  # what a process with CUDA, cuBLAS and cuDNN takes of a device before the first tensor
+LIBRARY_SHARE = 0.02  # of a device's memory: what libraries may take for themselves besides, where nothing tells
+
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from profiler.core import rehearsed_gpu
 from profiler.core.case import OPERATORS
+from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes, Readings
+from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import memory, operators
 from profiler.measuring.meters import time as timing
@@ -47,11 +50,25 @@ def _memory(bench: Bench) -> dict[str, Any]:
     if bench.device.held_bytes() is not None:  # else the meter counts only what happens within a step
         bench.device.release()
         bench.misread_bytes = bench.leftovers.in_peak(held_before)
+    if bench.trial.case.is_rehearsed:
+        _tell_edge(bench, int(own["device_bytes"]))
     by_rank = bench.group.gather((own, _rank_bytes(own, gathered)))
     if len(by_rank) == 1:
         return own
     highest = max((readings for readings, _ in by_rank), key=lambda readings: int(readings["peak_bytes"]))
     return {**highest, "ranks": tuple(rank for _, rank in by_rank)}
+
+
+def _tell_edge(bench: Bench, taken_bytes: int) -> None:
+    """Note where what no rehearsal knows of could be what the device lacks."""
+    asked = rehearsed_gpu.of_device(bench.trial.case.device)
+    total = bench.device.facts().total_bytes or 0
+    unknown = int(LIBRARY_SHARE * total) + (0 if asked.context_bytes else CONTEXT_BYTES)
+    if total - taken_bytes < unknown:
+        text = f"{bytes_text(taken_bytes)} of {bytes_text(total)} are taken: too near to tell whether it fits, since"
+        bench.note(
+            "GCP042", f"{text} CUDA and its libraries may take {bytes_text(unknown)} more; --context adds CUDA's"
+        )
 
 
 def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:

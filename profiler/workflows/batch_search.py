@@ -7,10 +7,11 @@ from statistics import median
 
 import msgspec
 
-from profiler.analysis.fit import CONTEXT, largest_that_fits
+from profiler.analysis.fit import largest_that_fits
 from profiler.core import gpu_specs, plan_file
 from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import Recipe
 from profiler.core.record import Readings, Record, evidence
 from profiler.engines import Engine
@@ -47,7 +48,7 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch_size * accumulate / median(samples) if samples else None
 
 
-def needed(readings: Readings, device: str, context_bytes: int = CONTEXT) -> int | None:
+def needed(readings: Readings, device: str, context_bytes: int = CONTEXT_BYTES) -> int | None:
     """Bytes of the device's memory at the peak: on CUDA what the allocator reserves, and CUDA itself."""
     if "cpu" in device:
         return readings.peak_bytes
@@ -70,7 +71,7 @@ def measured_context(engine: Engine, case: Case) -> int | None:
     return None if taken is None or reserved is None else max(0, taken - reserved)
 
 
-def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT) -> Largest:
+def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT_BYTES) -> Largest:
     """The largest batch of the case that is predicted to fit the limit."""
     needs: dict[int, Need | None] = {}  # by batch size
 
@@ -100,7 +101,7 @@ def _need(readings: Readings, device: str, context_bytes: int) -> Need | None:
     return Need(nbytes=nbytes, static_bytes=sum((readings.static_bytes or {}).values()), context_bytes=context)
 
 
-def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context_bytes: int = CONTEXT) -> Largest:
+def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context_bytes: int = CONTEXT_BYTES) -> Largest:
     """The largest batch at which PyTorch does not run out of that memory, looked for from the predicted one on."""
 
     def bytes_of(batch_size: int) -> int | None:
@@ -119,7 +120,7 @@ def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context
     return msgspec.structs.replace(predicted, batch_size=batch_size, predicted_bytes=foreseen, one_sample=None)
 
 
-def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int = CONTEXT) -> Largest:
+def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int = CONTEXT_BYTES) -> Largest:
     """The largest batch for which the smallest plan is predicted to fit, and the fastest that fits in the file `path`.
 
     That is the smallest one, where what is faster needs too much besides its stages.

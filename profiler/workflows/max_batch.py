@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from profiler.analysis import progress
-from profiler.analysis.fit import CONTEXT
 from profiler.core import rehearsed_gpu
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.record import Record
 from profiler.core.schedule import in_rounds
 from profiler.request import device_choice
@@ -94,7 +94,7 @@ def _context(model: ModelOnDevice, request: MaxBatchRequest) -> tuple[int, str |
     if request.context_bytes is not None:
         return request.context_bytes, "as asked"
     measured = measured_context(model.engine, model.case) if request.measure else None
-    return (CONTEXT, "assumed") if measured is None else (measured, "measured")
+    return (CONTEXT_BYTES, "assumed") if measured is None else (measured, "measured")
 
 
 def _predicted(

@@ -1,0 +1,246 @@
+"""`gcprof rehearse`: PyTorch's own CUDA code on a GPU that is not there, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.core.record import Environment, evidence
+from profiler.core.units import GIB, MIB
+from profiler.request.device_choice import choose_device, to_rehearse
+from profiler.runs import store
+from tests import make
+from tests.program import gcprof
+
+MODEL = "transformer:layers=4,width=64"
+READS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        rates = [rate.item() for rate in torch.linspace(0.5, 1.0, 3)]
+        self.layers = nn.ModuleList(nn.Linear(64, int(64 * rate), bias=False) for rate in rates)
+
+    def forward(self, x):
+        mean = sum(layer(x).mean() for layer in self.layers)
+        return mean + x[(x.sum(1) > 0).nonzero().flatten()].mean()
+
+def make(batch_size: int = 8):
+    return Net(), torch.zeros(batch_size, 64), lambda output: output
+"""
+
+
+def records(folder):
+    return {(record.case.device, str(record.case.strategy)): record for record in store.load(folder).records}
+
+
+@pytest.fixture(scope="module")
+def both(hollow, tmp_path_factory):
+    """A model rehearsed and predicted on two GPUs; and what the program said."""
+    here = tmp_path_factory.mktemp("both")
+    words = ("predict", MODEL, "--strategies", "all", "--batch-size", "4", "--device", "h100", "--rehearse")
+    done = gcprof(*words, "-o", "run", cwd=here)
+    assert done.returncode == 0, done.stderr
+    return done, records(here / "run"), here
+
+
+def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(both):
+    _, stored, _ = both
+
+    for strategy in ("none", "all"):
+        rehearsed, predicted = stored["rehearse:h100", strategy], stored["fake:h100", strategy]
+        assert evidence(rehearsed.case, rehearsed.environment) == "rehearsed"
+        assert evidence(predicted.case, predicted.environment) == "predicted"
+        assert rehearsed.readings.peak_bytes == predicted.readings.peak_bytes > 0
+        assert rehearsed.readings.static_bytes == predicted.readings.static_bytes
+
+
+def test_a_rehearsal_has_neither_times_nor_gradients(both):
+    done, stored, _ = both
+    head = next(line for line in done.stdout.splitlines() if line.startswith("strategy"))
+
+    assert stored["rehearse:h100", "none"].readings.step_seconds is None
+    assert stored["rehearse:h100", "none"].equality is None
+    assert "step" not in head
+    assert "gradients" not in head
+    assert "rehearsed, not measured" in done.stdout
+
+
+def test_it_is_the_same_bytes_as_where_the_whole_process_sees_that_gpu(both, hollow):
+    _, stored, here = both
+    words = ("run", "--model", MODEL, "--strategies", "all", "--batch-size", "4", "--device", "cuda", "--rounds", "1")
+    done = hollow.gcprof(*words, "-o", "seen", cwd=here, device="h100")
+    assert done.returncode == 0, done.stderr
+
+    for (_, strategy), record in records(here / "seen").items():
+        assert record.readings == stored["rehearse:h100", strategy].readings
+
+
+def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, tmp_path):
+    words = ("rehearse", "mlp:width=4096", "--device", "t4", "--memory", "128MiB", "--strategies", "none")
+    done = gcprof(*words, "-o", "run", cwd=tmp_path)
+    (record,) = store.load(tmp_path / "run").records
+
+    assert done.returncode == 1, done.stderr  # no row is ok
+    assert record.outcome == "out_of_memory"
+    assert record.detail.startswith("CUDA out of memory. Tried to allocate")
+    assert "total capacity of 128.00 MiB" in record.detail
+    assert record.environment.device_bytes == 128 * MIB
+    assert "out of memory (rehearsed)" in done.stdout
+
+
+def test_what_the_context_takes_is_not_there_for_tensors(hollow, tmp_path):
+    words = ("rehearse", "mlp", "--device", "t4", "--strategies", "none", "--memory", "1GiB", "--context", "100MiB")
+    done = gcprof(*words, "-o", "run", cwd=tmp_path)
+    (record,) = store.load(tmp_path / "run").records
+
+    assert done.returncode == 0, done.stderr
+    assert record.case.device == f"rehearse:t4:memory={GIB},context={100 * MIB}"
+    assert record.readings.device_bytes == record.readings.reserved_bytes + 100 * MIB
+
+
+def test_a_step_that_nearly_fills_the_gpu_is_called_too_near_to_tell(hollow, tmp_path):
+    words = ("rehearse", "mlp", "--device", "t4", "--strategies", "none", "--memory")
+    near = gcprof(*words, "600MiB", cwd=tmp_path)
+    far = gcprof(*words, "800MiB", cwd=tmp_path)
+
+    assert "GCP042" in near.stdout
+    assert "too near to tell whether it fits" in near.stdout
+    assert "GCP042" not in far.stdout
+
+
+def test_a_factory_that_reads_values_is_called_on_the_cpu_and_reads_in_the_step_are_named(hollow, tmp_path):
+    (tmp_path / "net.py").write_text(READS)
+    done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
+    (record,) = store.load(tmp_path / "run").records
+    notes = {note.code: note.text for note in record.notes}
+
+    assert done.returncode == 0, done.stderr
+    assert record.built.num_parameters == 64 * (32 + 48 + 64)  # under the device every rate would read 0
+    assert "it reads values: item (net.py:8)" in notes["GCP040"]
+    assert "nonzero (net.py:13)" in notes["GCP041"]
+
+
+def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):
+    codes = {note.code for record in both[1].values() for note in record.notes}
+
+    assert not codes & {"GCP040", "GCP041", "GCP042"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_one_process_as_the_first_of_two_ranks_holds_what_it_holds_beside_the_other(hollow, tmp_path, way):
+    ranks = ("--ranks", "2", "--parallel", way, "--strategies", "all", "--batch-size", "2")
+    alone = gcprof("rehearse", MODEL, *ranks, "--device", "h100", "-o", "alone", cwd=tmp_path)
+    words = ("run", "--model", MODEL, *ranks, "--device", "cuda", "--rounds", "1", "--verify", "off")
+    together = hollow.gcprof(*words, "-o", "together", cwd=tmp_path, device="h100,count=2")
+    assert alone.returncode == together.returncode == 0, alone.stderr + together.stderr
+    rehearsed, of_two = (records(tmp_path / name) for name in ("alone", "together"))
+
+    for (_, strategy), record in of_two.items():
+        first, readings = record.readings.ranks[0], rehearsed["rehearse:h100", strategy].readings
+        assert readings.peak_bytes == first.peak_bytes
+        assert readings.saved_bytes == first.saved_bytes
+        assert readings.static_bytes == first.static_bytes
+
+
+@pytest.mark.slow
+def test_max_batch_finds_where_pytorch_itself_runs_out(hollow, tmp_path):
+    words = ("max-batch", MODEL, "--memory", "700MiB", "--strategies", "none", "--rehearse", "--device", "t4", "--json")
+    done = gcprof(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "results").glob("*/manifest.json")
+    stored = {
+        record.case.batch_size: record for record in store.load(run.parent).records if record.case.strategy == "none"
+    }
+    largest = json.loads(done.stdout)["strategies"][0]["batch_size"]
+
+    assert set(stored) == {largest, largest + 1}
+    assert stored[largest].outcome == "ok"
+    assert stored[largest].readings.device_bytes <= 700 * MIB
+    assert stored[largest + 1].outcome == "out_of_memory"
+
+
+# words
+
+
+@pytest.mark.parametrize(
+    ("word", "resolved"),
+    [
+        ("rehearse:h100", "rehearse:h100"),
+        ("rehearse:T4:memory=8GiB", f"rehearse:t4:memory={8 * GIB}"),
+        ("rehearse:v100:context=500MiB,memory=8GiB", f"rehearse:v100-16:memory={8 * GIB},context={500 * MIB}"),
+    ],
+)
+def test_a_gpu_is_named_by_its_word_and_sizes_in_bytes(word, resolved):
+    assert choose_device(word, ["cpu"]) == rehearsed_gpu.resolve(resolved) == resolved
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("rehearse:h1000", "no GPU is called 'h1000'"),
+        ("rehearse:", "no GPU is called ''"),
+        ("rehearse:t4:memory=0", "--device memory cannot be '0'"),
+        ("rehearse:t4:size=8GiB", "has no size"),
+        ("rehearse:t4:memory=9999TiB", "Expected `int` <="),
+    ],
+)
+def test_what_is_no_such_gpu_is_refused(word, message):
+    with pytest.raises(UserError) as refused:
+        rehearsed_gpu.of_device(rehearsed_gpu.resolve(word))
+
+    assert message in refused.value.message
+
+
+def test_sizes_are_added_to_every_gpu_of_a_list():
+    assert to_rehearse("h100,t4", memory="8GiB", context=None) == "rehearse:h100:memory=8GiB,rehearse:t4:memory=8GiB"
+
+
+def test_a_rehearsed_case_foresees_the_same_gpu_and_is_no_measurement():
+    case = make.case(device="rehearse:h100:memory=1073741824")
+
+    assert case.is_rehearsed
+    assert not case.is_predicted
+    assert case.foreseen.device == "fake:h100"
+    assert case.twin == make.case(device="cuda:0").twin
+    assert evidence(case, None) == "rehearsed"
+
+
+def test_the_environment_names_the_gpu_as_hollow_before_it_is_opened():
+    versions = Environment(gcprof="0.1.0", python="3.11.2", system="Linux x86_64", driver="570.1", device_uuid="GPU-1")
+    device = rehearsed_gpu.environment("rehearse:t4:memory=1073741824", versions)
+
+    assert device.device_name == f"Hollow {gpu_specs.find('t4').name}"
+    assert device.device_bytes == GIB
+    assert (device.driver, device.device_uuid) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["run", "--model", "mlp", "--device", "rehearse:h100", "--rounds", "2"],
+            "--rounds has no effect on a rehearsal",
+        ),
+        (["run", "--model", "mlp", "--device", "rehearse:h100", "--max-samples", "9"], "where no step is timed"),
+        (["run", "--model", "mlp", "--device", "rehearse:h100,fake:t4"], "is more than one device"),
+        (["run", "--model", "mlp", "--device", "rehearse:h100", "--engine", "ray"], "--engine ray does not rehearse"),
+        (["predict", "mlp", "--rehearse"], "--rehearse is for one GPU"),
+    ],
+)
+def test_options_that_a_rehearsal_has_not_are_refused_before_anything_starts(no_server, here, capsys, words, message):
+    from profiler.cli import answer
+
+    assert answer(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_choice_of_gpu_without_options_has_none():
+    assert Choice("rehearse:h100").options == {}
