@@ -30,7 +30,7 @@ from profiler.predicting.traced_case import known_rates
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.training import blocks as finding
-from profiler.training import optimizers, strategies
+from profiler.training import optimizers, random_sources, strategies
 from profiler.training.models.user import as_workload, call
 from profiler.training.strategies.plan import carry_out
 from profiler.training.workload import Workload
@@ -309,7 +309,7 @@ def _fresh(build: Callable[[], Any]) -> Callable[[], Workload]:
 @contextmanager
 def _own_random_state() -> Iterator[None]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), random_sources.kept():
         yield
 
 

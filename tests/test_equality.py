@@ -144,7 +144,9 @@ def test_a_gradient_on_one_side_only_is_as_different_as_can_be():
 def test_negative_zero_is_not_bit_equal_to_zero():
     zero, negative = torch.tensor([0.0]), torch.tensor([-0.0])
 
-    results = [equality.Results(loss=one, gradients={}, buffers={}, random_state=zero) for one in (zero, negative)]
+    results = [
+        equality.Results(loss=one, gradients={}, buffers={}, random_states={"torch": zero}) for one in (zero, negative)
+    ]
 
     assert not equality.compare(*results).loss_equal
 

@@ -15,11 +15,13 @@ from profiler.core.errors import Unsupported
 from profiler.measuring import measure
 from profiler.predicting.prediction import predict
 from profiler.training import models
+from profiler.training.assemble import assemble
 from profiler.training.models import user
 from tests import make
 from tests.conftest import measured
 
 HERE = Path(__file__).parent / "user_models"
+MODES = HERE / "modes.py"
 FACTORIES = {
     "dataclass_batch": "make",
     "tuple_output": "create",
@@ -149,3 +151,27 @@ def test_a_module_on_the_path_is_found_by_its_name():
 
     assert workload.batch[0].shape == (4, 64)
     assert torch.isfinite(workload.loss(workload.module, workload.batch))
+
+
+@pytest.mark.parametrize(
+    ("factory", "modes", "words"),
+    [
+        ("training", [True, True], None),
+        ("evaluating", [False, False], "2 of 2 dropout and BatchNorm layers are in eval mode"),
+        ("partly", [False, True], "1 of 2 dropout and BatchNorm layers are in eval mode"),
+        ("frozen", [False, True], None),
+        ("switched", [False, False], "its own checkpointing is switched on, and off in eval mode"),
+    ],
+)
+def test_train_or_eval_is_as_the_factory_returned_it_and_is_said(factory, modes, words):
+    built = assemble(make.case(model=Choice(f"{MODES}:{factory}")))
+    notes = [note.text for note in built.applied.notes if note.code == "GCP043"]
+
+    assert [built.workload.module.layers[index].training for index in (1, 2)] == modes
+    assert [words in note for note in notes] == [True] if words else notes == []
+
+
+def test_an_option_of_the_users_may_have_a_name_of_ours():
+    built = assemble(make.case(model=Choice(f"{MODES}:named:name=large,factory=bc")))
+
+    assert built.workload.module.layers[0].out_features == 80 + len("bc")

@@ -9,10 +9,19 @@ import msgspec
 
 from profiler.analysis import trust
 from profiler.core.case import Case
-from profiler.core.record import Built, Environment, Equality, Evidence, Note, Readings, Record, Shortage, evidence
+from profiler.core.record import (
+    Built,
+    Environment,
+    Equality,
+    Evidence,
+    Note,
+    Readings,
+    Record,
+    Shortage,
+    evidence,
+    is_reproducible,
+)
 from profiler.core.stats import interval, spread
-
-UNSURE = 0.1  # a noise floor above which equality cannot be told from damage
 
 Point = tuple[int, float]  # peak in bytes, step in seconds
 TwinPeaks = dict[Case, dict[bool, int | None]]  # peaks by twin, and by whether they are predicted
@@ -152,11 +161,11 @@ def verdict(record: Record) -> str:
         return "missing"
     if any(note.code == "GCP014" for note in record.notes):
         return "not verifiable"
+    if not is_reproducible(equality, record.case.precision):
+        return "not verifiable"
     if record.outcome == "invalid":
         return "differ"
-    if equality.gradients_equal and equality.loss_equal:
-        return "bit-equal"
-    return "not verifiable" if (equality.noise_floor or 0.0) > UNSURE else "within noise"
+    return "bit-equal" if equality.gradients_equal and equality.loss_equal else "within noise"
 
 
 def _time_ratios(rounds: list[Record], baseline: list[Record]) -> list[float]:

@@ -17,7 +17,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,12 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
     entry = read(choice.name, table)
     module, _, attribute = entry.target.partition(":")
     keywords = _values(choice, {option.name: option for option in entry.options})
-    if entry.member is not None:
-        keywords[FAMILY] = entry.member
-    return getattr(importlib.import_module(module), attribute), keywords
+    function = getattr(importlib.import_module(module), attribute)
+    if entry.member is None:
+        return function, keywords
+    if FAMILY in entry.parameters:
+        return function, keywords | {FAMILY: entry.member}
+    return partial(function, entry.member), keywords  # the user's: an option of theirs may have any name
 
 
 def _listed(name: str, table: Mapping[str, str]) -> Entry | None:

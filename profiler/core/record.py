@@ -26,6 +26,8 @@ Stopped = Literal["target", "samples", "seconds", "limit"]
 SOFTWARE = ("gcprof", "python", "torch")  # of an environment: the same in all of a run
 HARDWARE = ("device_name", "cuda", "driver", "num_threads")  # the same wherever a device has the same name in a case
 PHASES = ("forward", "backward", "optimizer")
+REPRODUCIBLE = {"fp32": 1e-3}  # relative: two runs of the same step that differ by more can verify nothing
+HALF_REPRODUCIBLE = 5e-2  # the same in half precision, whose last bit is 64 to 512 times larger
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -113,6 +115,7 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gradients_equal: bool  # to the bit
     buffers_equal: bool  # to the bit, but for BatchNorm's count of its batches
     random_state_equal: bool
+    random_sources: tuple[str, ...] = ()  # which were drawn from more or less often: torch, random, numpy.random, ...
     largest_difference: Real | None = None
     buffers_difference: Real | None = None
     worst_parameter: str | None = None
@@ -124,6 +127,11 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ranks_difference: Real | None = None  # the same to the mean of one process's gradients of all ranks' batches
     against: str = "none"  # the strategy that it was compared with
     digests: dict[str, str] = {}
+
+
+def is_reproducible(equality: Equality, precision: str) -> bool:
+    """Whether two runs without checkpointing differ so little that others can be compared with them."""
+    return (equality.noise_floor or 0.0) <= REPRODUCIBLE.get(precision, HALF_REPRODUCIBLE)
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False):

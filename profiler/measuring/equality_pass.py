@@ -37,7 +37,15 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     if result and not comparison.tells:
         bench.note("GCP014", "all gradients are zero or not finite, so that their equality says nothing")
     if result and not result.random_state_equal:
-        bench.note("GCP005", "the step draws other random numbers than without checkpointing")
+        drawn = equality.unkept(result)
+        source = f" from {', '.join(drawn)}, which checkpoints do not put back" if drawn else ""
+        bench.note("GCP005", f"the step draws other random numbers than without checkpointing{source}")
+    noise = equality.not_reproducible(result, case.precision) if result else None
+    if noise and case == case.baseline:
+        bench.note("GCP044", noise)
+        return result, None
+    if noise and result and not result.missing:
+        return result, noise
     return result, equality.judge(result, strict=case.verify == "strict")
 
 

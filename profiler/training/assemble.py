@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
@@ -14,7 +15,7 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
-from profiler.training import blocks, distributed, models, optimizers, precision, strategies
+from profiler.training import blocks, distributed, models, optimizers, precision, random_sources, strategies
 from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
 from profiler.training.value_reads import made_on_device, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
@@ -44,7 +45,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         return precision.unscaled(self.workload.module, scaler, self._from_the_seed)
 
     def _from_the_seed(self, scaler: torch.amp.GradScaler | None) -> torch.Tensor:
-        torch.manual_seed(self.case.seed + self.rank)
+        random_sources.seed(self.workload, self.case.seed + self.rank)
         return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:
@@ -70,6 +71,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Build = Callable[[], Workload]
+MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # what acts otherwise in eval mode
 
 
 def assemble(
@@ -98,13 +100,15 @@ def assemble(
         applied = _repaired(workload, applied)
     if workload.optimizer is not None:
         remarks.append(Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's"))
+    if text := _modes(workload.module):
+        remarks.append(Note(code="GCP043", text=text))
     applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks))
     if mesh:
         distribute, options = catalogue.load(case.parallel or Choice("ddp"), distributed.TABLE)
         workload = distribute(workload, mesh, **options)
     if calls is not None:
         calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
-    torch.manual_seed(case.seed + own)
+    random_sources.seed(workload, case.seed + own)
     return Assembled(case=case, workload=workload, applied=applied, rank=own)
 
 
@@ -116,15 +120,37 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     if rank:
         workload = msgspec.structs.replace(workload, batch=batch)
     batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
-    workload = msgspec.structs.replace(workload, module=workload.module.to(case.torch_device).train(), batch=batch)
+    workload = msgspec.structs.replace(workload, module=workload.module.to(case.torch_device), batch=batch)
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
         workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
     return workload, remarks
 
 
+def _modes(module: nn.Module) -> str | None:
+    """What is in eval mode while parameters train, in a sentence; None where nothing is that acts otherwise then."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return None
+    layers = [layer for layer in module.modules() if isinstance(layer, MODAL) and _trains(layer)]
+    resting = [layer for layer in layers if not layer.training]
+    switched = [layer for layer in module.modules() if getattr(layer, "gradient_checkpointing", False) is True]
+    off = (
+        "; its own checkpointing is switched on, and off in eval mode" if any(not s.training for s in switched) else ""
+    )
+    if not resting and not off:
+        return None
+    count = f"{len(resting)} of {len(layers)} dropout and BatchNorm layers are" if layers else "the model is"
+    return f"{count} in eval mode, as the factory returned them{off}; .train() in the factory changes it"
+
+
+def _trains(layer: nn.Module) -> bool:
+    """Whether a layer has parameters that train, or none of its own."""
+    own = list(layer.parameters())
+    return not own or any(parameter.requires_grad for parameter in own)
+
+
 def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workload:
-    torch.manual_seed(seed)
+    random_sources.seed_globals(seed)
     if not case.is_rehearsed:
         with torch.device(case.torch_device):
             return build()

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import torch
 
-from profiler.core.record import Equality
+from profiler.core.record import Equality, is_reproducible
 from profiler.measuring.ranks import ALONE, Group
+from profiler.training import random_sources
 from profiler.training.workload import Workload, local
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
@@ -25,14 +26,14 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
-    random_state: torch.Tensor
+    random_states: dict[str, torch.Tensor]  # by source
 
     def digests(self) -> dict[str, str]:
         return {
             "loss": _digest({"loss": self.loss}),
             "gradients": _digest(self.gradients),
             "buffers": _digest(self.buffers),
-            "random": _digest({"random": self.random_state}),
+            "random": _digest(self.random_states),
         }
 
 
@@ -104,7 +105,7 @@ def collect(step: GradientStep) -> Results:
         buffers={
             name: _copy(buffer) for name, buffer in module.named_buffers() if not name.endswith("num_batches_tracked")
         },
-        random_state=_random_state(loss.device),
+        random_states=random_sources.states(workload, loss.device),
     )
 
 
@@ -132,6 +133,11 @@ def compare(reference: Results, other: Results) -> Equality:
         gradients_equal=mine["gradients"] == yours["gradients"],
         buffers_equal=mine["buffers"] == yours["buffers"],
         random_state_equal=mine["random"] == yours["random"],
+        random_sources=tuple(
+            name
+            for name, state in reference.random_states.items()
+            if not torch.equal(state, other.random_states.get(name, torch.empty(0)))
+        ),
         largest_difference=differences[worst] or None,
         buffers_difference=_largest_of_buffers(reference.buffers, other.buffers),
         worst_parameter=worst if differences[worst] else None,
@@ -162,7 +168,25 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
     if not strict and allowed and largest <= allowed:
         return None
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
-    return f"gradients differ by {largest:.1e}{where}; two runs without checkpointing differ by {floor:.1e}"
+    cause = f": the recompute draws other numbers from {', '.join(drawn)}" if (drawn := unkept(equality)) else ""
+    return f"gradients differ by {largest:.1e}{where}; two runs without checkpointing differ by {floor:.1e}{cause}"
+
+
+def unkept(equality: Equality) -> list[str]:
+    """Returns the random sources that a recompute drew from again, since checkpoints put only torch's own back."""
+    return [name for name in equality.random_sources if name != "torch"]
+
+
+def not_reproducible(equality: Equality, precision: str) -> str | None:
+    """Why no gradients can be verified, in a sentence; None where the step without checkpointing repeats itself."""
+    if is_reproducible(equality, precision):
+        return None
+    where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
+    return (
+        f"two runs without checkpointing differ by {equality.noise_floor:.1e}{where}: nothing can be verified. The "
+        "step draws numbers that gcprof cannot seed (os.urandom, the time), keeps state from call to call, or has "
+        "kernels that are not deterministic"
+    )
 
 
 def is_rounding(equality: Equality) -> bool:
@@ -194,10 +218,6 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense() if tensor.is_sparse else tensor
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:

@@ -1,0 +1,103 @@
+"""Numbers that a model draws from elsewhere than torch: seeded for every comparison, or the comparison is refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from profiler.analysis.rows import verdict
+from profiler.training import random_sources
+from profiler.training.models import user
+from tests.conftest import measured
+
+FILE = Path(__file__).parent / "user_models" / "draws.py"
+SEEDED = {
+    "random": "random",
+    "numpy": "numpy.random",
+    "file": "draws.OF_THE_FILE",
+    "own-python": "0.python",
+    "own-numpy": "0.numpy",
+    "own-torch": "0.torch",
+}
+
+
+def gradients(source: str, *, checkpoints: bool) -> list[torch.Tensor]:
+    """Those of a plain loop over the blocks, seeded here; nothing of gcprof's measuring is in it."""
+    torch.manual_seed(0)
+    workload = user.build(f"{FILE}:make", source=source)
+    blocks = list(workload.module.children())
+    random.seed(1)
+    np.random.seed(1)
+    for index, block in enumerate(blocks):
+        block.python.seed(index)
+        block.numpy.bit_generator.state = type(block.numpy.bit_generator)(index).state
+        block.torch.manual_seed(index)
+    values = workload.batch
+    for block in blocks:
+        values = checkpoint(block, values, use_reentrant=False, early_stop=False) if checkpoints else block(values)
+    values.square().mean().backward()
+    return [parameter.grad for parameter in workload.module.parameters()]
+
+
+def records(source):
+    return [measured(f"{FILE}:make:source={source}", strategy, passes=("equality",)) for strategy in ("none", "all")]
+
+
+@pytest.mark.parametrize("source", sorted(SEEDED))
+def test_what_can_be_seeded_is_and_a_recompute_that_draws_anew_is_invalid_and_named(source):
+    none, every = records(source)
+    plain, recomputed = (gradients(source, checkpoints=one) for one in (False, True))
+
+    assert not all(torch.equal(mine, theirs) for mine, theirs in zip(plain, recomputed, strict=True))
+    assert none.equality.noise_floor == 0.0
+    assert verdict(none) == "bit-equal"
+    assert every.outcome == "invalid"
+    assert SEEDED[source] in every.equality.random_sources
+    assert f"the recompute draws other numbers from {SEEDED[source]}" in every.detail
+    assert any(note.code == "GCP005" and SEEDED[source] in note.text for note in every.notes)
+
+
+def test_what_nobody_can_seed_is_never_a_saving():
+    none, every = records("system")
+
+    assert none.outcome == "ok"
+    assert verdict(none) == verdict(every) == "not verifiable"
+    assert any(note.code == "GCP044" and "os.urandom" in note.text for note in none.notes)
+    assert every.outcome == "invalid"
+    assert "nothing can be verified" in every.detail
+
+
+def test_without_a_draw_the_same_blocks_are_equal_to_the_bit():
+    _, every = records("none")
+
+    assert every.outcome == "ok"
+    assert every.equality.random_sources == ()
+    assert verdict(every) == "bit-equal"
+
+
+def test_the_users_own_global_states_are_put_back():
+    random.seed(5)
+    np.random.seed(5)
+    expected = random.Random(5).random(), np.random.RandomState(5).rand()
+
+    with random_sources.kept():
+        random_sources.seed_globals(0)
+        random.random()
+
+    assert (random.random(), np.random.rand()) == expected
+
+
+def test_every_source_of_a_model_has_a_name_and_a_state():
+    workload = user.build(f"{FILE}:make", source="none")
+    random_sources.seed(workload, 0)
+    before = random_sources.states(workload, torch.device("cpu"))
+    workload.module.get_submodule("1").numpy.random()
+    after = random_sources.states(workload, torch.device("cpu"))
+
+    assert set(SEEDED.values()) <= set(before)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == ["1.numpy"]
