@@ -48,7 +48,9 @@ FoundBlocks = Annotated[
 
 # where
 
-TracedDevice = Annotated[str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ... [default: cuda]")]
+TracedDevice = Annotated[
+    str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ...; rehearse:h100 rehearses. [default: cuda]")
+]
 PlannedDevice = Annotated[
     str | None, typer.Option(help="auto, cpu, cuda; or fake:h100 and others, not measured. [default: auto]")
 ]
