@@ -34,7 +34,9 @@ def explain(
 ) -> None:
     """Explain where the peak of a training step is, what holds it, how low it could be, and why it is no lower.
 
-    The step is traced, or rehearsed with --device rehearse:h100. Example: gcprof explain transformer --strategy all
+    The step is traced, or rehearsed with --device rehearse:h100.
+
+    Example: gcprof explain transformer --strategy all --optimizer adamw
     """
     from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation

@@ -10,12 +10,11 @@ import typer
 from profiler.cli import completion, options
 from profiler.cli.explain import heading
 from profiler.cli.output import COMMAND, aside, next_command
-from profiler.core.errors import UserError
-from profiler.core.record import evidence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from profiler.core.errors import UserError
     from profiler.core.trace_data import Trace
     from profiler.workflows.explain import FollowedStep
 
@@ -38,8 +37,10 @@ def timeline(
     """Draw what is live over one training step, by category, with its phases and its peak: a panel a strategy.
 
     The step is traced; with --device rehearse:h100 it is rehearsed, and drawn above the traced one.
+
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
+    from profiler.core.errors import UserError
     from profiler.workflows.explain import StepRequest, beside_traced, followed_steps, prediction
 
     words = prediction(
@@ -63,6 +64,9 @@ def timeline(
 
 def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> dict[str, Trace]:
     """The traces by what is written over them; each rehearsed one before its prediction."""
+    from profiler.core.errors import UserError
+    from profiler.core.record import evidence
+
     if not beside:
         return {str(step.case.strategy): step.followed.trace for step in steps}
     both = [one for pair in zip(steps, beside, strict=True) for one in pair if not isinstance(one, UserError)]
@@ -71,5 +75,7 @@ def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserE
 
 def _title(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> str:
     """The heading of the first step; with both kinds of evidence where both are drawn."""
+    from profiler.core.errors import UserError
+
     has_both = any(not isinstance(one, UserError) for one in beside)
     return heading(steps[0].case) + (" and predicted" if has_both else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -212,6 +213,12 @@ def _workspaces() -> frozenset[int]:
 
 
 def _line(frames: Any) -> str:
-    theirs = (frame for frame in frames if is_theirs(frame["filename"]))
+    theirs = (frame for frame in frames if is_theirs(frame["filename"]) and not _is_generated(frame["filename"]))
     frame = next(theirs, None)
     return f"{Path(frame['filename']).name}:{frame['line']}" if frame else ""
+
+
+def _is_generated(filename: str) -> bool:
+    """Whether torch.compile wrote a file. Source: torch/_inductor/runtime/cache_dir_utils.py."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return "torchinductor_" in filename or (folder is not None and filename.startswith(folder))

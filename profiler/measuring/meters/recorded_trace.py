@@ -15,6 +15,7 @@ from profiler.measuring.meters.allocations import MODULE, PHASE, Event, Recordin
 from profiler.training.workload import rounded
 
 NODE = "autograd::engine::evaluate_function: "  # what the profiler calls the run of one node of autograd
+COMPILED_CALL, COMPILED = "## Call CompiledFxGraph", "compiled code"  # torch._inductor/output_code.py; as we call it
 Sequence = tuple[int, int]  # a thread, and the number that autograd gave there to the node of an operator
 
 
@@ -110,7 +111,7 @@ class _Profiled:
                 self.operator_of[sequence] = len(self.calls) - 1
             return inside
         elif place.call is None:
-            return place._replace(name=name)
+            return place._replace(name=COMPILED if name.startswith(COMPILED_CALL) else name)
         return place
 
     def _call(self, event: Any, place: _Place, name: str) -> int:
