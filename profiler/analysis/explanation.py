@@ -9,11 +9,12 @@ import msgspec
 
 from profiler.analysis import live_bytes
 from profiler.analysis.floor import Floor, floor
-from profiler.analysis.live_bytes import Peak, Share
+from profiler.analysis.live_bytes import Holder, Peak, Share
 from profiler.analysis.reasons import Reason, reason
 from profiler.core.trace_data import Allocation, Trace, live
 
 NUM_MODULES = 10  # the largest, that are named
+NUM_HOLDERS = 10
 LEAST_GAIN = 0.01  # of the peak: what gives less is not worth its line
 GROWING = ("inputs", "saved", "recomputed", "temporaries")  # with the batch, where the optimizer did not make them
 
@@ -34,6 +35,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     baseline_bytes: int | None = None  # the baseline's peak; None without a baseline
     split: str | None = None  # where the blocks are cut
     reason: Reason | None = None  # None without a baseline, and where enough is saved
+    holders: tuple[Holder, ...] = ()  # the largest at the peak, where lines of code are known
 
 
 def explain(
@@ -62,7 +64,12 @@ def explain(
         baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
         split=split,
         reason=reason(trace, baseline=baseline, blocks=blocks) if baseline else None,
+        holders=live_bytes.holders_at(trace, highest.number)[:NUM_HOLDERS] if _has_lines(trace) else (),
     )
+
+
+def _has_lines(trace: Trace) -> bool:
+    return any(one.line for one in trace.allocations)
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,28 @@ def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple
     )
 
 
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """What one operator allocated for one line of code, and what it is for."""
+
+    nbytes: int
+    count: int  # of allocations
+    operator: str  # empty where it was there before the step
+    line: str  # empty where no line of the user's is known
+    category: str
+
+
+def holders_at(trace: Trace, operator: int) -> tuple[Holder, ...]:
+    """What is live while an operator runs, by operator, line and category, the largest first."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for one in held_at(trace, operator):
+        found.setdefault((one.operator, one.line, one.category), []).append(one.nbytes)
+    holders = [
+        Holder(nbytes=sum(sizes), count=len(sizes), operator=operator_name, line=line, category=category)
+        for (operator_name, line, category), sizes in found.items()
+    ]
+    return tuple(sorted(holders, key=lambda holder: -holder.nbytes))
+
+
 def nbytes(allocations: Iterable[Allocation]) -> int:
     """The sum of their bytes."""
     return sum(storage.nbytes for storage in allocations)

@@ -12,7 +12,7 @@ from profiler.cli.switches import Switches
 
 if TYPE_CHECKING:
     from profiler.core.case import Case
-    from profiler.workflows.explain import TracedStep
+    from profiler.workflows.explain import Explained, FollowedStep
 
 
 def explain(
@@ -34,44 +34,73 @@ def explain(
 ) -> None:
     """Explain the peak of a training step. It says where the peak is, what holds it, how low it could be, and why.
 
-    Nothing is run: the step is traced.
+    The step is traced, or rehearsed with --device rehearse:h100.
 
     Example: gcprof explain transformer --strategy all --optimizer adamw
     """
+    from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation
-    from profiler.workflows.explain import TraceRequest, prediction
+    from profiler.workflows.explain import StepRequest, prediction
     from profiler.workflows.explain import explain as work
 
     words = prediction(
         strategies=strategy, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
         blocks=blocks, device=device, **switches or {},
     )  # fmt: skip
-    explained = work(TraceRequest(target=target, words=words, typed=COMMAND.get()))
+    explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()))
     step, why = explained.step, explained.explanation
     if json:
-        say_bytes(document(why))
+        say_bytes(document(why, evidence=evidence(step.case, None), predicted_bytes=_foreseen_bytes(explained)))
         return
     title = traced_heading(step.case, with_strategy=True)
     say(explanation(why, title=title, width=width(), encoding=encoding()))
-    for remark in (*_measured(step, why.peak.nbytes), *step.followed.remarks):
+    for remark in (*_beside(explained), *_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
-    next_command("gcprof", "timeline", target, "--strategies", strategy, "-o", "timeline.png")
+    on = ["--device", device] if device and step.case.is_rehearsed else []
+    next_command("gcprof", "timeline", target, "--strategies", strategy, *on, "-o", "timeline.png")
 
 
 def traced_heading(case: Case, *, with_strategy: bool = False) -> str:
-    """What was traced, in one line."""
+    """What was followed, in one line."""
+    from profiler.core.record import evidence
     from profiler.views.tables.columns import batch
 
     strategy = [str(case.strategy)] if with_strategy else []
     setting = ", ".join([*strategy, batch(case), str(case.optimizer), case.precision, case.device])
-    return f"{case.model}, {setting}: predicted"
+    return f"{case.model}, {setting}: {evidence(case, None)}"
 
 
-def _measured(step: TracedStep, peak_bytes: int) -> list[str]:
-    """What a run measured of the same step, and how far the prediction is from it."""
+def _foreseen_bytes(explained: Explained) -> int | None:
+    """The peak that the trace predicts of a rehearsed step; None where there is none."""
+    from profiler.analysis.live_bytes import peak
+    from profiler.core.errors import UserError
+
+    beside = explained.beside
+    return None if beside is None or isinstance(beside, UserError) else peak(beside.followed.trace).nbytes
+
+
+def _beside(explained: Explained) -> list[str]:
+    """What the trace predicts of a rehearsed step, and how far it is from it; or why it cannot be traced."""
+    from profiler.core.errors import UserError
     from profiler.core.units import bytes_text, error_text
 
-    measured = step.measured.readings.peak_bytes if step.measured else None
-    if measured is None:
+    if isinstance(explained.beside, UserError):
+        return [f"the same step cannot be traced: {explained.beside.message}"]
+    foreseen = _foreseen_bytes(explained)
+    if foreseen is None:
         return []
-    return [f"measured: {bytes_text(measured)}; the prediction is {error_text(peak_bytes / measured - 1)} off"]
+    off = error_text(foreseen / explained.explanation.peak.nbytes - 1)
+    return [f"the trace predicts {bytes_text(foreseen)}: {off} off"]
+
+
+def _on_record(step: FollowedStep, peak_bytes: int) -> list[str]:
+    """What a run measured or rehearsed of the same step, and how far this peak is from it."""
+    from profiler.core.record import evidence
+    from profiler.core.units import bytes_text, error_text
+
+    known = step.record.readings.peak_bytes if step.record else None
+    if step.record is None or known is None:
+        return []
+    which = "rehearsal" if step.case.is_rehearsed else "prediction"
+    on_record = evidence(step.record.case, step.record.environment)
+    return [f"{on_record}: {bytes_text(known)}; the {which} is {error_text(peak_bytes / known - 1)} off"]

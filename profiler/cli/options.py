@@ -53,7 +53,9 @@ FoundBlocks = Annotated[
 
 # where
 
-TracedDevice = Annotated[str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ... [default: cuda]")]
+TracedDevice = Annotated[
+    str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ...; rehearse:h100 rehearses. [default: cuda]")
+]
 PlannedDevice = Annotated[
     str | None, typer.Option(help="auto, cpu, cuda; or predicted: fake:h100, fake:t4, ... [default: auto]")
 ]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.cli import completion, options
 from profiler.cli.explain import traced_heading
 from profiler.cli.output import COMMAND, aside, next_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from profiler.core.errors import UserError
+    from profiler.core.trace_data import Trace
+    from profiler.workflows.explain import FollowedStep
 
 
 def timeline(
@@ -29,23 +36,46 @@ def timeline(
 ) -> None:
     """Draw what is live over a training step. Each strategy has a panel with its categories, phases and peak.
 
-    Nothing is run: the step is traced.
+    The step is traced; with --device rehearse:h100 it is rehearsed, and drawn above the traced one.
 
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
-    from profiler.workflows.explain import TraceRequest, prediction, traced_steps
+    from profiler.core.errors import UserError
+    from profiler.workflows.explain import StepRequest, beside_traced, followed_steps, prediction
 
     words = prediction(
         strategies=strategies, segments=segments, optimizer=optimizer, batch_size=batch_size, precision=precision,
         accumulate=accumulate, blocks=blocks, device=device,
     )  # fmt: skip
-    steps = traced_steps(TraceRequest(target=target, words=words, typed=COMMAND.get()))
+    steps = followed_steps(StepRequest(target=target, words=words, typed=COMMAND.get()))
 
     from profiler.core import optional_deps
 
     # only once there is something to draw
     plot = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib").plot
-    traces = {str(step.case.strategy): step.followed.trace for step in steps}
-    path = plot(traces, title=traced_heading(steps[0].case), path=output, force=force)
+    beside = beside_traced(steps)
+    path = plot(_panels(steps, beside), title=_title(steps, beside), path=output, force=force)
     aside(f"wrote {path}")
-    next_command("gcprof", "explain", target, "--strategy", str(steps[-1].case.strategy))
+    for error in (one for one in beside if isinstance(one, UserError)):
+        aside(f"note: the same step cannot be traced: {error.message}")
+    on = ["--device", device] if device and beside else []
+    next_command("gcprof", "explain", target, "--strategy", str(steps[-1].case.strategy), *on)
+
+
+def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> dict[str, Trace]:
+    """The traces by what is written over them; each rehearsed one before its prediction."""
+    from profiler.core.errors import UserError
+    from profiler.core.record import evidence
+
+    if not beside:
+        return {str(step.case.strategy): step.followed.trace for step in steps}
+    both = [one for pair in zip(steps, beside, strict=True) for one in pair if not isinstance(one, UserError)]
+    return {f"{one.case.strategy}, {evidence(one.case, None)}": one.followed.trace for one in both}
+
+
+def _title(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> str:
+    """The heading of the first step; with both kinds of evidence where both are drawn."""
+    from profiler.core.errors import UserError
+
+    has_both = any(not isinstance(one, UserError) for one in beside)
+    return traced_heading(steps[0].case) + (" and predicted" if has_both else "")

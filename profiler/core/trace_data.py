@@ -28,6 +28,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     let_go: int | None = None  # the last operator before all but autograd had let go of it; None where not followed
     unsplit: int = 0  # of `nbytes`: what its block has beyond the request, because the allocator did not split it
     stream: int = 0  # CUDA's, in which it was requested: FSDP2 has several, and the allocator keeps their blocks apart
+    line: str = ""  # `file.py:12`: the user's line that asked for it; "" where that is not known
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):

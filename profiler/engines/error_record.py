@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import sysconfig
 import traceback
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.record import Environment, Outcome, Record, Shortage
 from profiler.core.secret_filter import hide
 from profiler.core.units import GIB, KIB, MIB
+from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
 from profiler.rehearsal.device import is_open
@@ -29,10 +29,6 @@ OF_DEVICE = (  # in other ways than by torch.OutOfMemoryError
 )
 UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
-OURS = Path(__file__).parents[1]
-MODELS = OURS / "training" / "models"
-ADAPTERS = ("user.py",)  # models' files that only call what is the user's
-INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 
 
 def error_record(trial: Trial, error: Exception) -> Record:
@@ -108,8 +104,8 @@ def user_traceback(error: BaseException) -> str:
 def raised_at(error: BaseException) -> str | None:
     """`file.py:12`: the innermost line that is the user's, else a library's; None where it was raised by ours."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if _is_theirs(frame)]
-    if not theirs and _is_ours(frames[-1]):
+    theirs = [frame for frame in frames if is_theirs(frame.filename)]
+    if not theirs and is_ours(frames[-1].filename):
         return None
     frame = (theirs or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
@@ -118,20 +114,10 @@ def raised_at(error: BaseException) -> str | None:
 def _trim(error: traceback.TracebackException) -> None:
     """Trim the traceback of an error and of those that caused it."""
     frames = list(error.stack)
-    last = max((index for index, frame in enumerate(frames) if _is_theirs(frame)), default=-1)
-    kept = [frame for index, frame in enumerate(frames) if _is_theirs(frame) or (index > last and not _is_ours(frame))]
+    last = max((index for index, frame in enumerate(frames) if is_theirs(frame.filename)), default=-1)
+    below = (index > last and not is_ours(frame.filename) for index, frame in enumerate(frames))
+    kept = [frame for frame, is_below in zip(frames, below, strict=True) if is_theirs(frame.filename) or is_below]
     error.stack = traceback.StackSummary.from_list(kept)
     for cause in (error.__cause__, error.__context__):
         if cause is not None:
             _trim(cause)
-
-
-def _is_theirs(frame: traceback.FrameSummary) -> bool:
-    return not _is_ours(frame) and not frame.filename.startswith((*INSTALLED, "<"))
-
-
-def _is_ours(frame: traceback.FrameSummary) -> bool:
-    """Whether a frame is the profiler's; built-in models count as the user's, since they are what is measured."""
-    path = Path(frame.filename)
-    is_model = path.is_relative_to(MODELS) and path.name not in ADAPTERS
-    return path.is_relative_to(OURS) and not is_model

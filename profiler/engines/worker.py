@@ -16,8 +16,9 @@ from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.gpu_kinds import visible
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide
+from profiler.core.trace_data import Followed
 from profiler.engines.error_record import error_detail, error_record, user_traceback, without_readings
-from profiler.measuring import devices, measure
+from profiler.measuring import devices, measure, recorded_step
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.predicting.prediction import follow_case, predict
@@ -78,6 +79,17 @@ def follow(request: str, channel: int) -> None:
     """Tell the traced step of the trial in `request`, or why it cannot be followed."""
     trial: Trial = decode(request, Trial)
     _answer(channel, "followed", lambda: follow_case(trial))
+
+
+def follow_rehearsed(request: str, channel: int) -> None:
+    """Tell a step of the trial in `request` as the allocator of the GPU that it names recorded it, or why not."""
+    trial: Trial = decode(request, Trial)
+
+    def record() -> Followed:
+        rehearsed_device.choose(trial.case.device)
+        return recorded_step.follow_case(trial)
+
+    _answer(channel, "followed", record)
 
 
 def stage(request: str, channel: int) -> None:

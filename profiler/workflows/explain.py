@@ -1,4 +1,4 @@
-"""Traced steps of a model or a run, and what holds their peak: what `gcprof explain` and `gcprof timeline` do."""
+"""Steps of a model or a run, traced or rehearsed, and what holds their peak: `gcprof explain`, `gcprof timeline`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.progress import calibrations
 from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 from profiler.core.trace_data import Followed
 from profiler.engines import Engine, read_answer
@@ -25,38 +26,40 @@ from profiler.runs.find import run_folder
 from profiler.workflows.typed_words import refuse_code
 
 
-class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which steps to trace: of the model `target`, or of the cases of the run that is called so."""
+class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which steps to follow: of the model `target`, or of the cases of the run that is called so."""
 
     target: str
     words: Request  # a prediction, as `prediction` makes one
     typed: tuple[str, ...] = ()  # the words of the command line
 
 
-class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One traced step, and what was measured of the same case, where a run was named."""
+class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step, traced or rehearsed as its case says, and the record of the same case, where a run was named."""
 
     case: Case
     followed: Followed
-    measured: Record | None
+    record: Record | None
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The last traced step, and what holds its peak."""
+    """The last step, what holds its peak, and for a rehearsed one the same step traced, or why it cannot be."""
 
-    step: TracedStep
+    step: FollowedStep
     explanation: Explanation
+    beside: FollowedStep | UserError | None = None
 
 
 def prediction(*, strategies: str, device: str | None, **others: Any) -> Request:
-    """The words of a command as a request for a prediction. Raises UserError."""
+    """The words of a command as a request for a prediction, or for a rehearsal where the device says so."""
     word = "cuda" if device is None else device
-    return Request(strategies=strategies, device=device_choice.to_predict(word), **others)
+    is_rehearsed = word.startswith(REHEARSE)
+    return Request(strategies=strategies, device=word if is_rehearsed else device_choice.to_predict(word), **others)
 
 
-def explain(request: TraceRequest) -> Explained:
-    """Where the peak of the last traced step is and why it is no lower, against the first. Raises UserError."""
-    steps = traced_steps(request)
+def explain(request: StepRequest) -> Explained:
+    """Where the peak of the last step is and why it is no lower, against the first. Raises UserError."""
+    steps = followed_steps(request)
     chosen = steps[-1]
     if chosen.case.ranks:
         hint = f"gcprof timeline {request.target} draws what one of them holds"
@@ -65,27 +68,45 @@ def explain(request: TraceRequest) -> Explained:
     explanation = explain_trace(
         followed.trace, blocks=followed.blocks, baseline=steps[0].followed.trace, split=followed.split
     )
-    return Explained(step=chosen, explanation=explanation)
+    beside = next(iter(beside_traced([chosen])), None)
+    return Explained(step=chosen, explanation=explanation, beside=beside)
 
 
-def traced_steps(request: TraceRequest) -> list[TracedStep]:
+def beside_traced(steps: Sequence[FollowedStep]) -> list[FollowedStep | UserError]:
+    """The rehearsed steps once more, each traced for the same GPU; or why it cannot be."""
+    rehearsed = [step for step in steps if step.case.is_rehearsed]
+    if not rehearsed:
+        return []
+    with engines.connect() as engine:
+        return [_traced(engine, step.case.foreseen) for step in rehearsed]
+
+
+def _traced(engine: Engine, case: Case) -> FollowedStep | UserError:
+    try:
+        return FollowedStep(case=case, followed=_followed(engine, Trial(case=case)), record=None)
+    except UserError as error:
+        return error
+
+
+def followed_steps(request: StepRequest) -> list[FollowedStep]:
     """The steps of a model, or of the cases of a run, under the strategies of the request; `none` first.
 
-    Raises UserError where there is no such model, run or strategy, or where a step cannot be followed.
+    Raises UserError where there is no such model, run or strategy, or where a step cannot be followed. What a run has
+    measured or predicted is traced, what it has rehearsed is rehearsed.
     """
     records = _records(request)
     trials = _trials_of_model(request) if records is None else _trials_of_run(records, request)
     settings = {trial.case.baseline for trial in trials}
     if len(settings) > 1:
         raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
-    with engines.connect() as engine:
+    with engines.connect(plan=trials) as engine:
         return [
-            TracedStep(case=trial.case, followed=_followed(engine, trial), measured=_measured(records, trial.case))
+            FollowedStep(case=trial.case, followed=_followed(engine, trial), record=_record_of(records, trial.case))
             for trial in trials
         ]
 
 
-def _records(request: TraceRequest) -> list[Record] | None:
+def _records(request: StepRequest) -> list[Record] | None:
     """Those of the run that is called so; None where none is."""
     target, words = request.target, request.words
     places = (Path(target), RESULTS / target)
@@ -96,20 +117,23 @@ def _records(request: TraceRequest) -> list[Record] | None:
     return list(store.load(run_folder(target)).records)
 
 
-def _trials_of_model(request: TraceRequest) -> list[Trial]:
+def _trials_of_model(request: StepRequest) -> list[Trial]:
     words = msgspec.structs.replace(request.words, model=request.target)
     return list(spec.plan(words, device_choice.any_device).trials)
 
 
-def _trials_of_run(records: Sequence[Record], request: TraceRequest) -> list[Trial]:
-    """The first case's rows under these strategies, predicted with what was read of their operators."""
+def _trials_of_run(records: Sequence[Record], request: StepRequest) -> list[Trial]:
+    """The first case's rows under these strategies; what is traced, with what was read of their operators."""
     first = records[0].case.baseline
     refuse_code(first, request.target, request.typed)
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(request.words, cases)]
-    twins = [case.foreseen for case in chosen]
+    followed = [case if case.is_rehearsed else case.foreseen for case in chosen]
     calibrated = calibrations(records)
-    return [Trial(case=case, calibration=calibrated.get(case.baseline.twin)) for case in dict.fromkeys(twins)]
+    return [
+        Trial(case=case, calibration=None if case.is_rehearsed else calibrated.get(case.baseline.twin))
+        for case in dict.fromkeys(followed)
+    ]
 
 
 def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
@@ -124,12 +148,13 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
 
 def _followed(engine: Engine, trial: Trial) -> Followed:
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
-    answer = engine.ask("profiler.engines.worker:follow", encode(trial).decode(), failing=failing)
+    entry = "follow_rehearsed" if trial.case.is_rehearsed else "follow"
+    answer = engine.ask(f"profiler.engines.worker:{entry}", encode(trial).decode(), failing=failing)
     followed: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
     return followed
 
 
-def _measured(records: Sequence[Record] | None, case: Case) -> Record | None:
-    """The first record of the same case on a device that was there."""
-    of_case = (record for record in records or () if record.case.twin == case.twin and not record.case.is_predicted)
-    return next(of_case, None)
+def _record_of(records: Sequence[Record] | None, case: Case) -> Record | None:
+    """The first record of the same case by more than a trace; of a rehearsed case, the rehearsed one."""
+    of_case = (one for one in records or () if one.case.twin == case.twin and not one.case.is_predicted)
+    return next((one for one in of_case if not case.is_rehearsed or one.case == case), None)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+import msgspec
 from rich.text import Text
 
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
+from profiler.core.record import Evidence
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
 from profiler.views.tables.grid import Column, grid, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph
 
 OUTSIDE = "(outside of all modules)"
+BEFORE_STEP = "(before the step)"
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
 CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
 REMEDIES = {
@@ -29,19 +32,25 @@ REMEDIES = {
 
 
 def explanation(explained: Explanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """Returns the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns."""
+    """Returns the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns.
+
+    Of a step with lines of code, also what those have allocated, in so many lines more.
+    """
     lines = [_peak(explained), _floor(explained), *([f"reason: {explained.reason.text}"] if explained.reason else [])]
-    paragraphs = [paragraph(line, width=width, encoding=encoding) for line in lines]
+    said = [paragraph(line, width=width, encoding=encoding) for line in lines]
     head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
-    parts = [head, *paragraphs, Text(), _live(explained, width=width, encoding=encoding)]
+    parts = [head, *said, Text(), _live(explained, width=width, encoding=encoding)]
+    if explained.holders:
+        parts += [Text(), _holders(explained, width=width, encoding=encoding), Text()]
     if explained.remedies:
         parts.append(paragraph(_remedies(explained), width=width, encoding=encoding))
     return Text("\n").join(parts)
 
 
-def document(explained: Explanation) -> bytes:
-    """The explanation as one JSON document, in bytes."""
-    return encode(explained) + b"\n"
+def document(explained: Explanation, *, evidence: Evidence = "predicted", predicted_bytes: int | None = None) -> bytes:
+    """The explanation and its evidence as one JSON document, in bytes; with what is predicted of a rehearsed step."""
+    foreseen = {} if predicted_bytes is None else {"predicted_bytes": predicted_bytes}
+    return encode({"evidence": evidence, **msgspec.to_builtins(explained), **foreseen}) + b"\n"
 
 
 def where(peak: Peak) -> str:
@@ -86,6 +95,30 @@ def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
         return fitted(beside, width=width, encoding=encoding)
     below = (_columns("live at the peak", unit, kinds), _columns("block or module", unit, modules))
     return Text("\n\n").join([fitted(columns, width=width, encoding=encoding) for columns in below])
+
+
+def _holders(found: Explanation, *, width: int | None, encoding: str) -> Text:
+    """What was allocated by one operator for one line of code, the largest first."""
+    size, unit = byte_unit(holder.nbytes for holder in found.holders)
+    cells = [
+        (
+            shortened(holder.operator, LONGEST_NAME) or BEFORE_STEP,
+            shortened(holder.line, LONGEST_NAME) or "-",
+            CATEGORIES.get(holder.category, holder.category),
+            str(holder.count),
+            scaled(holder.nbytes, size),
+        )
+        for holder in found.holders
+    ]
+    operators, lines, categories, counts, sizes = zip(*cells, strict=True)
+    columns = [
+        words("largest at the peak", "", operators),
+        words("line", "", lines),
+        words("category", "", categories),
+        numbers("number", "", counts),
+        numbers(unit, "", sizes),
+    ]
+    return fitted(columns, width=width, encoding=encoding)
 
 
 def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[Column, Column]:

@@ -1,0 +1,26 @@
+"""Whose code a file is: the user's, an installed library's, or the profiler's own."""
+
+from __future__ import annotations
+
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+OURS = Path(__file__).parents[1]
+MODELS = OURS / "training" / "models"
+ADAPTERS = ("user.py",)  # models' files that only call what is the user's
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+
+
+@cache
+def is_theirs(filename: str) -> bool:
+    """Whether a file of a traceback is neither a library's nor the profiler's."""
+    return not is_ours(filename) and not filename.startswith((*INSTALLED, "<"))
+
+
+@cache
+def is_ours(filename: str) -> bool:
+    """Whether a file is the profiler's; built-in models count as the user's, since they are what is measured."""
+    path = Path(filename)
+    is_model = path.is_relative_to(MODELS) and path.name not in ADAPTERS
+    return path.is_relative_to(OURS) and not is_model

@@ -1,0 +1,189 @@
+"""A rehearsed step as the allocator recorded it: its bytes, lines, categories and words, beside the traced one."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from profiler.analysis import live_bytes
+from profiler.analysis.live_bytes import categories_at, modules_at
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.trace_data import STATIC, Followed, by_category, live
+from profiler.core.units import MIB
+from profiler.engines import read_answer
+from profiler.engines.local import Local
+from tests import make
+from tests.program import gcprof
+
+GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
+NUMBERS = MIB  # in each tensor: 4 MiB
+
+OWN = f"""
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones({NUMBERS}))  # weight
+
+    def forward(self, x):
+        scaled = x * self.weight
+        return scaled.exp()  # exp
+
+def make():
+    return Net(), torch.ones({NUMBERS}), lambda output: output.sum()  # inputs
+"""
+
+
+def line(word):
+    """Where the comment stands in the user's file."""
+    return next(f"own.py:{at}" for at, text in enumerate(OWN.splitlines(), start=1) if text.endswith(f"# {word}"))
+
+
+@pytest.fixture(scope="module")
+def own(hollow, tmp_path_factory):
+    """What `gcprof explain` says of the user's model, as text and as JSON."""
+    here = tmp_path_factory.mktemp("own")
+    (here / "own.py").write_text(OWN, encoding="utf-8")
+    words = ("explain", "own.py:make", "--device", "rehearse:h100")
+    text, document = gcprof(*words, cwd=here), gcprof(*words, "--json", cwd=here)
+    assert (text.returncode, document.returncode) == (0, 0), text.stderr + document.stderr
+    return text, json.loads(document.stdout)
+
+
+def test_the_peak_is_the_sum_of_what_the_tensors_take(own):
+    weight, inputs, result, gradient_of_it = 4 * [4 * NUMBERS]
+    loss, gradient_of_loss = GRANULE, GRANULE
+
+    found = own[1]
+
+    assert found["peak"]["nbytes"] == weight + inputs + result + gradient_of_it + loss + gradient_of_loss
+    assert {share["name"]: share["nbytes"] for share in found["categories"]} == {
+        "parameters": weight,
+        "inputs": inputs,
+        "saved": result + loss,
+        "temporaries": gradient_of_it + gradient_of_loss,
+    }
+
+
+def test_the_largest_holders_have_their_operator_and_the_users_line(own):
+    largest = [(one["operator"], one["line"], one["category"], one["nbytes"]) for one in own[1]["holders"][:4]]
+
+    assert sorted(largest) == sorted(
+        [
+            ("", line("weight"), "parameters", 4 * NUMBERS),
+            ("", line("inputs"), "inputs", 4 * NUMBERS),
+            ("aten.exp", line("exp"), "saved", 4 * NUMBERS),
+            ("aten.mul", line("exp"), "temporaries", 4 * NUMBERS),  # the backward of that line
+        ]
+    )
+
+
+def test_it_is_called_rehearsed_and_the_trace_stands_beside_it(own):
+    text, found = own
+
+    assert text.stdout.splitlines()[0] == "own.py:make, none, a batch of its own, sgd, fp32, rehearse:h100: rehearsed"
+    assert "predicted" not in text.stdout
+    assert "note: the trace predicts 16.0 MiB: +0.00 % off" in text.stderr
+    assert (found["evidence"], found["predicted_bytes"]) == ("rehearsed", found["peak"]["nbytes"])
+
+
+@pytest.fixture(scope="module")
+def rehearsing(hollow):
+    with Local(stage_seconds=120.0, rehearses=True) as engine:
+        yield engine
+
+
+def case(model, strategy="none", **settings):
+    return make.case(strategy, model=Choice(model), device="rehearse:h100", batch_size=4, **settings)
+
+
+def followed(engine, entry, of):
+    answer = engine.ask(f"profiler.engines.worker:{entry}", encode(Trial(case=of)).decode(), failing="no answer")
+    return read_answer(answer, "followed", Followed)
+
+
+TRANSFORMER = "transformer:layers=2,width=64"
+CASES = [
+    case("mlp:width=64", optimizer=Choice("adamw")),
+    case(TRANSFORMER, "all", optimizer=Choice("adamw")),
+    case(TRANSFORMER, "segments:k=2", precision="amp-bf16", accumulate=2),
+    case(TRANSFORMER, "recursive", keep_gradients=True),
+]
+
+
+@pytest.mark.parametrize("of", CASES, ids=lambda of: f"{of.model.name} {of.strategy}")
+def test_the_recorded_step_has_the_bytes_of_the_measured_one(rehearsing, of):
+    (record,) = rehearsing.run([Trial(case=of)])
+
+    trace = followed(rehearsing, "follow_rehearsed", of).trace
+
+    held = live(trace)
+    assert max(held) == record.readings.peak_bytes
+    assert live_bytes.peak(trace).phase in (record.readings.peak_phase, "recompute")
+    before = {category: nbytes[0] for category, nbytes in by_category(trace).items() if nbytes[0]}
+    assert before == {
+        name: nbytes for name, nbytes in record.readings.static_bytes.items() if nbytes and name in STATIC
+    }
+
+
+@pytest.mark.parametrize("of", CASES[:2], ids=lambda of: f"{of.model.name} {of.strategy}")
+def test_the_trace_of_the_same_step_holds_the_same_at_its_peak(rehearsing, engine, of):
+    rehearsed = followed(rehearsing, "follow_rehearsed", of)
+    traced = followed(engine, "follow", of.foreseen)
+
+    peaks = [live_bytes.peak(one.trace) for one in (rehearsed, traced)]
+    assert peaks[0].nbytes == peaks[1].nbytes
+    assert (peaks[0].phase, peaks[0].module) == (peaks[1].phase, peaks[1].module)
+    shares = [
+        (categories_at(one.trace, peak.number), modules_at(one.trace, peak.number, blocks=one.blocks))
+        for one, peak in zip((rehearsed, traced), peaks, strict=True)
+    ]
+    assert shares[0] == shares[1]
+    assert rehearsed.blocks == traced.blocks
+
+
+def test_each_checkpointed_block_is_recomputed_once(rehearsing):
+    found = followed(rehearsing, "follow_rehearsed", CASES[1])
+
+    spans = live_bytes.recomputes(found.trace)
+    stage = live_bytes.stage_of(found.blocks)
+    blocks = [{stage(one.module) for one in found.trace.operators[first - 1 : last]} - {""} for first, last in spans]
+    assert blocks == [{block} for block in reversed(found.blocks)]
+
+
+def test_what_ranks_hold_is_not_followed_and_says_so(rehearsing):
+    of = msgspec.structs.replace(CASES[0], ranks=2, parallel=Choice("ddp"))
+
+    answer = rehearsing.ask(
+        "profiler.engines.worker:follow_rehearsed", encode(Trial(case=of)).decode(), failing="no answer"
+    )
+
+    assert "leave the ranks out" in answer["refused"]
+
+
+def test_the_timeline_draws_the_rehearsed_step_above_the_traced_one(hollow, here):
+    done = gcprof("timeline", "mlp", "--strategies", "none,all", "--device", "rehearse:t4", "-o", "a.svg", cwd=here)
+
+    assert done.returncode == 0, done.stderr
+    text = (here / "a.svg").read_text(encoding="utf-8")
+    titles = ["none, rehearsed", "none, predicted", "all, rehearsed", "all, predicted"]
+    assert [text.index(f"<!-- {title} -->") for title in titles] == sorted(
+        text.index(f"<!-- {one} -->") for one in titles
+    )
+    assert "rehearse:t4: rehearsed and predicted" in text
+    assert "gcprof explain mlp --strategy all --device rehearse:t4" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_rehearsed_run_is_explained_as_it_was_rehearsed(hollow, here):
+    assert gcprof("rehearse", "mlp", "--device", "h100", "-o", "run", cwd=here).returncode == 0
+
+    done = gcprof("explain", "run", cwd=here)
+
+    assert done.stdout.splitlines()[0].endswith("rehearse:h100: rehearsed")
+    assert "the rehearsal is +0.00 % off" in done.stderr
+    assert "measured" not in done.stdout + done.stderr
