@@ -60,6 +60,7 @@ ROOMS = {
     "meters": Room(
         ("profiler/measuring/meters/[!e]*.py",),
         (
+            "tests/test_meters.py",
             "tests/test_memory.py",
             "tests/test_sampling.py",
             "tests/test_leaks.py",
