@@ -82,8 +82,11 @@ ROOMS = {
             "tests/test_planning_solver.py",
             "tests/test_budget.py",
             "tests/test_emit.py",
+            "tests/test_emit_kinds.py",
             "tests/test_plan_views.py",
         ),
+        slow="wider or picture or any_word or switch or fsdp_the"
+        " or (brute_force and not equal_stages) or (options_pins and not 1)",
     ),
     "analysis": Room(
         ("profiler/analysis/*.py",),
@@ -107,6 +110,7 @@ ROOMS = {
             "tests/faults/test_comparisons.py",
             "tests/faults/test_results.py",
         ),
+        slow="wider or picture",
     ),
 }
 
