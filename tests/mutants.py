@@ -107,10 +107,14 @@ ROOMS = {
             "tests/test_views_files.py",
             "tests/test_comparison_views.py",
             "tests/test_axes_views.py",
+            "tests/test_explanation_views.py",
+            "tests/test_progress_lines.py",
+            "tests/test_tables.py",
             "tests/faults/test_comparisons.py",
+            "tests/faults/test_conditions.py",
             "tests/faults/test_results.py",
         ),
-        slow="wider or picture",
+        slow="wider or picture or names_peak or below_their_unit or record_is_whole or device_that_answers",
     ),
 }
 
