@@ -71,7 +71,7 @@ ROOMS = {
     "equality": Room(
         ("profiler/measuring/meters/equality.py", "profiler/measuring/equality_pass.py"),
         ("tests/test_equality_pass.py", "tests/test_equality.py", "tests/test_ranks.py"),
-        slow="mnist or transformer or cifar or llama or dense or compiled or budget",
+        slow="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",
     ),
     "planning": Room(
         ("profiler/planning/*.py",),

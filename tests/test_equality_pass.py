@@ -313,6 +313,14 @@ def test_ranks_are_equal_where_all_are_and_differ_as_the_worst_of_them_does():
     assert equality.compared(first[0], first[0], Two(lambda found: worse)).gradients_equal is False
 
 
+def test_the_noise_floor_of_ranks_is_that_of_the_noisiest():
+    noisier = msgspec.structs.replace(EQUAL, gradients_equal=False, largest_difference=0.5)
+
+    found = equality.noise_floor(step({"a": [4.0, 0.0]}), Two(lambda own: own if isinstance(own, dict) else noisier))
+
+    assert (found.noise_floor, found.gradients_equal) == (0.5, False)
+
+
 def test_the_digests_of_ranks_are_of_all_of_them_in_order():
     mine, other = results({"a": [1.0, 1.0]}).digests(), results({"a": [2.0, 2.0]}).digests()
 
