@@ -206,14 +206,14 @@ def test_two_steps_are_as_far_apart_as_their_gradients():
 
 
 def test_a_nudge_moves_every_weight_to_its_neighbour_upwards_and_to_zero_by_turns():
-    workload, _ = left({"a": None, "b": None})
+    workload, _ = left({"a": None, "b": None, "c": None})
     whole = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
-    workload.module.register_parameter("c", whole)
+    workload.module.register_parameter("d", whole)
 
     equality.nudge(workload)
 
     last_bit = 2.0**-23
-    assert workload.module.a.tolist() == [1 + last_bit] * 2
+    assert workload.module.a.tolist() == workload.module.c.tolist() == [1 + last_bit] * 2
     assert workload.module.b.tolist() == [1 - last_bit / 2] * 2
     assert whole.tolist() == [1, 2]
 
