@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -136,7 +137,7 @@ def test_what_is_collected_does_not_change_with_the_model_and_is_dense():
 
 
 def test_a_digest_is_of_names_shapes_types_and_values():
-    tensors = [
+    tensors: list[dict[str, Any]] = [
         {"a": [1.0, 2.0]}, {"b": [1.0, 2.0]}, {"a": [[1.0, 2.0]]}, {"a": [1.0, 2.5]}, {"a": None}, {},
         {"a": [1.0], "b": [2.0]},
     ]  # fmt: skip
