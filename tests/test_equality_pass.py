@@ -503,6 +503,21 @@ def test_compiled_code_that_differs_by_more_than_rounding_is_not_compared_anew(u
     assert "GCP011" not in bench.notes
 
 
+def test_compiled_code_that_draws_otherwise_is_compared_with_what_it_names(unrepairable):
+    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=False)
+
+    def script(case, rank):
+        torch.manual_seed(0 if case.strategy.name == "none" else 1)
+        return left({"a": [4.0, 3.0 if case.strategy.name == "none" else 1.0]})
+
+    bench = Scripted(make.case("all"), script, digests={}, applied=applied)
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.random_state_equal, found.against, reason) == (True, "every:k=2", None)
+    assert bench.notes == {"GCP011": "compared with every:k=2: compiled code draws other random numbers than `none`"}
+
+
 def test_kernels_that_change_are_held_to_what_the_last_bit_of_the_weights_changes(unrepairable):
     applied = SimpleNamespace(reference=None, changes_kernels=True)
 
