@@ -139,6 +139,8 @@ def test_stages_of_no_modules_have_no_plan_file():
         ("1-2 ;x 3", "plan '1-2 ;x 3': cannot read ';x'"),
         ("1-3]", "plan '1-3]': a ']' without its '['"),
         ("1-9", "plan '1-9': the chain has 3 stages"),
+        ("1-2 2", "plan '1-2 2': stages are 1-2 2, not 1 to 3 in order"),
+        ("", "plan '': stages are none, not 1 to 3 in order"),
         ("[1-3", "plan '[1-3': a '[' without its ']'"),
     ],
 )
