@@ -26,7 +26,7 @@ test-hollow:
     {{python}} -m pytest --hollow h100,count=8 -m gpu
     {{python}} -m pytest --hollow t4 -m gpu
 
-# small changes to the code that tests must notice, in the rooms where truth is made: writes docs/mutants.md; takes hours
+# small changes to the code that tests must notice: writes docs/mutants.md; takes hours, or minutes with --sample 60
 mutants *words:
     {{python}} -m tests.mutants {{words}}
 

@@ -1,20 +1,26 @@
 """Mutation tests of the rooms where truth is made: `just mutants` runs mutmut there and writes docs/mutants.md.
 
-Takes rooms of ROOMS or single files of them; the rows of all other files stay as they are.
+Takes rooms of ROOMS or single files of them; the rows of all other files stay as they are. With `--sample N` it runs N
+mutants of each room, drawn at random, and writes what share of all is killed, with its interval.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import NormalDist
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +34,17 @@ it kills it; a mutant that survives is a change that no quick test of the room n
 rooms are those whose errors would be wrong numbers: what reads memory and time, what judges gradients, planning, and
 analysis. Functions that only other processes call are not reached, and count as not killed. Made by `just mutants`
 (`tests/mutants.py`); a file that is not here has not been mutated yet.
+
+A whole room takes hours. `just mutants --sample 60` draws 60 mutants of each room, all equally likely, and runs these:
+the share is then an estimate, with its 95 % interval (Wilson's).
+"""
+ARGUMENTS = ["-n", "0", "-p", "no:cacheprovider", "-p", "tests.quickest_first"]
+
+# mutated code asks for mutmut's settings, which are in the working folder: processes that tests start have another one
+ANYWHERE = """import contextlib
+from mutmut.configuration import config
+with contextlib.chdir({folder!r}):
+    config()
 """
 
 
@@ -36,21 +53,25 @@ class Room(NamedTuple):
 
     files: tuple[str, ...]  # patterns
     tests: tuple[str, ...]
+    slow: str = "nothing"  # an expression of pytest's -k: tests that take seconds and repeat what quick ones show
 
 
 ROOMS = {
     "meters": Room(
         ("profiler/measuring/meters/[!e]*.py",),
         (
+            "tests/test_meters.py",
             "tests/test_memory.py",
             "tests/test_sampling.py",
             "tests/test_leaks.py",
             "tests/faults/test_clocks.py",
         ),
+        slow="mnist or transformer or compiled or (checkpoint_sequential and (8 or 32))",
     ),
     "equality": Room(
         ("profiler/measuring/meters/equality.py", "profiler/measuring/equality_pass.py"),
-        ("tests/test_equality.py", "tests/test_ranks.py"),
+        ("tests/test_equality_pass.py", "tests/test_equality.py", "tests/test_ranks.py"),
+        slow="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",
     ),
     "planning": Room(
         ("profiler/planning/*.py",),
@@ -61,8 +82,11 @@ ROOMS = {
             "tests/test_planning_solver.py",
             "tests/test_budget.py",
             "tests/test_emit.py",
+            "tests/test_emit_kinds.py",
             "tests/test_plan_views.py",
         ),
+        slow="wider or picture or any_word or switch or fsdp_the"
+        " or (brute_force and not equal_stages) or (options_pins and not 1)",
     ),
     "analysis": Room(
         ("profiler/analysis/*.py",),
@@ -72,6 +96,7 @@ ROOMS = {
             "tests/test_comparison.py",
             "tests/test_contrasts.py",
             "tests/test_cost.py",
+            "tests/test_device_conditions.py",
             "tests/test_explanation.py",
             "tests/test_floor.py",
             "tests/test_reproduction.py",
@@ -83,9 +108,14 @@ ROOMS = {
             "tests/test_views_files.py",
             "tests/test_comparison_views.py",
             "tests/test_axes_views.py",
+            "tests/test_explanation_views.py",
+            "tests/test_progress_lines.py",
+            "tests/test_tables.py",
             "tests/faults/test_comparisons.py",
+            "tests/faults/test_conditions.py",
             "tests/faults/test_results.py",
         ),
+        slow="wider or picture or names_peak or below_their_unit or record_is_whole or device_that_answers",
     ),
 }
 
@@ -103,14 +133,46 @@ class Row(NamedTuple):
     versions: str
 
 
+class Sample(NamedTuple):
+    """What became of mutants that were drawn at random from files of a room."""
+
+    room: str
+    files: str
+    mutants: int  # of all these files
+    drawn: int
+    killed: int
+    survived: int
+    unreached: int
+    seed: int
+    date: str
+    versions: str
+
+
 def main(words: list[str]) -> int:
-    stored = {row.file: row for row in parsed(PAGE.read_text(encoding="utf-8"))} if PAGE.is_file() else {}
-    for room, files in chosen(words).items():
-        rows = counted(room, run(room, files), date=datetime.now(UTC).date().isoformat(), versions=versions())
-        stored = {file: row for file, row in stored.items() if file not in files and (ROOT / file).is_file()}
-        stored |= {row.file: row for row in rows}
-        PAGE.write_text(page(list(stored.values())), encoding="utf-8")
-        print(f"{room}: {total(rows)}; a survivor: cd {WORK / room} && mutmut results, mutmut show NAME", flush=True)
+    parser = argparse.ArgumentParser(prog="mutants", description="Run mutants of rooms and write docs/mutants.md.")
+    parser.add_argument(
+        "names", nargs="*", help=f"rooms ({', '.join(ROOMS)}) or files of them; all where none is named"
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="run N mutants of each room, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    options = parser.parse_args(words)
+
+    rows, samples = parsed(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else ([], [])
+    for room, files in chosen(options.names).items():
+        when = {"date": datetime.now(UTC).date().isoformat(), "versions": versions()}
+        prepare(room, files)
+        if options.sample:
+            names = mutants_of(room, files)
+            statuses = run(room, drawn(names, options.sample, options.seed))
+            sample = sampled(room, files, statuses, mutants=len(names), seed=options.seed, **when)
+            samples = [old for old in samples if (old.room, old.files) != (sample.room, sample.files)] + [sample]
+            print(f"{room}, seed {options.seed}: {estimate(sample)}")
+        else:
+            counts = counted(room, run(room), **when)
+            rows = [row for row in rows if row.file not in files and (ROOT / row.file).is_file()] + counts
+            print(f"{room}: {total(counts)}")
+        print(f"a survivor: cd {WORK / room} && mutmut results, mutmut show NAME", flush=True)
+        PAGE.write_text(page(rows, samples), encoding="utf-8")
     return 0
 
 
@@ -131,21 +193,46 @@ def files_of(room: Room) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in paths)
 
 
-def run(room: str, files: list[str]) -> dict[str, str]:
-    """The status of every mutant of these files, by the mutant's name."""
+def prepare(room: str, files: list[str]) -> None:
+    """Copies what the tests need to the room's folder, with mutmut's settings."""
     folder = WORK / room
     shutil.rmtree(folder, ignore_errors=True)
     _copy(folder)
     (folder / "mutants").mkdir()  # Python remembers of a folder on its path that it was not there
     with (folder / "pyproject.toml").open("a", encoding="utf-8") as file:
         file.write(settings(room, files))
+    (folder / "mutants" / "sitecustomize.py").write_text(ANYWHERE.format(folder=str(folder)), encoding="utf-8")
+
+
+def mutants_of(room: str, files: list[str]) -> list[str]:
+    """The names of all mutants of these files, as mutmut makes them in the room's folder."""
+    from mutmut.mutation.file_mutation import mutate_file_contents
+    from mutmut.utils.format_utils import get_mutant_name
+
+    with contextlib.chdir(WORK / room):  # where mutmut finds its settings
+        return [
+            get_mutant_name(Path(file), name)
+            for file in files
+            for name in mutate_file_contents(file, Path(file).read_text(encoding="utf-8")).mutant_names
+        ]
+
+
+def drawn(names: list[str], size: int, seed: int) -> list[str]:
+    """So many different names, all equally likely; all of them where there are no more."""
+    return random.Random(seed).sample(names, min(size, len(names)))
+
+
+def run(room: str, names: Sequence[str] = ()) -> dict[str, str]:
+    """The status of the mutants of these names, or of all, by the mutant's name."""
+    folder = WORK / room
     environment = {**os.environ, "PYTHONPATH": str(folder / "mutants")}  # for the processes that tests start, too
     mutmut = [sys.executable, "-m", "mutmut"]
-    subprocess.run([*mutmut, "run"], cwd=folder, env=environment, check=True)
+    subprocess.run([*mutmut, "run", *names], cwd=folder, env=environment, check=True)
     results = subprocess.run(
         [*mutmut, "results", "--all", "true"], cwd=folder, env=environment, check=True, capture_output=True, text=True
     )
-    return dict(re.findall(r"^\s*(\S+): (.+)$", results.stdout, re.MULTILINE))
+    statuses = dict(re.findall(r"^\s*(\S+): (.+)$", results.stdout, re.MULTILINE))
+    return {name: statuses[name] for name in names or statuses}
 
 
 def _copy(folder: Path) -> None:
@@ -164,7 +251,7 @@ def settings(room: str, files: list[str]) -> str:
         "source_paths": ["profiler"],
         "only_mutate": files,
         "also_copy": [name for name in COPIED if name not in ("profiler", "tests", "pyproject.toml")],
-        "pytest_add_cli_args": ["-n", "0", "-p", "no:cacheprovider"],
+        "pytest_add_cli_args": [*ARGUMENTS, "-k", f"not ({ROOMS[room].slow})"],
         "pytest_add_cli_args_test_selection": list(ROOMS[room].tests),
         "process_isolation": "forkserver",
         "use_git_change_detection": False,
@@ -193,6 +280,43 @@ def counted(room: str, statuses: dict[str, str], *, date: str, versions: str) ->
     ]
 
 
+def sampled(
+    room: str, files: list[str], statuses: dict[str, str], *, mutants: int, seed: int, date: str, versions: str
+) -> Sample:
+    """What became of the mutants that were drawn from all of these files."""
+    rows = counted(room, statuses, date=date, versions=versions)
+    return Sample(
+        room=room,
+        files="all" if files == files_of(ROOMS[room]) else " ".join(Path(file).name for file in files),
+        mutants=mutants,
+        drawn=len(statuses),
+        killed=sum(row.killed for row in rows),
+        survived=sum(row.survived for row in rows),
+        unreached=sum(row.unreached for row in rows),
+        seed=seed,
+        date=date,
+        versions=versions,
+    )
+
+
+def interval(hits: int, draws: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share (Wilson 1927), of which hits in so many draws were seen."""
+    z = NormalDist().inv_cdf(0.975)
+    share, weight = hits / draws, z**2 / draws
+    middle = (share + weight / 2) / (1 + weight)
+    half = (share * (1 - share) * weight + weight**2 / 4) ** 0.5 / (1 + weight)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def estimate(sample: Sample) -> str:
+    """The share that a sample shows, with its interval."""
+    low, high = interval(sample.killed, sample.drawn)
+    return (
+        f"{sample.killed:,} of {sample.drawn:,} killed that were drawn from {sample.mutants:,} mutants "
+        f"({sample.killed / sample.drawn:.0%}, 95 % interval {low:.0%} to {high:.0%}), {sample.files} files"
+    )
+
+
 def versions() -> str:
     return ", ".join(f"{name} {version(name)}" for name in ("gcprof", "mutmut", "torch"))
 
@@ -206,19 +330,32 @@ def total(rows: list[Row]) -> str:
     )
 
 
-def page(rows: list[Row]) -> str:
+def page(rows: list[Row], samples: list[Sample]) -> str:
     """docs/mutants.md."""
-    rooms = [[row for row in sorted(rows) if row.room == room] for room in ROOMS]
-    lines = [f"- `{of[0].room}`: {total(of)}" for of in rooms if of]
-    lines += ["", "| " + " | ".join(Row._fields) + " |", "|" + "---|" * 2 + "--:|" * 4 + "---|" * 2]
-    lines += ["| " + " | ".join(map(str, row)) + " |" for of in rooms for row in of]
-    return ABOUT + "\n" + "\n".join(lines) + "\n"
+    by_room = [[row for row in sorted(rows) if row.room == room] for room in ROOMS]
+    drawn = [sample for room in ROOMS for sample in sorted(samples) if sample.room == room]
+    lines = [f"- `{sample.room}`, a sample: {estimate(sample)}" for sample in drawn]
+    lines += [f"- `{of[0].room}`: {total(of)}" for of in by_room if of]
+    tables = [_table(Sample, drawn), _table(Row, [row for of in by_room for row in of])]
+    return "\n\n".join([ABOUT + "\n" + "\n".join(lines), *filter(None, tables)]) + "\n"
 
 
-def parsed(text: str) -> list[Row]:
-    """The rows of docs/mutants.md."""
+def _table(kind: type[Row | Sample], rows: Sequence[Row | Sample]) -> str:
+    if not rows:
+        return ""
+    marks = ["--:" if isinstance(value, int) else "---" for value in rows[0]]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [kind._fields, marks, *rows])
+
+
+def parsed(text: str) -> tuple[list[Row], list[Sample]]:
+    """The rows and the samples of docs/mutants.md, which differ in their number of columns."""
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    return [Row(*row[:2], *map(int, row[2:6]), *row[6:]) for row in cells[2:] if row[0] in ROOMS]
+    rows = [row for row in cells if row[0] in ROOMS and len(row) == len(Row._fields)]
+    samples = [row for row in cells if row[0] in ROOMS and len(row) == len(Sample._fields)]
+    return (
+        [Row(*row[:2], *map(int, row[2:6]), *row[6:]) for row in rows],
+        [Sample(*row[:2], *map(int, row[2:8]), *row[8:]) for row in samples],
+    )
 
 
 if __name__ == "__main__":

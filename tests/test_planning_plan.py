@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.core.errors import UserError
-from profiler.planning.plan import Item, Plan, fault, parse, render
+from profiler.core.plan_file import Recipe, Segment
+from profiler.planning.chain import Chain, Stage, StageModule
+from profiler.planning.plan import Item, Plan, fault, parse, recipe, render
 
 
 @st.composite
@@ -92,3 +94,58 @@ def test_nonsense_is_refused_with_a_hint(text):
 
 def test_depth_counts_brackets():
     assert [parse(text, 3).depth() for text in ("1-3", "[1] 2 [3]", "[[1] 2] 3", "[[[1] 2] 3]")] == [0, 1, 2, 3]
+
+
+def of_modules(*names_by_stage):
+    """A chain whose stages are these modules, each with a parameter of its own name."""
+    stages = tuple(
+        Stage(
+            name="-".join(names), forward_seconds=1.0, backward_seconds=2.0, output_bytes=1, saved_bytes=1,
+            forward_extra_bytes=0, backward_extra_bytes=0,
+            blocks=tuple(StageModule(name=name, parameters=(f"{name} float32 2",)) for name in names),
+        )
+        for names in names_by_stage
+    )  # fmt: skip
+    return Chain(input_bytes=1, stages=stages)
+
+
+def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kept_under_an_option():
+    chain = of_modules(["a"], ["b", "c"], ["d"], [], ["e"], ["f"])
+
+    made = recipe(chain, parse("[[1] 2] 3:matmul 4 [5] 6", 6))
+
+    assert made == Recipe(
+        plan="[[1] 2] 3:matmul 4 [5] 6",
+        segments=(
+            Segment(blocks=(Segment(blocks=("a",)), "b", "c")),
+            Segment(blocks=("d",), save="matmul"),
+            Segment(blocks=("e",)),
+        ),
+        fingerprint={name: (f"{name} float32 2",) for name in "abcdef"},
+    )
+
+
+def test_stages_of_no_modules_have_no_plan_file():
+    with pytest.raises(UserError) as caught:
+        recipe(of_modules([], []), parse("[1] 2", 2))
+
+    assert str(caught.value) == "these stages are of no known modules: their plan can be carried out nowhere"
+    assert caught.value.hint == "`gcprof stages MODEL -o costs.json` writes stages with their modules"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("1-2 ;x 3", "plan '1-2 ;x 3': cannot read ';x'"),
+        ("1-3]", "plan '1-3]': a ']' without its '['"),
+        ("1-9", "plan '1-9': the chain has 3 stages"),
+        ("1-2 2", "plan '1-2 2': stages are 1-2 2, not 1 to 3 in order"),
+        ("", "plan '': stages are none, not 1 to 3 in order"),
+        ("[1-3", "plan '[1-3': a '[' without its ']'"),
+    ],
+)
+def test_nonsense_is_quoted_with_what_is_wrong(text, complaint):
+    with pytest.raises(UserError) as caught:
+        parse(text, 3)
+
+    assert str(caught.value) == complaint

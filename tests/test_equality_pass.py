@@ -1,0 +1,632 @@
+"""What the equality pass finds, on steps whose gradients are written down: no model is trained."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from profiler.core.case import Choice
+from profiler.core.record import Equality
+from profiler.measuring import equality_pass
+from profiler.measuring.meters import equality
+from profiler.measuring.ranks import Group
+from profiler.training.workload import Workload
+from tests import make
+
+EQUAL = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
+
+
+def left(gradients, loss=1.0, buffers=None):
+    """A workload and its loss, as a step with these gradients leaves them; they are written down as lists."""
+    module = nn.Module()
+    for name, gradient in gradients.items():
+        parameter = nn.Parameter(torch.ones(2))
+        parameter.grad = None if gradient is None else torch.tensor(gradient)
+        module.register_parameter(name, parameter)
+    for name, values in (buffers or {}).items():
+        module.register_buffer(name, torch.tensor(values))
+    return Workload(module=module, batch=(torch.ones(1),), loss=lambda module, batch: torch.ones(())), torch.tensor(
+        loss
+    )
+
+
+def step(gradients, **others):
+    return lambda: left(gradients, **others)
+
+
+def steps(*runs):
+    """A step that leaves other gradients whenever it runs."""
+    ways = iter(runs)
+    return lambda: left(next(ways))
+
+
+def never():
+    raise AssertionError("this step was not to run")
+
+
+def results(gradients, **others):
+    return equality.collect(step(gradients, **others))
+
+
+class Two(Group):
+    """The first of two ranks; the second gives what is written down here, or what the first one gives."""
+
+    size = 2
+    mesh = "a mesh"
+
+    def __init__(self, second=lambda found: found):
+        self._second = second
+
+    def gather(self, found):
+        return [found, self._second(found)]
+
+
+# --- two steps
+
+
+def test_equal_steps_have_no_difference_and_no_worst_parameter():
+    found = equality.compare(results({"a": [1.0, 2.0]}), results({"a": [1.0, 2.0]}))
+
+    assert found == msgspec.structs.replace(EQUAL, num_gradients=1)
+
+
+def test_the_largest_difference_is_named_and_is_of_the_parameter_in_which_it_is():
+    found = equality.compare(
+        results({"a": [1.0, 2.0], "b": [4.0, 0.0], "c": None}), results({"a": [1.0, 1.5], "b": [2.0, 0.0], "c": None})
+    )
+
+    assert (found.largest_difference, found.worst_parameter) == (0.5, "b")
+    assert (found.loss_equal, found.gradients_equal, found.buffers_equal, found.random_state_equal) == (
+        True, False, True, True,
+    )  # fmt: skip
+    assert (found.missing, found.num_gradients) == ((), 2)
+
+
+def test_a_loss_that_differs_most_is_named():
+    found = equality.compare(results({"a": [1.0, 1.0]}, loss=2.0), results({"a": [1.0, 1.0]}, loss=1.5))
+
+    assert (found.largest_difference, found.worst_parameter) == (0.25, "(loss)")
+    assert (found.loss_equal, found.gradients_equal) == (False, True)
+
+
+def test_gradients_that_are_there_without_checkpointing_alone_are_missing_and_no_others():
+    found = equality.compare(
+        results({"a": [1.0, 1.0], "b": [1.0, 1.0], "c": None}), results({"a": [1.0, 1.0], "b": None, "c": [1.0, 1.0]})
+    )
+
+    assert (found.missing, found.num_gradients) == (("b",), 2)
+    assert found.largest_difference == 2.0
+
+
+def test_buffers_are_compared_but_for_the_count_of_batches():
+    one = results({}, buffers={"mean": [4.0], "num_batches_tracked": [1.0]})
+
+    counted_twice = equality.compare(one, results({}, buffers={"mean": [4.0], "num_batches_tracked": [2.0]}))
+    moved = equality.compare(one, results({}, buffers={"mean": [3.0], "num_batches_tracked": [1.0]}))
+
+    assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (True, None)
+    assert (moved.buffers_equal, moved.buffers_difference) == (False, 0.25)
+
+
+def test_other_random_numbers_are_seen():
+    reference = results({"a": [1.0, 1.0]})
+
+    torch.rand(1)
+    found = equality.compare(reference, results({"a": [1.0, 1.0]}))
+
+    assert (found.random_state_equal, found.gradients_equal) == (False, True)
+
+
+def test_what_is_collected_does_not_change_with_the_model_and_is_dense():
+    workload, loss = left({"a": [1.0, 2.0]})
+    parameter = workload.module.a
+    sparse = nn.Parameter(torch.ones(2))
+    sparse.grad = torch.tensor([0.0, 3.0]).to_sparse()
+    workload.module.register_parameter("b", sparse)
+
+    found = equality.collect(lambda: (workload, loss))
+    parameter.grad.zero_()
+
+    assert found.gradients["a"].tolist() == [1.0, 2.0]
+    assert found.gradients["b"].tolist() == [0.0, 3.0]
+
+
+def test_a_digest_is_of_names_shapes_types_and_values():
+    tensors: list[dict[str, Any]] = [
+        {"a": [1.0, 2.0]}, {"b": [1.0, 2.0]}, {"a": [[1.0, 2.0]]}, {"a": [1.0, 2.5]}, {"a": None}, {},
+        {"a": [1.0], "b": [2.0]},
+    ]  # fmt: skip
+    digests = [results({}, buffers={}).digests()["gradients"]] + [
+        equality.Results(
+            loss=torch.ones(()),
+            gradients={name: None if values is None else torch.tensor(values) for name, values in one.items()},
+            buffers={},
+            random_state=torch.ones(1),
+        ).digests()["gradients"]
+        for one in tensors
+    ]
+
+    assert digests[0] == digests[6]
+    assert len(set(digests)) == len(tensors)
+    assert {len(digest) for digest in digests} == {32}
+
+
+def test_the_digest_of_a_batch_is_of_its_tensors_in_order():
+    one, two = torch.tensor([1.0]), torch.tensor([2.0])
+
+    assert equality.digest([one, two]) == equality.digest([one.clone(), two])
+    assert len({equality.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
+
+
+# --- noise and rounding
+
+
+def test_the_noise_floor_is_the_difference_of_two_runs_and_the_digests_are_those_of_the_first():
+    found = equality.noise_floor(steps({"a": [4.0, 0.0]}, {"a": [3.0, 0.0]}))
+
+    assert (found.noise_floor, found.largest_difference) == (0.25, 0.25)
+    assert found.digests == results({"a": [4.0, 0.0]}).digests()
+    assert equality.noise_floor(step({"a": [4.0, 0.0]})).noise_floor == 0.0
+
+
+def test_equal_digests_need_no_run_of_the_baseline():
+    digests = results({"a": [1.0, 1.0]}).digests()
+
+    found = equality.verify(step({"a": [1.0, 1.0]}), never, digests, nudged=never)
+
+    assert found == msgspec.structs.replace(EQUAL, digests=digests)
+
+
+def test_where_digests_differ_the_nearer_of_two_runs_counts_and_their_difference_is_the_noise():
+    mine = {"a": [8.0, 5.0]}
+
+    found = equality.verify(step(mine), steps({"a": [8.0, 1.0]}, {"a": [8.0, 4.0]}), {})
+
+    assert (found.largest_difference, found.noise_floor, found.rounding_floor) == (1 / 8, 3 / 8, None)
+    assert found.digests == results(mine).digests()
+
+
+def test_rounding_is_what_the_last_bit_of_the_weights_makes_of_the_first_run():
+    mine, runs = {"a": [8.0, 5.0]}, ({"a": [8.0, 4.0]}, {"a": [8.0, 4.0]})
+
+    found = equality.verify(step(mine), steps(*runs), {}, nudged=step({"a": [8.0, 2.0]}))
+    unmoved = equality.verify(step(mine), steps(*runs), {}, nudged=step({"a": [8.0, 4.0]}))
+
+    assert (found.rounding_floor, found.noise_floor) == (0.25, 0.0)
+    assert unmoved.rounding_floor == 0.0
+
+
+def test_two_steps_are_as_far_apart_as_their_gradients():
+    assert equality.apart(step({"a": [4.0, 0.0]}), step({"a": [4.0, 1.0]})) == 0.25
+    assert equality.apart(step({"a": [4.0, 0.0]}), step({"a": [4.0, 0.0]})) == 0.0
+
+
+def test_a_nudge_moves_every_weight_to_its_neighbour_upwards_and_to_zero_by_turns():
+    workload, _ = left({"a": None, "b": None, "c": None})
+    whole = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
+    workload.module.register_parameter("d", whole)
+
+    equality.nudge(workload)
+
+    last_bit = 2.0**-23
+    assert workload.module.a.tolist() == workload.module.c.tolist() == [1 + last_bit] * 2
+    assert workload.module.b.tolist() == [1 - last_bit / 2] * 2
+    assert whole.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("gradients", "expected"),
+    [
+        ({"a": [0.0, 0.0]}, False),
+        ({"a": [0.0, 1.0]}, True),
+        ({"a": [float("nan"), float("inf")]}, False),
+        ({"a": [float("nan"), 1.0]}, True),
+        ({"a": [0.0, 0.0], "b": [1.0, 0.0]}, True),
+        ({"a": None}, False),
+    ],
+)
+def test_a_step_tells_something_where_a_gradient_is_finite_and_not_zero(gradients, expected):
+    assert equality.tells(left(gradients)[0]) is expected
+
+
+def test_the_root_of_the_last_bit_is_still_rounding():
+    at, above = (msgspec.structs.replace(EQUAL, largest_difference=size) for size in (2.0**-12, 2.0**-11.9))
+
+    assert (equality.is_rounding(EQUAL), equality.is_rounding(at), equality.is_rounding(above)) == (True, True, False)
+
+
+# --- the verdict
+
+
+@pytest.mark.parametrize(
+    ("fields", "strict", "reason"),
+    [
+        ({}, True, None),
+        ({"gradients_equal": False, "largest_difference": 4e-3, "noise_floor": 1e-3}, False, None),
+        ({"loss_equal": False, "largest_difference": 4e-3, "rounding_floor": 1e-3}, False, None),
+        (
+            {"gradients_equal": False, "largest_difference": 4e-3, "noise_floor": 1e-3, "worst_parameter": "a"},
+            True,
+            "gradients differ by 4.0e-03, worst in a; two runs without checkpointing differ by 1.0e-03",
+        ),
+        (
+            {"loss_equal": False, "largest_difference": 5e-3, "noise_floor": 1e-3},
+            False,
+            "gradients differ by 5.0e-03; two runs without checkpointing differ by 1.0e-03",
+        ),
+        (
+            {"gradients_equal": False, "worst_parameter": "a"},
+            False,
+            "gradients differ by 0.0e+00, worst in a; two runs without checkpointing differ by 0.0e+00",
+        ),
+        (
+            {"missing": ("a", "b", "c", "d"), "num_gradients": 7},
+            False,
+            "4 of 7 parameters have no gradient: a, b, c, ...",
+        ),
+        ({"missing": ("a", "b", "c"), "num_gradients": 7}, False, "3 of 7 parameters have no gradient: a, b, c"),
+        (
+            {"ranks_difference": 1e-7, "rounding_floor": 1e-7, "worst_parameter": "a"},
+            True,
+            "gradients differ by 1.0e-07, worst in a from the mean of those of one process with all ranks' batches",
+        ),
+        (
+            {"ranks_difference": 5e-7, "noise_floor": 1e-7},
+            False,
+            "gradients differ by 5.0e-07 from the mean of those of one process with all ranks' batches",
+        ),
+    ],
+)
+def test_why_gradients_do_not_count(fields, strict, reason):
+    assert equality.judge(msgspec.structs.replace(EQUAL, **fields), strict=strict) == reason
+
+
+def test_nothing_to_compare_with_is_a_fault_only_where_one_is_strict():
+    assert equality.judge(None, strict=False) is None
+    assert equality.judge(None, strict=True) == "not verified: there is nothing to compare with"
+
+
+# --- several ranks
+
+
+def test_ranks_are_equal_where_all_are_and_differ_as_the_worst_of_them_does():
+    worse = msgspec.structs.replace(
+        EQUAL,
+        gradients_equal=False,
+        largest_difference=0.5,
+        worst_parameter="b",
+        missing=("c",),
+        buffers_difference=0.1,
+    )
+    first = results({"a": [4.0, 0.0]}), results({"a": [3.0, 0.0]})
+
+    found = equality.compared(*first, Two(lambda found: worse))
+    alike = equality.compared(*first, Two())
+
+    assert (found.largest_difference, found.worst_parameter, found.missing) == (0.5, "b", ("c",))
+    assert (found.loss_equal, found.gradients_equal, found.buffers_difference) == (True, False, 0.1)
+    assert (alike.largest_difference, alike.missing, alike.buffers_difference) == (0.25, (), None)
+    assert equality.compared(first[0], first[0], Two(lambda found: worse)).gradients_equal is False
+
+
+def test_the_noise_floor_of_ranks_is_that_of_the_noisiest():
+    noisier = msgspec.structs.replace(EQUAL, gradients_equal=False, largest_difference=0.5)
+
+    found = equality.noise_floor(step({"a": [4.0, 0.0]}), Two(lambda own: own if isinstance(own, dict) else noisier))
+
+    assert (found.noise_floor, found.gradients_equal) == (0.5, False)
+
+
+def test_the_digests_of_ranks_are_of_all_of_them_in_order():
+    mine, other = results({"a": [1.0, 1.0]}).digests(), results({"a": [2.0, 2.0]}).digests()
+
+    def digests(own, second):
+        return equality.noise_floor(
+            step({"a": [own, own]}), Two(lambda found: second if "loss" in names(found) else found)
+        )
+
+    def names(found):
+        return found if isinstance(found, dict) else ()
+
+    forth, back = digests(1.0, other).digests, digests(2.0, mine).digests
+    assert forth["gradients"] != back["gradients"]
+    assert forth["gradients"] not in (mine["gradients"], other["gradients"])
+    assert forth["loss"] == back["loss"]
+    assert len(forth["gradients"]) == 32
+
+
+def averaged(own, alone, nudged=lambda rank: never, group=None):
+    return equality_pass.verify_averaging(EQUAL, step({"a": own}), alone, nudged, group or Two())
+
+
+def test_ranks_that_have_the_mean_of_their_gradients_do_not_differ():
+    found = averaged([2.0, 3.0], lambda rank: step({"a": [1.0 + 2 * rank, 3.0]}))
+
+    assert found == msgspec.structs.replace(EQUAL, ranks_difference=0.0)
+
+
+def test_ranks_that_do_not_average_are_as_far_apart_as_their_own_gradients_from_the_mean():
+    found = averaged(
+        [4.0, 0.0], lambda rank: step({"a": [4.0, 4.0 * rank]}), lambda rank: step({"a": [4.0, 4.0 * rank + 1.0]})
+    )
+
+    assert (found.ranks_difference, found.worst_parameter, found.rounding_floor) == (0.5, "a", 0.25)
+
+
+def test_the_rounding_of_ranks_is_that_of_the_rank_with_the_most():
+    found = averaged(
+        [4.0, 0.0],
+        lambda rank: step({"a": [4.0, 1.0]}),
+        lambda rank: step({"a": [4.0, 2.0]}),
+        Two(lambda found: 0.75 if isinstance(found, float) else found),
+    )
+
+    assert found.rounding_floor == 0.75
+
+
+def test_a_rank_keeps_its_own_loss_and_a_parameter_without_a_gradient_has_no_mean():
+    def alone(rank):
+        return step({"a": [1.0 + rank, 1.0], "b": None, "c": [6.0, 6.0] if rank else None}, loss=float(rank))
+
+    found = equality_pass.verify_averaging(
+        EQUAL, step({"a": [1.5, 1.0], "b": None, "c": [3.0, 3.0]}, loss=0.0), alone, lambda rank: never, Two()
+    )
+
+    assert found.ranks_difference == 0.0
+
+
+# --- the pass
+
+
+class Scripted:
+    """A bench whose steps leave what is written down, by case and by how often it ran; it keeps the notes."""
+
+    def __init__(self, case, script, *, digests=None, group=None, applied=None):
+        self.trial = SimpleNamespace(case=case, digests=digests)
+        self.group = group or Group()
+        self.notes = {}
+        self.begun = []
+        self._script, self._applied = script, applied
+
+    def begin(self, name):
+        self.begun.append(name)
+
+    def note(self, code, text):
+        self.notes[code] = text
+
+    def build(self, case=None, rank=None):
+        case = case or self.trial.case
+        workload, loss = self._script(case, rank)
+        applied = self._applied or SimpleNamespace(reference=None, changes_kernels=False)
+        return SimpleNamespace(case=case, workload=workload, applied=applied, loss=loss)
+
+    def build_unwatched(self, case, *, rank=None):
+        return self.build(case, rank)
+
+    def gradients(self, built):
+        return built.loss
+
+
+@pytest.fixture
+def unrepairable(monkeypatch):
+    monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: False)
+
+
+def scripted(gradients, **others):
+    return lambda case, rank: left(gradients.get(case.precision, gradients), **others)
+
+
+def test_the_baseline_is_compared_with_itself():
+    bench = Scripted(make.case(), scripted({"a": [1.0, 1.0]}))
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.noise_floor, found.precision_difference, reason) == (0.0, None, None)
+    assert (bench.begun, bench.notes) == (["equality"], {})
+
+
+def test_the_baseline_in_another_precision_is_compared_with_fp32_too():
+    bench = Scripted(make.case(precision="bf16"), scripted({"bf16": {"a": [4.0, 1.0]}, "fp32": {"a": [4.0, 2.0]}}))
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.precision_difference, found.noise_floor, reason) == (0.25, 0.0, None)
+    assert bench.notes == {"GCP013": "in bf16 the gradients differ by 2.5e-01 from those in fp32"}
+
+
+def test_only_the_steps_in_the_cases_precision_tell_something():
+    bench = Scripted(make.case(precision="bf16"), scripted({"bf16": {"a": [0.0, 0.0]}, "fp32": {"a": [4.0, 2.0]}}))
+
+    equality_pass.compare(bench)
+
+    assert bench.notes["GCP014"] == "all gradients are zero or not finite, so that their equality says nothing"
+
+
+def test_no_comparison_is_a_note_and_where_it_is_off_too(unrepairable):
+    lonely = Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}))
+    off = Scripted(make.case("all", verify="off"), never)
+
+    assert equality_pass.compare(lonely) == (None, None)
+    assert equality_pass.compare(off) == (None, None)
+    assert lonely.notes == {"GCP003": "gradients were not compared: there is no result without checkpointing"}
+    assert off.notes == {"GCP006": "gradients were not compared: --verify off"}
+    assert off.begun == []
+
+
+def test_a_strategy_with_the_digests_of_the_baseline_is_equal(unrepairable):
+    bench = Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}), digests=results({"a": [1.0, 1.0]}).digests())
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.gradients_equal, found.against, reason) == (True, "none", None)
+    assert bench.notes == {}
+
+
+def by_strategy(**gradients):
+    return lambda case, rank: left({"a": gradients[case.strategy.name.replace("-", "_")]})
+
+
+def test_a_strategy_with_other_gradients_is_invalid(unrepairable):
+    bench = Scripted(make.case("all"), by_strategy(all=[4.0, 1.0], none=[4.0, 2.0]), digests={})
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.largest_difference, found.rounding_floor) == (0.25, None)
+    assert reason == "gradients differ by 2.5e-01, worst in a; two runs without checkpointing differ by 0.0e+00"
+
+
+def test_compiled_code_that_rounds_otherwise_is_compared_with_what_it_names(unrepairable):
+    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=True)
+    script = by_strategy(all=[4.0, 1.0], none=[4.0, 1.0001], every=[4.0, 1.0])
+    bench = Scripted(make.case("all"), script, digests={}, applied=applied)
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.gradients_equal, found.against, reason) == (True, "every:k=2", None)
+    assert bench.notes["GCP011"] == ("compared with every:k=2: compiled code rounds otherwise, by 2.5e-05, than `none`")
+
+
+def test_compiled_code_that_differs_by_more_than_rounding_is_not_compared_anew(unrepairable):
+    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=True)
+    script = by_strategy(all=[4.0, 1.0], none=[4.0, 3.0], every=[4.0, 1.0])
+    bench = Scripted(make.case("all"), script, digests={}, applied=applied)
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.largest_difference, found.against) == (0.5, "none")
+    assert reason
+    assert "GCP011" not in bench.notes
+
+
+def test_compiled_code_that_draws_otherwise_is_compared_with_what_it_names(unrepairable):
+    applied = SimpleNamespace(reference=Choice("every:k=2"), changes_kernels=False)
+
+    def script(case, rank):
+        torch.manual_seed(0 if case.strategy.name == "none" else 1)
+        return left({"a": [4.0, 3.0 if case.strategy.name == "none" else 1.0]})
+
+    bench = Scripted(make.case("all"), script, digests={}, applied=applied)
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.random_state_equal, found.against, reason) == (True, "every:k=2", None)
+    assert bench.notes == {"GCP011": "compared with every:k=2: compiled code draws other random numbers than `none`"}
+
+
+def test_kernels_that_change_are_held_to_what_the_last_bit_of_the_weights_changes(unrepairable):
+    applied = SimpleNamespace(reference=None, changes_kernels=True)
+
+    def script(case, rank):
+        workload, loss = left({"a": [4.0, 1.0] if case.strategy.name == "all" else [4.0, 2.0]})
+        workload.module.a.grad.requires_grad_(False)
+        return workload, loss
+
+    class Nudged(Scripted):
+        def gradients(self, built):
+            moved = bool((built.workload.module.a != 1).any())
+            built.workload.module.a.grad[1] += 1.0 if moved else 0.0
+            return built.loss
+
+    bench = Nudged(make.case("all"), script, digests={}, applied=applied)
+
+    found, reason = equality_pass.compare(bench)
+
+    assert (found.largest_difference, found.rounding_floor, found.noise_floor) == (0.25, 0.25, 0.0)
+    assert reason is None
+
+
+def test_other_random_numbers_than_without_checkpointing_are_a_note(unrepairable):
+    digests = {**results({"a": [1.0, 1.0]}).digests(), "random": "another"}
+    draws = iter((True, False, False))
+
+    def script(case, rank):
+        if next(draws):
+            torch.rand(1)
+        else:
+            torch.manual_seed(0)
+        return left({"a": [1.0, 1.0]})
+
+    bench = Scripted(make.case("all"), script, digests=digests)
+
+    found, _ = equality_pass.compare(bench)
+
+    assert not found.random_state_equal
+    assert bench.notes == {"GCP005": "the step draws other random numbers than without checkpointing"}
+
+
+@pytest.mark.parametrize(("repair", "is_noted"), [(False, True), (True, False)])
+def test_buffers_that_batchnorm_updates_twice_name_the_option_that_mends_it(monkeypatch, repair, is_noted):
+    monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: True)
+
+    def script(case, rank):
+        return left({"a": [1.0, 1.0]}, buffers={"mean": [4.0 if case.strategy.name == "none" else 3.0]})
+
+    bench = Scripted(make.case("all", repair_batchnorm=repair), script, digests={})
+
+    equality_pass.compare(bench)
+
+    assert ("--repair-batchnorm mends it" in bench.notes["GCP004"]) is is_noted
+
+
+@pytest.mark.parametrize(
+    ("difference", "is_repairable", "text"),
+    [
+        (None, False, "buffers differ: what a recompute writes into them it writes again"),
+        (0.5, False, "buffers differ by 5.0e-01: what a recompute writes into them it writes again"),
+        (1e-5, True, "buffers agree but for rounding (1.0e-05)"),
+        (
+            2e-5,
+            True,
+            "buffers differ by 2.0e-05: BatchNorm updates its statistics when it is recomputed; "
+            "--repair-batchnorm mends it",
+        ),
+    ],
+)
+def test_what_is_said_of_buffers(monkeypatch, difference, is_repairable, text):
+    found = msgspec.structs.replace(EQUAL, buffers_equal=False, buffers_difference=difference)
+    monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: is_repairable)
+    monkeypatch.setattr(equality, "verify", lambda *arguments, **keywords: found)
+    bench = Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}), digests={})
+
+    equality_pass.compare(bench)
+
+    assert bench.notes["GCP004"] == text
+
+
+def ranked(own, batches=(1.0, 2.0)):
+    """Two ranks whose own gradients are these; alone, with its own batch, a rank has a gradient of 1 or of 3."""
+
+    def script(case, rank):
+        workload, loss = left({"a": own if rank is None else [1.0 + 2 * rank, 1.0 + 2 * rank]})
+        return msgspec.structs.replace(workload, batch=(torch.tensor([batches[0]]),)), loss
+
+    other = equality.digest([torch.tensor([batches[1]])])
+    group = Two(lambda found: other if isinstance(found, str) else found)
+    return Scripted(make.case(), script, group=group)
+
+
+def test_ranks_are_compared_with_one_process_that_has_the_batches_of_all():
+    right, wrong = ranked([2.0, 2.0]), ranked([1.0, 1.0])
+
+    (found, reason), (_, fault) = equality_pass.compare(right), equality_pass.compare(wrong)
+
+    assert (found.ranks_difference, reason) == (0.0, None)
+    assert fault == (
+        "gradients differ by 5.0e-01, worst in a from the mean of those of one process with all ranks' batches"
+    )
+    assert right.notes == wrong.notes == {}
+
+
+def test_ranks_with_the_same_batch_show_nothing_of_averaging():
+    bench = ranked([2.0, 2.0], batches=(1.0, 1.0))
+
+    equality_pass.compare(bench)
+
+    assert bench.notes == {
+        "GCP035": "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
+    }

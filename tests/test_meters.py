@@ -1,0 +1,372 @@
+"""The meters on devices that tell what is written down: what becomes of it is arithmetic."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from profiler.core.record import Conditions
+from profiler.measuring.devices import Span
+from profiler.measuring.meters import memory, operators, time
+from profiler.measuring.meters.leftovers import Leftovers
+from profiler.measuring.ranks import Group
+from profiler.training.workload import Workload
+from tests.scripted_steps import Scripted, step
+
+LAYER, BATCH = 16 * 16 * 4, 4 * 16 * 4  # bytes
+
+
+def workload(module=None, batch=None):
+    module = module or nn.Linear(16, 16, bias=False)
+    batch = torch.ones(4, 16) if batch is None else batch
+    return Workload(module=module, batch=batch, loss=lambda module, batch: module(batch).sum())
+
+
+class Watched:
+    """A device that tells these spans, and how often it was marked; it holds so many bytes."""
+
+    def __init__(self, spans=(), held=None):
+        self.marks, self.held, self._spans = 0, held, spans
+
+    def watch(self, resting_bytes):
+        self.resting_bytes = resting_bytes
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args): ...
+
+    def mark(self):
+        self.marks += 1
+
+    def spans(self):
+        return list(self._spans)
+
+    def held_bytes(self):
+        return self.held
+
+
+def span(start, peak, end, **others):
+    return Span(start_bytes=start, peak_bytes=peak, end_bytes=end, **others)
+
+
+# --- what earlier passes leave
+
+
+def test_a_model_that_is_still_there_when_the_next_is_built_was_left():
+    leftovers = Leftovers(Watched())
+    kept = workload()
+
+    leftovers.start()
+    leftovers.built(kept)
+    first = leftovers.nbytes
+    leftovers.start()
+    leftovers.built(workload())
+
+    assert first == 0
+    assert (leftovers.nbytes, leftovers.model_bytes, leftovers.most_bytes) == (LAYER + BATCH,) * 3
+
+
+def test_a_model_that_is_gone_leaves_nothing_but_the_most_there_was_is_remembered():
+    leftovers = Leftovers(Watched())
+    kept = workload()
+    for number in range(4):
+        leftovers.start()
+        leftovers.built(kept if number == 0 else workload())
+        if number == 1:
+            kept = None
+
+    assert (leftovers.nbytes, leftovers.model_bytes) == (0, 0)
+    assert leftovers.most_bytes == LAYER + BATCH
+
+
+def test_what_a_pass_uses_again_was_not_left():
+    leftovers = Leftovers(Watched())
+    kept = workload()
+    for _ in range(2):
+        leftovers.start()
+        leftovers.built(kept)
+        leftovers.built(workload(batch=kept.batch))  # a second model of the same pass
+
+    assert leftovers.most_bytes == 0
+
+
+def test_a_buffer_that_is_left_counts():
+    leftovers = Leftovers(Watched())
+    module = nn.BatchNorm1d(16, affine=False)  # two buffers of 16 numbers, and a count
+
+    leftovers.built(workload(module, batch=torch.ones(1)))
+
+    assert leftovers.held_model_bytes() == 2 * 16 * 4 + 8
+
+
+def test_on_a_device_that_counts_its_bytes_these_are_what_is_left():
+    device = Watched(held=100)
+    leftovers = Leftovers(device)
+
+    device.held = 5100
+    leftovers.start()
+    leftovers.built(workload())
+
+    assert (leftovers.nbytes, leftovers.model_bytes, leftovers.most_bytes) == (5000, 0, 5000)
+
+
+def test_of_a_model_that_is_used_again_neither_storages_nor_gradients_were_left():
+    device = Watched(held=100)
+    leftovers = Leftovers(device)
+    kept = workload()
+    leftovers.built(kept)
+    kept.loss(kept.module, kept.batch).backward()
+
+    device.held = 100 + 2 * LAYER + BATCH + 7
+    leftovers.start()
+    leftovers.built(kept)
+
+    assert (leftovers.nbytes, leftovers.model_bytes) == (7, 0)
+
+
+def test_a_device_with_fewer_bytes_than_at_first_holds_nothing():
+    device = Watched(held=100)
+    leftovers = Leftovers(device)
+
+    device.held = 40
+
+    assert leftovers.held_bytes() == 0
+
+
+def test_in_a_peak_are_all_bytes_that_were_left_where_they_grew_and_else_those_of_models():
+    device = Watched(held=0)
+    leftovers = Leftovers(device)
+    kept = workload()
+    leftovers.built(kept)
+    device.held = LAYER + BATCH + 500
+    leftovers.start()
+    leftovers.built(workload())
+
+    assert leftovers.in_peak(device.held - 1) == LAYER + BATCH + 500
+    assert leftovers.in_peak(device.held) == LAYER + BATCH
+
+
+# --- the bytes of a step
+
+
+def phases_alone(mark):
+    for phase in ("zero", "forward", "backward", "optimizer", "end"):
+        mark(phase)
+
+
+def test_the_readings_of_memory_are_those_of_the_spans():
+    device = Watched(
+        [
+            span(50, 60, 50),
+            span(50, 90, 80, reserved_bytes=200),
+            span(80, 120, 70, reserved_bytes=300, device_bytes=900),
+            span(70, 75, 60),
+        ]
+    )
+    training = workload()
+    optimizer = torch.optim.SGD(training.module.parameters(), momentum=0.9)
+
+    read = memory.read(training, optimizer, device, phases_alone)
+
+    assert device.resting_bytes == LAYER + BATCH
+    assert device.marks == 5
+    assert read["static_bytes"] == {"parameters": LAYER, "buffers": 0, "inputs": BATCH, "gradients": 0, "optimizer": 0}
+    assert (read["start_bytes"], read["saved_bytes"]) == (50, 30)
+    assert (read["peak_bytes"], read["peak_phase"], read["peak_gradient_bytes"]) == (120, "backward", 0)
+    assert (read["reserved_bytes"], read["device_bytes"]) == (300, 900)
+    assert {phase: found.allocated for phase, found in read["phases"].items()} == {
+        "forward": 90, "backward": 120, "optimizer": 75,
+    }  # fmt: skip
+    assert [(found.reserved, found.device) for found in read["phases"].values()] == [
+        (200, None), (300, 900), (None, None),
+    ]  # fmt: skip
+
+
+def test_of_micro_batches_the_one_that_saves_most_counts_and_the_first_is_the_start():
+    device = Watched([span(10, 10, 10), span(10, 30, 20), span(20, 40, 15), span(15, 45, 40), span(40, 44, 15),
+                      span(15, 15, 15)])  # fmt: skip
+
+    def step(mark):
+        for phase in ("zero", "forward", "backward", "forward", "backward", "optimizer", "end"):
+            mark(phase)
+
+    training = workload()
+    read = memory.read(training, torch.optim.SGD(training.module.parameters()), device, step)
+
+    assert (read["start_bytes"], read["saved_bytes"]) == (10, 25)
+    assert (read["peak_bytes"], read["peak_phase"]) == (45, "forward")
+    assert read["phases"]["backward"].allocated == 44
+
+
+def test_a_gradient_that_arrives_ends_a_span_and_is_in_the_next_one():
+    module = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 8, bias=False))
+    training = workload(module)
+
+    def train(mark):
+        mark("zero")
+        module.zero_grad()
+        mark("forward")
+        loss = training.loss(module, training.batch)
+        mark("backward")
+        loss.backward()
+        mark("optimizer")
+        mark("end")
+
+    spans = [span(0, 1, 0), span(0, 2, 0), span(0, 3, 0), span(0, 9, 0), span(0, 4, 0), span(0, 1, 0)]
+    device = Watched(spans)
+
+    read = memory.read(training, torch.optim.SGD(module.parameters()), device, train)
+
+    assert device.marks == 7  # the phases, and two gradients
+    assert (read["peak_bytes"], read["peak_phase"]) == (9, "backward")
+    assert read["peak_gradient_bytes"] == 8 * 16 * 4  # that of the last layer, which arrives first
+
+
+def test_every_storage_between_steps_is_counted_once_and_under_its_first_category():
+    shared = nn.Linear(16, 16, bias=False)
+    module = nn.Sequential(shared, nn.Linear(16, 16, bias=False))
+    module.register_buffer("view", shared.weight.detach()[0])
+    module.register_buffer("own", torch.zeros(3))
+    training = workload(module)
+    optimizer = torch.optim.Adam(module.parameters())
+    training.loss(module, training.batch).backward()
+    optimizer.step()
+
+    found = memory.static_bytes(training, optimizer)
+
+    counts = 2 * 4  # Adam's steps, of each parameter
+    assert found == {
+        "parameters": 2 * LAYER,
+        "buffers": 12,
+        "inputs": BATCH,
+        "gradients": 2 * LAYER,
+        "optimizer": 4 * LAYER + counts,
+    }
+
+
+def test_a_timeline_keeps_each_stretchs_highest_point_and_the_place_where_phases_begin():
+    live = [*range(960), *range(960, 0, -1)]
+
+    found = memory.timeline({"live": live, "nothing": [0] * 1920}, [("forward", 0), ("none", 960), ("backward", 960)])
+
+    assert found.nbytes.keys() == {"live"}
+    assert len(found.nbytes["live"]) == 96
+    assert max(found.nbytes["live"]) == 960
+    assert found.phases == (("forward", 0), ("backward", 48))
+
+
+def test_the_largest_known_value_is_of_those_that_were_measured():
+    assert memory.largest_known([None, 3, 5, None]) == 5
+    assert memory.largest_known([None]) is None
+
+
+# --- what operators do
+
+
+def test_a_call_is_one_word_with_types_shapes_and_strides():
+    mm = torch.ops.aten.mm.default
+    matrix = torch.ones(2, 3)
+
+    assert operators.call_signature(mm, (matrix, matrix.T), None) == "aten.mm(float32[2, 3], float32[3, 2] by [1, 3])"
+    assert operators.call_signature(
+        torch.ops.aten.sum.dim_IntList, (matrix, [0, 1], True), {"dtype": torch.float64}
+    ) == ("aten.sum.dim_IntList(float32[2, 3], [0, 1], True, dtype=torch.float64)")
+    assert operators.call_signature(torch.ops.aten.cat.default, ((matrix.int(), matrix.int()),), {}) == (
+        "aten.cat([int32[2, 3], int32[2, 3]])"
+    )
+
+
+def test_what_an_operator_hides_is_the_most_that_it_took_besides_what_was_there_before_or_after():
+    small, large = torch.ones(2), torch.ones(3)
+
+    def run(mark):
+        for tensor in (small, large, small, small):
+            torch.relu(tensor)
+
+    between = span(0, 999, 0)
+    device = Watched(
+        [span(10, 25, 20), between, span(10, 12, 12), between, span(20, 27, 5), between, span(0, 6, 0)]
+    )  # fmt: skip
+
+    read = operators.read(device, run)
+
+    assert read == {"hidden_bytes": {"aten.relu(float32[2])": 7}}
+    assert device.marks == 8  # of the second step alone: the first one is not followed
+    assert device.resting_bytes == 0
+
+
+def test_the_flops_of_a_layer_are_those_of_its_products_and_a_recompute_is_in_the_backward():
+    product = 2 * 4 * 16 * 16
+    layer = nn.Linear(16, 16, bias=False)
+    plain = Workload(module=layer, batch=torch.ones(4, 16), loss=lambda module, batch: module(batch).sum())
+    recomputed = Workload(
+        module=layer,
+        batch=torch.ones(4, 16),
+        loss=lambda module, batch: checkpoint(lambda: module(batch).sin(), use_reentrant=False).sum(),
+    )
+
+    assert operators.read_flops(plain) == {"forward_flops": product, "backward_flops": product}  # of the weight alone
+    assert operators.read_flops(recomputed) == {"forward_flops": product, "backward_flops": 2 * product}
+
+
+# --- the seconds of a step
+
+
+def test_the_seconds_of_phases_are_of_one_step_however_many_a_sample_has():
+    device = Scripted([1.0, 3e-4, 8e-3, 4e-3])
+
+    read = time.read(device, step, warmup=1, samples=2)
+
+    assert read["steps_per_sample"] == 4  # of 0.3 ms, in a millisecond
+    assert read["warmup_seconds"] == (1.0, 3e-4)
+    assert read["step_seconds"] == (2e-3, 1e-3)
+    assert read["forward_seconds"] == read["backward_seconds"] == (1e-3, 5e-4)
+    assert read["optimizer_seconds"] == (0, 0)
+    assert (read["stopped"], read["host_share"]) == ("samples", None)
+
+
+@pytest.mark.parametrize(("until", "taken", "warmed"), [(None, 3, 3), (8.0, 3, 3), (4.0, 1, 2), (2.3, 1, 1)])
+def test_no_step_begins_that_would_not_end_in_time(until, taken, warmed):
+    now = [0.0]
+
+    def timed(mark):
+        step(mark)
+        now[0] += 1.0
+
+    read = time.read(Scripted([1.0] * 6), timed, warmup=2, samples=3, until=until, clock=lambda: now[0])
+
+    assert len(read["warmup_seconds"]) == warmed
+    assert len(read["step_seconds"]) == taken
+    assert read["stopped"] == ("samples" if taken == 3 else "limit")
+
+
+class Busy(Group):
+    """Two ranks, of which the other one has used 7 seconds of the CPU for every look at it."""
+
+    size = 2
+    looks = 0
+
+    def gather(self, found):
+        if not isinstance(found, float):
+            return [found, found]
+        self.looks += 1
+        return [found, 7.0 * self.looks]
+
+
+def test_cpu_time_of_other_ranks_is_not_that_of_other_programs(monkeypatch):
+    monkeypatch.setattr("time.process_time", lambda: 64.0)
+    group = Busy()
+
+    def conditions(others):
+        device = SimpleNamespace(conditions=lambda: Conditions(at_seconds=1.0, others_seconds=others))
+        return time._conditions(device, group, 0.0).others_seconds
+
+    assert [conditions(10.0), conditions(10.0), conditions(None)] == [3.0, 0.0, None]
+    assert time._spent_elsewhere(group) == 28.0
+    assert time._spent_elsewhere(Group()) == 0.0
