@@ -146,7 +146,7 @@ def test_a_digest_is_of_names_shapes_types_and_values():
             loss=torch.ones(()),
             gradients={name: None if values is None else torch.tensor(values) for name, values in one.items()},
             buffers={},
-            random_state=torch.ones(1),
+            random_states={"torch": torch.ones(1)},
         ).digests()["gradients"]
         for one in tensors
     ]
