@@ -73,3 +73,22 @@ def test_options_arrive_with_their_types():
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18", "hf:vit"])
 def test_a_default_that_is_written_out_is_the_same_choice(name):
     assert catalogue.resolve(Choice(f"{name}:size=own"), models.TABLE) == name
+
+
+def test_a_factory_may_be_imported_from_beside_the_file_or_be_another_name(tmp_path):
+    (tmp_path / "mygpt.py").write_text("def build(depth: int = 3, batch_size: int = 2):\n    pass\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("from .mine import build as make\n")
+    (tmp_path / "pack" / "mine.py").write_text("def build(width: int = 5):\n    pass\n")
+    (tmp_path / "train.py").write_text(
+        "from mygpt import build as make\nfrom pack import make as packed\nother = make\nloop = pool\npool = loop\n"
+    )
+    options = {
+        name: [option.name for option in catalogue.read(f"{tmp_path}/train.py:{name}", models.TABLE).options]
+        for name in ("make", "other", "packed")
+    }
+
+    assert options == {"make": ["depth"], "other": ["depth"], "packed": ["width"]}
+    for name in ("loop", "absent"):
+        with pytest.raises(UserError, match=f"has no function '{name}'|has no function 'pool'|has no function 'loop'"):
+            catalogue.read(f"{tmp_path}/train.py:{name}", models.TABLE)

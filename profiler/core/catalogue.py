@@ -36,6 +36,7 @@ KINDS = {
     "value": "a value",
 }
 FAMILY, USERS = "name", "*"
+MOST_HOPS = 4  # from a name to the function that it stands for
 CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 
 
@@ -249,7 +250,7 @@ def _literal(text: str) -> Any:
 
 
 @cache
-def _function(target: str) -> ast.FunctionDef:
+def _function(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
     """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
     name, _, attribute = target.rpartition(":")
     path, get_source = _source(name)
@@ -262,9 +263,29 @@ def _function(target: str) -> ast.FunctionDef:
         where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if attribute not in functions:
-        raise UserError(f"'{path}' has no function '{attribute}'", hint=_nearest(attribute, list(functions)))
-    return functions[attribute]
+    if attribute in functions:
+        return functions[attribute]
+    if hops and (elsewhere := _bound_to(attribute, tree, path)):
+        return _function(elsewhere, hops - 1)
+    raise UserError(f"'{path}' has no function '{attribute}'", hint=_nearest(attribute, list(functions)))
+
+
+def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
+    """The function that a name of a file stands for by `name = other` or `from module import other as name`.
+
+    A module is looked for beside the file alone; nothing is imported.
+    """
+    for node in reversed(tree.body):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            if any(isinstance(one, ast.Name) and one.id == name for one in node.targets) and node.value.id != name:
+                return f"{path}:{node.value.id}"
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
+            original = next((one.name for one in node.names if (one.asname or one.name) == name), None)
+            module = path.parent.joinpath(*node.module.split("."))
+            files = (module.with_suffix(".py"), module / "__init__.py")
+            if original and (file := next((one for one in files if one.is_file()), None)):
+                return f"{file}:{original}"
+    return None
 
 
 def place(target: str) -> Path:
