@@ -1,15 +1,13 @@
 """Models at full size, rehearsed on GPUs that are not there: bytes, seconds, and the host's memory.
 
-Each row is one `gcprof rehearse` in a process of its own, and one `gcprof predict` of the same step. Fails where a
-rehearsal takes more than 40 s or 12 GiB of the host's memory, or ends otherwise than it should. `-o` writes the table.
+Each row is rehearsed by an engine of its own, in a process of its own, and then predicted. Fails where a rehearsal
+takes more than 40 s or 12 GiB of the host's memory, or ends otherwise than it should. `-o` writes the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,25 +17,29 @@ from pathlib import Path
 import msgspec
 
 from profiler import __version__
+from profiler.core import catalogue
+from profiler.core.case import UNSET, Case, Choice, Trial, decode, encode
+from profiler.core.record import Record
 from profiler.core.units import bytes_text
+from profiler.engines.local import Local
+from profiler.training import models, optimizers
 
 SECONDS, HOST_BYTES = 40.0, 12 * 2**30
 LONGEST = 300  # seconds: what takes longer is ended
-OK, OUT_OF_MEMORY = "ok", "out of memory"
-LLAMA = ("llama:size=7b,sequence=2048", "--batch-size", "1", "--precision", "bf16")
+OK = "ok"
 HEAD = """# Models at full size, rehearsed
 
-Each row is one training step of a model at full size, on a GPU that was not there: rehearsed by PyTorch's own CUDA code
-(`gcprof rehearse`), and predicted from a trace (`gcprof predict`). Nothing here was measured. Seconds are of the whole
-command, from the start of its process to its end; the host's memory is the largest resident set of any of its
-processes. Bounds: {seconds:.0f} s and {host}.
+Each row is one training step of a model at full size, on a GPU that was not there: rehearsed by PyTorch's own CUDA
+code, and predicted from a trace. Nothing here was measured. Seconds are of the whole rehearsal, from the start of a new
+interpreter to the end of its processes; the host's memory is the largest resident set of any of them. Bounds:
+{seconds:.0f} s and {host}.
 
-Published is what others measured on a real GPU: ResNet-152 with batch 32 took 5,605.75 MB
-([pytorch_memonger](https://github.com/prigoyal/pytorch_memonger)). No published figure of the other rows is known to
-us.
+Published is what others measured on a real GPU: 5,605.75 MB for ResNet-152 with batch 32, with TensorFlow (a comment
+in the tests of [gradient-checkpointing](https://github.com/cybertronai/gradient-checkpointing)). No published figure of
+the other rows is known to us; figures of other steps are in [published memory](published-memory.md).
 
-Made by `python -m benchmarks.rehearse` with gcprof {version} and torch {torch}, on {cores} cores with a load of {load}
-({first} before, {last} after).
+Made by `python -m benchmarks.rehearse` with gcprof {version} and torch {torch}, on {cores} cores that other
+work shared: a load of {first} before the first row and {last} after the last.
 
 | model | device | published | rehearsed | predicted | seconds | host's memory |
 |---|---|--:|--:|--:|--:|--:|
@@ -48,8 +50,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A step to rehearse."""
 
     name: str
-    words: tuple[str, ...]  # after `gcprof rehearse`, and after `gcprof predict`
+    model: str
+    batch_size: int
+    strategy: str = "none"
+    optimizer: str = "adamw"
+    precision: str = "fp32"
     device: str = "h100"
+    ranks: int = 0  # of FSDP2
     published: str = "-"
     outcome: str = OK
 
@@ -59,6 +66,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
 
     row: Row
     outcome: str
+    detail: str
     peak_bytes: int | None
     predicted_bytes: int | None
     seconds: float
@@ -69,7 +77,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the bounds that the row breaks."""
         found = []
         if self.outcome != self.row.outcome:
-            found.append(f"{self.outcome}, not {self.row.outcome}")
+            found.append(f"{self.outcome}, not {self.row.outcome}: {self.detail}")
         if self.seconds > SECONDS:
             found.append(f"{self.seconds:.1f} s, not {SECONDS:.0f} s")
         if self.host_bytes > HOST_BYTES:
@@ -77,55 +85,66 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+LLAMA = "llama:size=7b,sequence=2048"
 ROWS = (
     Row(
         name="ResNet-152, batch 32, fp32, SGD",
-        words=("torchvision:resnet152", "--batch-size", "32"),
+        model="torchvision:resnet152",
+        batch_size=32,
+        optimizer="sgd",
         published="5,605.75 MB",
     ),
-    Row(
-        name="BERT-base, batch 64 x 128, fp32, AdamW",
-        words=("hf:bert:head=classification,sequence=128", "--batch-size", "64", "--optimizer", "adamw"),
-    ),
-    Row(
-        name="GPT-2, batch 8 x 1024, fp32, AdamW",
-        words=("hf:gpt2:sequence=1024", "--batch-size", "8", "--optimizer", "adamw"),
-    ),
-    Row(
-        name="ViT-L/16, batch 64, fp32, AdamW",
-        words=("torchvision:vit_l_16", "--batch-size", "64", "--optimizer", "adamw"),
-    ),
-    Row(name="Llama-7B, batch 1 x 2048, bf16, AdamW", words=(*LLAMA, "--optimizer", "adamw")),
+    Row(name="BERT-base, batch 64 x 128, fp32, AdamW", model="hf:bert:head=classification,sequence=128", batch_size=64),
+    Row(name="GPT-2, batch 8 x 1024, fp32, AdamW", model="hf:gpt2:sequence=1024", batch_size=8),
+    Row(name="ViT-L/16, batch 64, fp32, AdamW", model="torchvision:vit_l_16", batch_size=64),
+    Row(name="Llama-7B, batch 1 x 2048, bf16, AdamW", model=LLAMA, batch_size=1, precision="bf16"),
     Row(
         name="Llama-7B, the same, every block checkpointed",
-        words=(*LLAMA, "--optimizer", "adamw", "--strategies", "all"),
+        model=LLAMA,
+        batch_size=1,
+        precision="bf16",
+        strategy="all",
     ),
     Row(
         name="Llama-7B, the same, fused AdamW",
-        words=(*LLAMA, "--optimizer", "torch:AdamW:fused=true", "--strategies", "all"),
+        model=LLAMA,
+        batch_size=1,
+        precision="bf16",
+        strategy="all",
+        optimizer="torch:AdamW:fused=true",
     ),
     *(
         Row(
             name="Llama-7B, every block checkpointed, AdamW",
-            words=(*LLAMA, "--optimizer", "adamw", "--strategies", "all"),
+            model=LLAMA,
+            batch_size=1,
+            precision="bf16",
+            strategy="all",
             device=device,
-            outcome=OUT_OF_MEMORY,
+            outcome="oom",
         )
         for device in ("t4", "l4")
     ),
     Row(
-        name="Llama-70B, FSDP2, rank 0 of 64, batch 1 x 4096, bf16, AdamW, every block checkpointed",
-        words=("llama:size=70b,sequence=4096", "--batch-size", "1", "--precision", "bf16", "--optimizer", "adamw",
-               "--strategies", "all", "--ranks", "64", "--parallel", "fsdp2"),
+        name="Llama-70B, rank 0 of 64 of FSDP2, batch 1 x 4096, bf16, AdamW, every block checkpointed",
+        model="llama:size=70b,sequence=4096",
+        batch_size=1,
+        precision="bf16",
+        strategy="all",
+        ranks=64,
     ),
-)  # fmt: skip
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="only rows whose name or device holds one of these")
     parser.add_argument("-o", "--output", type=Path, help="write the table to this document")
+    parser.add_argument("--trial", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.trial:
+        run_trial(asked.trial)
+        return 0
     first = os.getloadavg()[0]
     found = []
     for row in ROWS:
@@ -138,47 +157,57 @@ def main() -> int:
 
 
 def rehearse(row: Row) -> Rehearsed:
-    """Returns what the row gave: its rehearsal by one command, its prediction by another."""
-    strategy = () if "--strategies" in row.words else ("--strategies", "none")
-    words = (*row.words, *strategy, "--device", row.device, "--json")
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        answer, host_bytes = _gcprof("rehearse", *words, "-o", str(Path(folder) / "run"))
-        seconds = time.monotonic() - began
-    predicted, _ = _gcprof("predict", *words)
-    record = _record(answer)
+    """Returns what the row gave: rehearsed by a new interpreter, then predicted."""
+    wanted = case(row)
+    began = time.monotonic()
+    record, host_bytes = _run(wanted)
+    seconds = time.monotonic() - began
+    predicted, _ = _run(wanted.foreseen)
     return Rehearsed(
         row=row,
-        outcome=_outcome(record),
-        peak_bytes=record.get("readings", {}).get("peak_bytes"),
-        predicted_bytes=_record(predicted).get("readings", {}).get("peak_bytes"),
+        outcome=record.outcome if record else "not ended",
+        detail=(record.detail or "") if record else f"not within {LONGEST} s",
+        peak_bytes=record.readings.peak_bytes if record else None,
+        predicted_bytes=predicted.readings.peak_bytes if predicted else None,
         seconds=seconds,
         host_bytes=host_bytes,
-        torch=record.get("environment", {}).get("torch"),
+        torch=record.environment.torch if record and record.environment else None,
     )
 
 
-def _gcprof(*words: str) -> tuple[str, int]:
-    """Returns what the command printed, and the largest resident set of any of its processes in bytes."""
+def case(row: Row) -> Case:
+    """Returns the row's step, to be rehearsed."""
+    return Case(
+        model=catalogue.resolve(Choice(row.model), models.TABLE),
+        strategy=Choice(row.strategy),
+        optimizer=catalogue.resolve(Choice(row.optimizer), optimizers.TABLE),
+        batch_size=row.batch_size,
+        precision=row.precision,
+        device=f"rehearse:{row.device}",
+        verify="off",
+        ranks=row.ranks or UNSET,
+        parallel=Choice("fsdp2") if row.ranks else UNSET,
+    )
+
+
+def _run(wanted: Case) -> tuple[Record | None, int]:
+    """Returns the case's record, None where it takes too long, and the most bytes that one of its processes held."""
     with tempfile.TemporaryFile() as printed:
-        command = ["timeout", str(LONGEST), sys.executable, "-m", "profiler", *words]
+        text = encode(Trial(case=wanted, passes=("memory",))).decode()
+        command = ["timeout", str(LONGEST), sys.executable, "-m", "benchmarks.rehearse", "--trial", text]
         process = subprocess.Popen(command, stdout=printed, stderr=subprocess.DEVNULL)
-        _, _, used = os.wait4(process.pid, 0)  # its own, and those of the processes that it waited for
+        _, status, used = os.wait4(process.pid, 0)  # used: by it, and by those that it waited for
+        process.returncode = os.waitstatus_to_exitcode(status)
         printed.seek(0)
-        return printed.read().decode(), _resident(used)
+        return (None if status else decode(printed.read(), Record)), used.ru_maxrss * 1024
 
 
-def _resident(used: resource.struct_rusage) -> int:
-    return used.ru_maxrss * 1024
-
-
-def _record(answer: str) -> dict:
-    """Returns the only record of a JSON document; {} where the command did not end."""
-    return json.loads(answer)["records"][0] if answer else {}
-
-
-def _outcome(record: dict) -> str:
-    return str(record.get("outcome", "not ended")).replace("oom", OUT_OF_MEMORY).replace("_", " ")
+def run_trial(text: str) -> None:
+    """Print the record of one trial."""
+    trial: Trial = decode(text, Trial)
+    with Local(rehearses=trial.case.is_rehearsed) as engine:
+        (record,) = engine.run([trial])
+    print(encode(record).decode())
 
 
 def _line(one: Rehearsed) -> str:
@@ -187,7 +216,7 @@ def _line(one: Rehearsed) -> str:
         row.name,
         row.device,
         row.published,
-        _bytes(one.peak_bytes) if one.outcome == OK else one.outcome,
+        _bytes(one.peak_bytes) if one.outcome == OK else one.outcome.replace("oom", "out of memory"),
         _bytes(one.predicted_bytes),
         f"{one.seconds:.1f}",
         bytes_text(one.host_bytes),
@@ -208,7 +237,6 @@ def document(found: list[Rehearsed], *, first: float) -> str:
         version=__version__,
         torch=", ".join(sorted(versions)),
         cores=os.cpu_count(),
-        load="processes that want a core",
         first=f"{first:.1f}",
         last=f"{os.getloadavg()[0]:.1f}",
     )

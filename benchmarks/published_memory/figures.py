@@ -56,6 +56,12 @@ SOURCES = {
         url="https://github.com/rasbt/LLMs-from-scratch/blob/main/ch05/10_llm-training-speed/README.md",
         says="`memory_reserved` after an epoch of training in GiB",
     ),
+    "mmaction": Source(
+        title="MMAction2, model zoo",
+        url="https://github.com/open-mmlab/mmaction2/tree/v0.15.0/configs/recognition",
+        says="the column `gpu_mem(M)`: the largest `max_memory_allocated` of 8 ranks under DDP in whole MiB, cut off;"
+        " cuDNN's benchmark mode off",
+    ),
 }
 
 
@@ -139,6 +145,70 @@ def _listed() -> Iterator[Figure]:
         )
 
 
+def _kernels() -> Iterator[Figure]:
+    """Further rows of Liger-Kernel's data."""
+    for width, mib in ((4096, 320.0546875), (32_768, 2560.3828125)):
+        yield _kernel(f"RMSNorm, width {width}", f"rms_norm:width={width}", mib)
+    for vocabulary, mib in ((4096, 1792.0), (131_072, 57344.0)):
+        yield _kernel(
+            f"KL divergence, vocabulary {vocabulary}", f"kl_divergence:vocabulary={vocabulary}", mib, device="h100"
+        )
+    for vocabulary, mib in ((4096, 1664.0009765625), (131_072, 53248.0)):
+        yield _kernel(f"JSD, vocabulary {vocabulary}", f"js_divergence:vocabulary={vocabulary}", mib, device="h100")
+    for channels, mib in ((32, 40.06640625), (2048, 2564.0625)):
+        words = f"group_norm:channels={channels}"
+        yield _kernel(f"GroupNorm, {channels} channels", words, mib, device="b200", torch="2.9")
+    for time, mib in ((1024, 264.25), (16_384, 2416.25)):
+        words = f"geglu:inner=4096,time={time},width=2048"
+        yield _kernel(f"MLP of tiled GEGLU, time {time}", words, mib, device="rtx-4090", precision="bf16", batch_size=2)
+    for time, mib in ((128, 3.4736328125), (256, 12.19287109375), (512, 45.47412109375), (1024, 178.97412109375)):
+        yield _kernel(
+            f"attention with a convolution, time {time}",
+            f"multi_token_attention:time={time}",
+            mib,
+            device="rtx-3090",
+            torch="2.7",
+            precision="bf16",
+            batch_size=2,
+            is_convolutional=True,
+            cause="likely cuDNN's workspace: at all four sizes three tensors of the input's size and 1 MiB are missing",
+        )
+
+
+def _video() -> Iterator[Figure]:
+    """Rows of MMAction2's tables whose crops have one size."""
+    for name, words, batch_size, mib in (
+        ("TSN, ResNet-50, 3 frames", "tsn", 32, 8344),
+        ("TSN, ResNet-50, 3 frames, 101 classes", "tsn:classes=101", 32, 8332),
+        ("TSN, ResNet-50, 6 frames, 339 classes", "tsn:classes=339,frames=6", 16, 8339),
+        ("TSN, ResNet-50, 8 frames, 174 classes", "tsn:classes=174,frames=8", 16, 10_978),
+        ("TSN, ResNet-50, 16 frames, 174 classes", "tsn:classes=174,frames=16", 4, 5691),
+        ("TSN, ResNet-101, 5 frames, 313 classes", "tsn:classes=313,depth=101,frames=5,many=true", 16, 10_467),
+        ("TSM, ResNet-50, 8 frames", "tsm", 8, 7079),
+        ("TSM, ResNet-50, 16 frames", "tsm:frames=16", 6, 10_404),
+        ("I3D, ResNet-50, 32 frames", "i3d", 8, 5170),
+        ("SlowOnly, ResNet-50, 4 frames", "slow_only", 8, 3168),
+        ("SlowOnly, ResNet-50, 8 frames", "slow_only:frames=8", 8, 5820),
+        ("C3D, 16 frames", "c3d", 30, 6053),
+    ):
+        yield Figure(
+            source="mmaction",
+            name=f"{name}, batch {batch_size}",
+            gpu="V100-32",
+            device="v100",
+            torch="1.3-1.7",
+            nbytes=mib * MIB,
+            within_bytes=MIB,
+            model=f"{FOLDER}/video.py:{words}",
+            optimizer="momentum",
+            batch_size=batch_size,
+            keeps_gradients=True,
+            ranks=8,
+            is_convolutional=True,
+            corrected="torch before 2.0 zeroed gradients in place, so they are there at the peak",
+        )
+
+
 def figures() -> list[Figure]:
     """Every figure, in the order of the table."""
-    return [*_listed()]
+    return [*_listed(), *_kernels(), *_video()]

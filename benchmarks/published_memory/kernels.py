@@ -85,30 +85,31 @@ def geglu(time: int = 1024, batch_size: int = 8, width: int = 4096, inner: int =
 
 
 class Distillation(nn.Module):
-    """The heads of a student and a teacher, and the Jensen-Shannon divergence of what they foretell, in fp32."""
+    """The heads of a student and a teacher, and the divergence of what they foretell."""
 
-    def __init__(self, rows: int, width: int, vocabulary: int, beta: float = 0.5) -> None:
+    def __init__(self, rows: int, width: int, vocabulary: int) -> None:
         super().__init__()
         self.student = nn.Linear(width, vocabulary, bias=False)
         self.teacher = nn.Linear(width, vocabulary, bias=False)
         self.x = nn.Parameter(torch.randn(rows, width))
-        self.divergence = nn.KLDivLoss(reduction="none", log_target=True)
-        self.beta = beta
 
     def forward(self, teacher_input: torch.Tensor) -> torch.Tensor:
         student_logits = self.student(self.x)
         teacher_logits = self.teacher(teacher_input)
         student = torch.log_softmax(student_logits / 1.0, dim=-1)
         teacher = torch.log_softmax(teacher_logits / 1.0, dim=-1)
-        return self.jensen_shannon(student, teacher)
+        return jensen_shannon(student, teacher)
 
-    def jensen_shannon(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        dtype = student.dtype
-        teacher, student = teacher.float(), student.float()
-        mixed = torch.lerp(student.exp(), teacher.exp(), self.beta)
-        of_teacher = self.beta * self.divergence(mixed.log(), teacher).sum(dim=-1)
-        rows = of_teacher + (1 - self.beta) * self.divergence(mixed.log(), student).sum(dim=-1)
-        return (rows / student.shape[0]).sum().to(dtype)
+
+def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor, beta: float = 0.5) -> torch.Tensor:
+    """Returns the divergence of two log-probabilities in fp32, in the student's type."""
+    divergence = nn.KLDivLoss(reduction="none", log_target=True)
+    dtype = student.dtype
+    teacher, student = teacher.float(), student.float()
+    mixed = torch.lerp(student.exp(), teacher.exp(), beta)
+    of_teacher = beta * divergence(mixed.log(), teacher).sum(dim=-1)
+    rows = of_teacher + (1 - beta) * divergence(mixed.log(), student).sum(dim=-1)
+    return (rows / student.shape[0]).sum().to(dtype)
 
 
 def heads_jsd(rows: int = 1024, width: int = 4096, vocabulary: int = 128_256) -> Made:
@@ -137,18 +138,6 @@ def rms_norm(width: int = 1024, rows: int = 2048) -> Made:
     made = OnInput(RmsNorm(width), rows, width)
     made.x.data = made.x.data.bfloat16()
     return made, torch.randn(rows, width, dtype=torch.bfloat16), from_gradient
-
-
-def embedding(vocabulary: int = 1024, batch_size: int = 32, time: int = 512, width: int = 768) -> Made:
-    """PyTorch's Embedding."""
-    return nn.Embedding(vocabulary, width), torch.randint(vocabulary, (batch_size, time)), drawn
-
-
-def drawn(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Returns a scalar whose backward draws the gradient of `output` first."""
-    scalar = output.detach().new_zeros(())
-    scalar.backward = lambda: output.backward(torch.randn_like(output))  # type: ignore[method-assign]
-    return scalar
 
 
 def group_norm(channels: int = 32, rows: int = 128, time: int = 512, per_group: int = 4) -> Made:
@@ -181,28 +170,33 @@ def multi_token_attention(time: int = 256, batch_size: int = 2, channels: int = 
     return OnInput(MultiTokenAttention(channels, kernel), *shape), torch.randn(shape), from_gradient
 
 
-class OrpoLoss(nn.Module):
-    """Odds-ratio preference optimisation on a head: logits in fp32, the first half of the batch preferred."""
+class OnLogs(nn.Module):
+    """A divergence of log-probabilities that are made once, of a leaf, and whose graph is retained."""
 
-    def __init__(self, batch_size: int, time: int, width: int, vocabulary: int) -> None:
+    def __init__(self, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *shape: int) -> None:
         super().__init__()
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        self.x = nn.Parameter(torch.randn(batch_size, time, width))
+        self.leaf = nn.Parameter(torch.randn(shape))
+        self.register_buffer("logs", self.leaf.log_softmax(dim=-1))
+        self.divergence = divergence
 
     def forward(self, target: torch.Tensor) -> torch.Tensor:
-        half = target.shape[0] // 2
-        logits = self.head(self.x).float()  # (batch, time, vocabulary)
-        likelihood = functional.cross_entropy(logits[:half].view(-1, logits.shape[-1]), target[:half].view(-1))
-        is_real = target != -100
-        labels = torch.where(target == -100, 0, target)
-        tokens = torch.gather(logits.log_softmax(-1), dim=2, index=labels.unsqueeze(2)).squeeze(2)
-        means = (tokens * is_real).sum(-1) / is_real.sum(-1)
-        chosen, rejected = means[:half], means[half:]
-        odds = (chosen - rejected) - (torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected)))
-        return likelihood - 0.1 * functional.logsigmoid(odds).sum() / half
+        return self.divergence(self.logs, target)
 
 
-def head_orpo(batch_size: int = 2, time: int = 1024, width: int = 4096, vocabulary: int = 128_256) -> Made:
-    """A head and the preference loss."""
-    target = torch.randint(vocabulary, (batch_size, time))
-    return OrpoLoss(batch_size, time, width, vocabulary), target, lambda output, batch: output
+def retained(output: torch.Tensor, _: Any) -> torch.Tensor:
+    """Returns a scalar of which the backward is that of `output`, the graph retained."""
+    scalar = output.detach().clone()
+    scalar.backward = lambda: output.backward(retain_graph=True)  # type: ignore[method-assign]
+    return scalar
+
+
+def kl_divergence(vocabulary: int = 4096, rows: int = 16_384) -> Made:
+    """PyTorch's KLDivLoss against probabilities."""
+    target = torch.randn(rows, vocabulary).softmax(dim=-1)
+    return OnLogs(nn.KLDivLoss(reduction="batchmean"), rows, vocabulary), target, retained
+
+
+def js_divergence(vocabulary: int = 4096, rows: int = 8192) -> Made:
+    """The Jensen-Shannon divergence against log-probabilities."""
+    target = torch.randn(rows, vocabulary).log_softmax(dim=-1)
+    return OnLogs(jensen_shannon, rows, vocabulary), target, retained

@@ -101,6 +101,8 @@ def assemble(
     if mesh:
         distribute, options = catalogue.load(case.parallel or Choice("ddp"), distributed.TABLE)
         workload = distribute(workload, mesh, **options)
+        if _is_unmade(workload):
+            workload.module.to_empty(device=case.torch_device)
     if calls is not None:
         calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
     torch.manual_seed(case.seed + own)
@@ -109,11 +111,19 @@ def assemble(
 
 def _build(case: Case, build: Build, rank: int) -> Workload:
     other = _seeded(case, build, case.seed + rank).batch if rank else None  # its model is gone before the next is made
-    workload = _seeded(case, build, case.seed)
+    try:
+        workload = _seeded(case, build, case.seed)
+    except torch.OutOfMemoryError:
+        if not case.is_rehearsed or not case.parallel or case.parallel.name != "fsdp2":
+            raise
+        workload = None
+    if workload is None:  # whole, it does not fit: it is sharded before its storages are made, as in large trainings
+        workload = _unmade(case, build)
     if rank:
         workload = msgspec.structs.replace(workload, batch=other)
     batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
-    workload = msgspec.structs.replace(workload, module=workload.module.to(case.torch_device).train(), batch=batch)
+    module = workload.module if _is_unmade(workload) else workload.module.to(case.torch_device)
+    workload = msgspec.structs.replace(workload, module=module.train(), batch=batch)
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
         workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
@@ -124,6 +134,20 @@ def _seeded(case: Case, build: Build, seed: int) -> Workload:
     torch.manual_seed(seed)
     with torch.device(case.torch_device):
         return build()
+
+
+def _unmade(case: Case, build: Build) -> Workload:
+    """Returns the model without storages, and its batch as zeros."""
+    with torch.device("meta"):
+        workload = build()
+    batch = pytree.tree_map_only(
+        torch.Tensor, lambda tensor: torch.zeros_like(tensor, device=case.torch_device), workload.batch
+    )
+    return msgspec.structs.replace(workload, batch=batch)
+
+
+def _is_unmade(workload: Workload) -> bool:
+    return any(parameter.is_meta for parameter in workload.module.parameters())
 
 
 def _from_catalogue(case: Case, data_directory: str | None) -> Build:
