@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -15,10 +16,11 @@ import time
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from profiler import __version__
 from profiler.core import catalogue
-from profiler.core.case import UNSET, Case, Choice, Trial, decode, encode
+from profiler.core.case import Case, Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.core.units import bytes_text
 from profiler.engines.local import Local
@@ -31,8 +33,8 @@ HEAD = """# Models at full size, rehearsed
 
 Each row is one training step of a model at full size, on a GPU that was not there: rehearsed by PyTorch's own CUDA
 code, and predicted from a trace. Nothing here was measured. Seconds are of the whole rehearsal, from the start of a new
-interpreter to the end of its processes; the host's memory is the largest resident set of any of them. Bounds:
-{seconds:.0f} s and {host}.
+interpreter to the end of its processes; processor seconds are what they computed; the host's memory is the largest
+resident set of any of them. Bounds: {seconds:.0f} s and {host}.
 
 Published is what others measured on a real GPU: 5,605.75 MB for ResNet-152 with batch 32, with TensorFlow (a comment
 in the tests of [gradient-checkpointing](https://github.com/cybertronai/gradient-checkpointing)). No published figure of
@@ -41,8 +43,8 @@ the other rows is known to us; figures of other steps are in [published memory](
 Made by `python -m benchmarks.rehearse` with gcprof {version} and torch {torch}, on {cores} cores that other
 work shared: a load of {first} before the first row and {last} after the last.
 
-| model | device | published | rehearsed | predicted | seconds | host's memory |
-|---|---|--:|--:|--:|--:|--:|
+| model | device | published | rehearsed | predicted | seconds | processor seconds | host's memory |
+|---|---|--:|--:|--:|--:|--:|--:|
 """
 
 
@@ -70,6 +72,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int | None
     predicted_bytes: int | None
     seconds: float
+    processor_seconds: float
     host_bytes: int
     torch: str | None
 
@@ -121,7 +124,7 @@ ROWS = (
             precision="bf16",
             strategy="all",
             device=device,
-            outcome="oom",
+            outcome="out_of_memory",
         )
         for device in ("t4", "l4")
     ),
@@ -160,7 +163,7 @@ def rehearse(row: Row) -> Rehearsed:
     """Returns what the row gave: rehearsed by a new interpreter, then predicted."""
     wanted = case(row)
     began = time.monotonic()
-    record, host_bytes = _run(wanted)
+    record, used = _run(wanted)
     seconds = time.monotonic() - began
     predicted, _ = _run(wanted.foreseen)
     return Rehearsed(
@@ -170,7 +173,8 @@ def rehearse(row: Row) -> Rehearsed:
         peak_bytes=record.readings.peak_bytes if record else None,
         predicted_bytes=predicted.readings.peak_bytes if predicted else None,
         seconds=seconds,
-        host_bytes=host_bytes,
+        processor_seconds=used.ru_utime + used.ru_stime,
+        host_bytes=used.ru_maxrss * 1024,
         torch=record.environment.torch if record and record.environment else None,
     )
 
@@ -190,8 +194,8 @@ def case(row: Row) -> Case:
     )
 
 
-def _run(wanted: Case) -> tuple[Record | None, int]:
-    """Returns the case's record, None where it takes too long, and the most bytes that one of its processes held."""
+def _run(wanted: Case) -> tuple[Record | None, resource.struct_rusage]:
+    """Returns the case's record, None where it takes too long, and what its processes used."""
     with tempfile.TemporaryFile() as printed:
         text = encode(Trial(case=wanted, passes=("memory",))).decode()
         command = ["timeout", str(LONGEST), sys.executable, "-m", "benchmarks.rehearse", "--trial", text]
@@ -199,7 +203,7 @@ def _run(wanted: Case) -> tuple[Record | None, int]:
         _, status, used = os.wait4(process.pid, 0)  # used: by it, and by those that it waited for
         process.returncode = os.waitstatus_to_exitcode(status)
         printed.seek(0)
-        return (None if status else decode(printed.read(), Record)), used.ru_maxrss * 1024
+        return (None if status else decode(printed.read(), Record)), used
 
 
 def run_trial(text: str) -> None:
@@ -216,9 +220,10 @@ def _line(one: Rehearsed) -> str:
         row.name,
         row.device,
         row.published,
-        _bytes(one.peak_bytes) if one.outcome == OK else one.outcome.replace("oom", "out of memory"),
+        _bytes(one.peak_bytes) if one.outcome == OK else one.outcome.replace("_", " "),
         _bytes(one.predicted_bytes),
         f"{one.seconds:.1f}",
+        f"{one.processor_seconds:.1f}",
         bytes_text(one.host_bytes),
     )
     return f"| {' | '.join(cells)} |"

@@ -32,14 +32,14 @@ class OnInput(nn.Module):
 def from_gradient(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Returns a scalar of which the backward is that of `output` from `gradient`, the graph retained."""
     scalar = output.detach().new_zeros(())
-    scalar.backward = lambda: output.backward(gradient, retain_graph=True)  # type: ignore[method-assign]
+    scalar.backward = lambda: output.backward(gradient, retain_graph=True)
     return scalar
 
 
 def from_noise(output: torch.Tensor) -> torch.Tensor:
     """Returns a scalar whose backward draws the gradient of `output` first, the graph retained."""
     scalar = output.detach().new_zeros(())
-    scalar.backward = lambda: output.backward(torch.randn_like(output), retain_graph=True)  # type: ignore[method-assign]
+    scalar.backward = lambda: output.backward(torch.randn_like(output), retain_graph=True)
     return scalar
 
 
@@ -186,7 +186,7 @@ class OnLogs(nn.Module):
 def retained(output: torch.Tensor, _: Any) -> torch.Tensor:
     """Returns a scalar of which the backward is that of `output`, the graph retained."""
     scalar = output.detach().clone()
-    scalar.backward = lambda: output.backward(retain_graph=True)  # type: ignore[method-assign]
+    scalar.backward = lambda: output.backward(retain_graph=True)
     return scalar
 
 

@@ -80,8 +80,8 @@ class Frames(nn.Module):
         self.stem = unit(3, 64, (7, 7), (2, 2))
         self.pool = nn.MaxPool2d(3, 2, 1)
         self.stages = nn.Sequential(*stages(DEPTHS[depth], 2))
-        if shifts:
-            for block in (block for stage in self.stages for block in stage):
+        for block in self.stages.modules():
+            if shifts and isinstance(block, Bottleneck):
                 block.first[0] = Shift(block.first[0], frames)
         self.dropout, self.head = nn.Dropout(dropout), nn.Linear(2048, classes)
         self.frames, self.shifts = frames, shifts

@@ -137,12 +137,21 @@ def _seeded(case: Case, build: Build, seed: int) -> Workload:
 
 
 def _unmade(case: Case, build: Build) -> Workload:
-    """Returns the model without storages, and its batch as zeros."""
+    """Returns the model without storages, and its batch as zeros, of which views stay views."""
     with torch.device("meta"):
         workload = build()
-    batch = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: torch.zeros_like(tensor, device=case.torch_device), workload.batch
-    )
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def zeros(tensor: torch.Tensor) -> torch.Tensor:
+        unmade = tensor.untyped_storage()
+        if unmade._cdata not in storages:
+            storages[unmade._cdata] = torch.zeros(
+                unmade.nbytes(), dtype=torch.uint8, device=case.torch_device
+            ).untyped_storage()
+        made = torch.empty(0, dtype=tensor.dtype, device=case.torch_device)
+        return made.set_(storages[unmade._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    batch = pytree.tree_map_only(torch.Tensor, zeros, workload.batch)
     return msgspec.structs.replace(workload, batch=batch)
 
 
