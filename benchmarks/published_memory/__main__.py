@@ -159,9 +159,9 @@ HEAD = """# Published memory, rehearsed and predicted
 
 Bytes that others measured on real GPUs and published, beside the same training step *rehearsed* (PyTorch's own CUDA
 code and allocator, on a GPU that is not there) and *predicted* (traced). The steps are rebuilt from the published
-description, as user files of their own (`{folder}/`). Published bytes are theirs; the others were made here by
-`python -m benchmarks.published_memory` with gcprof {version} and torch {torch}, with cuBLAS's workspaces kept as torch
-before 2.15 kept them (`{kept}=1`).
+description, as user files of their own (`{folder}/`). Published bytes are theirs; the others were
+made here by `python -m benchmarks.published_memory` with gcprof {version} and torch {torch}, with cuBLAS's workspaces
+kept as torch before 2.15 kept them (`{kept}=1`).
 
 Blind says whether the first rebuilding gave this row: what was mended after its error was seen is named. ± is half of
 the last digit that was published; a row is beyond its bound, and then has a cause, where it misses by more than that

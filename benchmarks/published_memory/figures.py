@@ -156,12 +156,26 @@ def _kernels() -> Iterator[Figure]:
     """Further rows of Liger-Kernel's data."""
     for width, mib in ((4096, 320.0546875), (32_768, 2560.3828125)):
         yield _kernel(f"RMSNorm, width {width}", f"rms_norm:width={width}", mib)
+    buffer = (
+        "rehearsed blind; predicted one tensor short until what is kept between steps was a buffer,"
+        " which the trace follows"
+    )
     for vocabulary, mib in ((4096, 1792.0), (131_072, 57344.0)):
         yield _kernel(
-            f"KL divergence, vocabulary {vocabulary}", f"kl_divergence:vocabulary={vocabulary}", mib, device="h100"
+            f"KL divergence, vocabulary {vocabulary}",
+            f"kl_divergence:vocabulary={vocabulary}",
+            mib,
+            device="h100",
+            corrected=buffer,
         )
     for vocabulary, mib in ((4096, 1664.0009765625), (131_072, 53248.0)):
-        yield _kernel(f"JSD, vocabulary {vocabulary}", f"js_divergence:vocabulary={vocabulary}", mib, device="h100")
+        yield _kernel(
+            f"JSD, vocabulary {vocabulary}",
+            f"js_divergence:vocabulary={vocabulary}",
+            mib,
+            device="h100",
+            corrected=buffer,
+        )
     for channels, mib in ((32, 40.06640625), (2048, 2564.0625)):
         words = f"group_norm:channels={channels}"
         yield _kernel(f"GroupNorm, {channels} channels", words, mib, device="b200", torch="2.9")
@@ -220,7 +234,7 @@ def _lora() -> Iterator[Figure]:
     """LitGPT's LoRA without quantization."""
     missing = (
         f"{OPEN} what stays with the micro-batch agrees within 0.4 %, what grows with it is {{}} more than here;"
-        " most of it was the logits in fp32, to which Fabric converts what a model returns"
+        " the logits are in fp32, to which Fabric converts what a model returns"
     )
     for name, model, more, tables in (
         ("phi-1.5", "phi", "2 %", ((1, 4.82), (2, 6.76), (4, 10.68))),
