@@ -102,6 +102,14 @@ bench-accuracy:
 bench-hollow *words:
     {{python}} -m benchmarks.hollow {{words}}
 
+# models at full size on GPUs that are not there: seconds and the host's memory, with bounds; writes docs/rehearsed.md
+bench-rehearse *words:
+    {{python}} -m benchmarks.rehearse -o docs/rehearsed.md {{words}}
+
+# bytes that others measured and published, beside the same step rehearsed and predicted: writes docs/published-memory.md
+bench-published-memory *words:
+    {{python}} -m benchmarks.published_memory -o docs/published-memory.md {{words}}
+
 # what operators allocate without memory, against what they do, on PyTorch's own samples; with --hollow h100, on CUDA
 bench-operators *words:
     {{python}} -m benchmarks.operators {{words}}

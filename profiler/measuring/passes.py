@@ -16,7 +16,7 @@ from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import memory, operators
 from profiler.measuring.meters import time as timing
-from profiler.training.value_reads import ValueReads
+from profiler.training.rehearsed_build import ValueReads
 
 
 def read(bench: Bench, passes: Collection[str]) -> Readings:

@@ -17,7 +17,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import blocks, distributed, models, optimizers, precision, random_sources, strategies
 from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
-from profiler.training.value_reads import made_on_device, pass_tests
+from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
 
@@ -106,6 +106,8 @@ def assemble(
     if mesh:
         distribute, options = catalogue.load(case.parallel or Choice("ddp"), distributed.TABLE)
         workload = distribute(workload, mesh, **options)
+        if _is_unmade(workload):
+            workload.module.to_empty(device=case.torch_device)
     if calls is not None:
         calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
     random_sources.seed(workload, case.seed + own)
@@ -116,11 +118,12 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     """The model on its device, in its precision, with its blocks; and what there is to say of how it was made."""
     remarks: list[Note] = []
     batch = _seeded(case, build, case.seed + rank, []).batch if rank else None  # its model is gone before the next
-    workload = _seeded(case, build, case.seed, remarks)
+    workload = _made(case, build, remarks)
     if rank:
         workload = msgspec.structs.replace(workload, batch=batch)
     batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
-    workload = msgspec.structs.replace(workload, module=workload.module.to(case.torch_device), batch=batch)
+    module = workload.module if _is_unmade(workload) else workload.module.to(case.torch_device)
+    workload = msgspec.structs.replace(workload, module=module, batch=batch)
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
         workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
@@ -160,6 +163,20 @@ def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workloa
         text = f"made on the CPU, since on a device that computes nothing {refusal}"
         remarks.append(Note(code="GCP040", text=text))
     return workload
+
+
+def _made(case: Case, build: Build, remarks: list[Note]) -> Workload:
+    """The model; where the whole of it does not fit a rehearsed rank, without storages until it is sharded."""
+    try:
+        return _seeded(case, build, case.seed, remarks)
+    except torch.OutOfMemoryError:
+        if not case.is_rehearsed or not case.parallel or case.parallel.name != "fsdp2":
+            raise
+    return made_without_storages(build, case.torch_device)
+
+
+def _is_unmade(workload: Workload) -> bool:
+    return any(parameter.is_meta for parameter in workload.module.parameters())
 
 
 def _from_catalogue(case: Case, data_directory: str | None) -> Build:

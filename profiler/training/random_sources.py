@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -14,9 +12,9 @@ from typing import Any
 
 import torch
 
+from profiler.core.user_code import is_theirs
 from profiler.training.workload import Workload
 
-LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))})
 STATE_BYTES = 16  # of the digest of a generator's state
 
 
@@ -84,7 +82,7 @@ def _generators(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _is_users(module: ModuleType) -> bool:
     place = getattr(module, "__file__", None)
-    return place is not None and not place.startswith((*LIBRARIES, *site.getsitepackages()))
+    return place is not None and is_theirs(place)
 
 
 def _seed(source: Any, number: int) -> None:

@@ -1,23 +1,24 @@
-"""What asks CUDA tensors for their values: on a rehearsed device they have none, and every answer is zeros."""
+"""How a model is made on a rehearsed device, whose tensors have no values; and what asks for values there."""
 
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+import msgspec
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.core.user_code import is_theirs
+from profiler.training.workload import Workload
 
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 MOST_NAMED = 3
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
-OURS = Path(__file__).parents[1]
 T = TypeVar("T")
 
 
@@ -60,7 +61,7 @@ def _users_line(frame: FrameType | None) -> str | None:
     """`train.py:12`: the innermost line that is neither a library's nor the profiler's; None where there is none."""
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith((*LIBRARIES, "<")) and not Path(path).is_relative_to(OURS):
+        if is_theirs(path):
             return f"{Path(path).name}:{frame.f_lineno}"
         frame = frame.f_back
     return None
@@ -85,6 +86,23 @@ def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
         why = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
     with torch.device("cpu"):
         return build(), why
+
+
+def made_without_storages(build: Callable[[], Workload], device: str) -> Workload:
+    """Calls a factory on the meta device, and makes its batch as zeros, of which views stay views."""
+    with torch.device("meta"):
+        workload = build()
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def zeros(tensor: torch.Tensor) -> torch.Tensor:
+        unmade = tensor.untyped_storage()
+        if unmade._cdata not in storages:
+            made = torch.zeros(unmade.nbytes(), dtype=torch.uint8, device=device)
+            storages[unmade._cdata] = made.untyped_storage()
+        empty = torch.empty(0, dtype=tensor.dtype, device=device)
+        return empty.set_(storages[unmade._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return msgspec.structs.replace(workload, batch=pytree.tree_map_only(torch.Tensor, zeros, workload.batch))
 
 
 def pass_tests() -> None:

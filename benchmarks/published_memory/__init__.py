@@ -1,0 +1,1 @@
+"""Bytes that others measured on real GPUs and published, and the user files that rebuild their steps."""

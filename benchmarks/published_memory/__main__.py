@@ -1,0 +1,201 @@
+"""Bytes that others measured and published, beside the same step rehearsed and predicted.
+
+Fails where a figure is missed by more than 1 % rehearsed or 3 % predicted, besides its own last digit, and the cause
+is not known. `-o` writes the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from msgspec import UNSET
+
+from benchmarks.published_memory.figures import MIB, OPEN, SOURCES, Figure, figures
+from profiler import __version__
+from profiler.core import catalogue
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.record import Record
+from profiler.engines.local import Local
+from profiler.training import models, optimizers
+
+BOUNDS = {"rehearsed": 0.01, "predicted": 0.03}
+KEPT_WORKSPACES = "TORCH_CUBLAS_WORKSPACE_CACHE"  # 1: torch 2.15 keeps cuBLAS's workspaces, as those before it did
+UNKNOWN = "**not found**"
+READINGS = {"peak": "peak_bytes", "reserved": "reserved_bytes"}
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure beside its rehearsal and its prediction."""
+
+    figure: Figure
+    nbytes: dict[str, int | None]  # by "rehearsed" and "predicted"
+    failed: dict[str, str] = {}
+    seconds: float
+
+    def error(self, how: str) -> float | None:
+        """Returns the error as a fraction of the published bytes, less what their last digit leaves open."""
+        nbytes = self.nbytes[how]
+        if nbytes is None:
+            return None
+        missed = nbytes - self.figure.nbytes
+        rest = max(abs(missed) - self.figure.within_bytes, 0)
+        return (rest if missed > 0 else -rest) / self.figure.nbytes
+
+    @property
+    def beyond(self) -> list[str]:
+        """The kinds of evidence that miss the figure by more than their bound."""
+        errors = {how: self.error(how) for how in BOUNDS}
+        return [how for how, error in errors.items() if error is None or abs(error) > BOUNDS[how]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="only figures whose name or source holds one of these")
+    parser.add_argument("-o", "--output", type=Path, help="write the table to this document")
+    asked = parser.parse_args()
+    os.environ[KEPT_WORKSPACES] = "1"
+    chosen = [one for one in figures() if not asked.words or any(word in _named(one) for word in asked.words)]
+    held, torch = [], None
+    with Local(rehearses=True) as engine:
+        for figure in chosen:
+            one, torch = hold(figure, engine)
+            held.append(one)
+            print(_row(one), *one.failed.values(), flush=True)
+    print(_summary(held))
+    if asked.output:
+        asked.output.write_text(document(held, torch=str(torch)), encoding="utf-8")
+    return int(any(one.beyond and not one.figure.cause for one in held))
+
+
+def hold(figure: Figure, engine: Local) -> tuple[Held, str | None]:
+    """Returns the figure beside its rehearsal and its prediction, and the version of torch."""
+    began = time.monotonic()
+    wanted = case(figure)
+    records = {"rehearsed": _record(engine, wanted), "predicted": _record(engine, wanted.foreseen)}
+    versions = [record.environment.torch for record in records.values() if record.environment]
+    held = Held(
+        figure=figure,
+        nbytes={how: getattr(record.readings, READINGS[figure.reading]) for how, record in records.items()},
+        failed={how: f"{how}: {one.outcome}: {one.detail}" for how, one in records.items() if one.outcome != "ok"},
+        seconds=time.monotonic() - began,
+    )
+    return held, versions[0] if versions else None
+
+
+def case(figure: Figure) -> Case:
+    """Returns the figure's step, to be rehearsed."""
+    return Case(
+        model=catalogue.resolve(Choice(figure.model), models.TABLE),
+        strategy=Choice("none"),
+        optimizer=catalogue.resolve(Choice(figure.optimizer), optimizers.TABLE),
+        batch_size=figure.batch_size,
+        precision=figure.precision,
+        device=f"rehearse:{figure.device}",
+        keep_gradients=figure.keeps_gradients,
+        verify="off",
+        ranks=figure.ranks or UNSET,
+        parallel=Choice("ddp") if figure.ranks else UNSET,
+    )
+
+
+def _record(engine: Local, one: Case) -> Record:
+    (record,) = engine.run([Trial(case=one, passes=("memory",))])
+    return record
+
+
+def _named(figure: Figure) -> str:
+    return f"{figure.source} {figure.name} {figure.gpu}"
+
+
+def _row(held: Held) -> str:
+    figure = held.figure
+    cells = (
+        figure.name,
+        f"{figure.gpu}, {figure.torch}",
+        figure.reading,
+        f"{figure.nbytes / MIB:,.2f}" + (f" ± {figure.within_bytes / MIB:,.2f}" if figure.within_bytes else ""),
+        *(_cell(held, how) for how in BOUNDS),
+        f"no: {figure.corrected}" if figure.corrected else "yes",
+        (figure.cause or UNKNOWN) if held.beyond else "",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(held: Held, how: str) -> str:
+    nbytes = held.nbytes[how]
+    if nbytes is None:
+        return "- | -"
+    return f"{nbytes / MIB:,.2f} | {nbytes / held.figure.nbytes - 1:+.2%}"
+
+
+def _summary(held: Sequence[Held]) -> str:
+    lines = []
+    for how, bound in BOUNDS.items():
+        errors = sorted(abs(error) for one in held if (error := one.error(how)) is not None)
+        if errors:
+            met = sum(error <= bound for error in errors)
+            exact = sum(one.nbytes[how] == one.figure.nbytes for one in held)
+            lines.append(
+                f"- {how}: {met} of {len(held)} within {bound:.0%}, median error {median(errors):.3%},"
+                f" worst {errors[-1]:.2%}, {exact} to the byte"
+            )
+    beyond = [one.figure for one in held if one.beyond]
+    unexplained = sum((figure.cause or OPEN).startswith(OPEN) for figure in beyond)
+    blind = sum(not one.figure.corrected and not one.beyond for one in held)
+    convolutional = sum(one.figure.is_convolutional for one in held)
+    lines.append(f"- {len(beyond)} beyond a bound; the cause of {unexplained} of them is open")
+    lines.append(f"- {blind} met blind; {convolutional} convolutional")
+    return "\n".join(lines)
+
+
+HEAD = """# Published memory, rehearsed and predicted
+
+Bytes that others measured on real GPUs and published, beside the same training step *rehearsed* (PyTorch's own CUDA
+code and allocator, on a GPU that is not there) and *predicted* (traced). The steps are rebuilt from the published
+description, as user files of their own (`{folder}/`). Published bytes are theirs; the others were
+made here by `python -m benchmarks.published_memory` with gcprof {version} and torch {torch}, with cuBLAS's workspaces
+kept as torch before 2.15 kept them (`{kept}=1`).
+
+Blind says whether the first rebuilding gave this row: what was mended after its error was seen is named. ± is half of
+the last digit that was published; a row is beyond its bound, and then has a cause, where it misses by more than that
+and 1 % rehearsed or 3 % predicted.
+
+{summary}
+
+cuDNN's workspaces are 0 in all of it. Tried and left out, since no step of theirs takes what was published:
+Liger-Kernel's `embedding` (12 GiB beyond its tensors, at every size) and `fused_linear_orpo_loss` (2,084 MiB beyond, at
+every batch): what earlier rows had left in the process is the likely reason.
+
+"""
+COLUMNS = (
+    "| what | GPU, torch | reading | published, MiB | rehearsed | error | predicted | error | blind | cause |\n"
+    "|---|---|---|--:|--:|--:|--:|--:|---|---|\n"
+)
+
+
+def document(held: Sequence[Held], *, torch: str) -> str:
+    """Returns the page: a table for each source."""
+    text = HEAD.format(
+        folder="benchmarks/published_memory",
+        version=__version__,
+        torch=torch,
+        kept=KEPT_WORKSPACES,
+        summary=_summary(held),
+    )
+    for key, source in SOURCES.items():
+        own = [one for one in held if one.figure.source == key]
+        if own:
+            text += f"## {source.title}\n\n[{source.url}]({source.url}): {source.says}.\n\n{COLUMNS}"
+            text += "".join(f"{_row(one)}\n" for one in own) + "\n"
+    return text.rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

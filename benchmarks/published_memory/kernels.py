@@ -1,0 +1,202 @@
+"""Single layers and losses, as Liger-Kernel's benchmark compares its kernels with PyTorch's own.
+
+Each function returns a module, a batch and a loss for `gcprof`. That benchmark keeps the gradients from one round to
+the next, the input's too; where it hands a gradient to the output, it holds it, and retains the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Made = tuple[nn.Module, Any, Callable[..., torch.Tensor]]
+
+
+class OnInput(nn.Module):
+    """A layer and its input, which has a gradient as well."""
+
+    def __init__(self, layer: nn.Module, *shape: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.x = nn.Parameter(torch.randn(shape))
+
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.x)
+
+
+def from_gradient(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Returns a scalar of which the backward is that of `output` from `gradient`, the graph retained."""
+    scalar = output.detach().new_zeros(())
+    scalar.backward = lambda: output.backward(gradient, retain_graph=True)
+    return scalar
+
+
+def from_noise(output: torch.Tensor) -> torch.Tensor:
+    """Returns a scalar whose backward draws the gradient of `output` first, the graph retained."""
+    scalar = output.detach().new_zeros(())
+    scalar.backward = lambda: output.backward(torch.randn_like(output), retain_graph=True)
+    return scalar
+
+
+def cross_entropy(vocabulary: int = 4096, rows: int = 16_384) -> Made:
+    """Cross entropy of logits."""
+    return OnInput(nn.Identity(), rows, vocabulary), ((), torch.randint(vocabulary, (rows,))), nn.CrossEntropyLoss()
+
+
+def head_cross_entropy(rows: int = 4096, width: int = 4096, vocabulary: int = 128_256) -> Made:
+    """A linear head without a bias, then cross entropy; a second head, of the kernel it is compared with, idles."""
+    head = OnInput(nn.Linear(width, vocabulary, bias=False), rows, width)
+    head.idle = nn.Linear(width, vocabulary, bias=False)
+    return head, ((), torch.randint(vocabulary, (rows,))), nn.CrossEntropyLoss()
+
+
+def layer_norm(width: int = 1024, rows: int = 4096) -> Made:
+    """PyTorch's LayerNorm."""
+    return OnInput(nn.LayerNorm(width, eps=1e-6), rows, width), torch.randn(rows, width), from_gradient
+
+
+class GatedMlp(nn.Module):
+    """down(activation(gate(x)) * up(x)), without biases, as in Llama."""
+
+    def __init__(self, width: int, inner: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+def swiglu(time: int = 1024, batch_size: int = 4, width: int = 4096, inner: int = 11_008) -> Made:
+    """A gated MLP with SiLU."""
+    return OnInput(GatedMlp(width, inner, nn.SiLU()), batch_size, time, width), (), from_noise
+
+
+def geglu(time: int = 1024, batch_size: int = 8, width: int = 4096, inner: int = 11_008) -> Made:
+    """A gated MLP with the GELU of a hyperbolic tangent."""
+    return OnInput(GatedMlp(width, inner, nn.GELU(approximate="tanh")), batch_size, time, width), (), from_noise
+
+
+class Distillation(nn.Module):
+    """The heads of a student and a teacher, and the divergence of what they foretell."""
+
+    def __init__(self, rows: int, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.student = nn.Linear(width, vocabulary, bias=False)
+        self.teacher = nn.Linear(width, vocabulary, bias=False)
+        self.x = nn.Parameter(torch.randn(rows, width))
+
+    def forward(self, teacher_input: torch.Tensor) -> torch.Tensor:
+        student_logits = self.student(self.x)
+        teacher_logits = self.teacher(teacher_input)
+        student = torch.log_softmax(student_logits / 1.0, dim=-1)
+        teacher = torch.log_softmax(teacher_logits / 1.0, dim=-1)
+        return jensen_shannon(student, teacher)
+
+
+def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor, beta: float = 0.5) -> torch.Tensor:
+    """Returns the divergence of two log-probabilities in fp32, in the student's type."""
+    divergence = nn.KLDivLoss(reduction="none", log_target=True)
+    dtype = student.dtype
+    teacher, student = teacher.float(), student.float()
+    mixed = torch.lerp(student.exp(), teacher.exp(), beta)
+    of_teacher = beta * divergence(mixed.log(), teacher).sum(dim=-1)
+    rows = of_teacher + (1 - beta) * divergence(mixed.log(), student).sum(dim=-1)
+    return (rows / student.shape[0]).sum().to(dtype)
+
+
+def heads_jsd(rows: int = 1024, width: int = 4096, vocabulary: int = 128_256) -> Made:
+    """Two heads and their divergence; the teacher's weights have gradients too."""
+    return Distillation(rows, width, vocabulary), torch.randn(rows, width), lambda output: output
+
+
+class RmsNorm(nn.Module):
+    """The RMS norm of transformers' Llama: in fp32, the result in the input's type."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + self.eps)
+        return self.weight * x.to(dtype)
+
+
+def rms_norm(width: int = 1024, rows: int = 2048) -> Made:
+    """Llama's RMS norm; its weight stays in fp32 beside an input in bfloat16."""
+    made = OnInput(RmsNorm(width), rows, width)
+    made.x.data = made.x.data.bfloat16()
+    return made, torch.randn(rows, width, dtype=torch.bfloat16), from_gradient
+
+
+def group_norm(channels: int = 32, rows: int = 128, time: int = 512, per_group: int = 4) -> Made:
+    """PyTorch's GroupNorm."""
+    layer = nn.GroupNorm(channels // per_group, channels, eps=1e-6)
+    return OnInput(layer, rows, channels, time), torch.randn(rows, channels, time), from_gradient
+
+
+class MultiTokenAttention(nn.Module):
+    """Causal softmax of scores, then a convolution over them, masked again."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(channels, channels, kernel, kernel) / math.sqrt(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        time = scores.shape[-1]
+        mask = torch.tril(torch.ones(time, time, dtype=torch.bool, device=scores.device)).view(1, 1, time, time)
+        low = torch.full((), -1e9, device=scores.device, dtype=scores.dtype)
+        zero = torch.zeros((), device=scores.device, dtype=scores.dtype)
+        weights = functional.softmax(scores.masked_fill(~mask, low), dim=-1)
+        mixed = functional.conv2d(weights, self.weight, self.bias, padding=self.weight.shape[-1] // 2)
+        return mixed.masked_fill(~mask, zero)
+
+
+def multi_token_attention(time: int = 256, batch_size: int = 2, channels: int = 4, kernel: int = 3) -> Made:
+    """Attention whose scores are mixed by a convolution."""
+    shape = (batch_size, channels, time, time)
+    return OnInput(MultiTokenAttention(channels, kernel), *shape), torch.randn(shape), from_gradient
+
+
+class OnLogs(nn.Module):
+    """A divergence of log-probabilities that are made once, of a leaf, and whose graph is retained."""
+
+    def __init__(self, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *shape: int) -> None:
+        super().__init__()
+        self.leaf = nn.Parameter(torch.randn(shape))
+        self.register_buffer("logs", self.leaf.log_softmax(dim=-1))
+        self.divergence = divergence
+
+    def forward(self, target: torch.Tensor) -> torch.Tensor:
+        return self.divergence(self.logs, target)
+
+
+def retained(output: torch.Tensor, _: Any) -> torch.Tensor:
+    """Returns a scalar of which the backward is that of `output`, the graph retained."""
+    scalar = output.detach().clone()
+    scalar.backward = lambda: output.backward(retain_graph=True)
+    return scalar
+
+
+def kl_divergence(vocabulary: int = 4096, rows: int = 16_384) -> Made:
+    """PyTorch's KLDivLoss against probabilities."""
+    target = torch.randn(rows, vocabulary).softmax(dim=-1)
+    return OnLogs(nn.KLDivLoss(reduction="batchmean"), rows, vocabulary), target, retained
+
+
+def js_divergence(vocabulary: int = 4096, rows: int = 8192) -> Made:
+    """The Jensen-Shannon divergence against log-probabilities."""
+    target = torch.randn(rows, vocabulary).log_softmax(dim=-1)
+    return OnLogs(jensen_shannon, rows, vocabulary), target, retained
