@@ -100,7 +100,7 @@ def test_list_shows_the_newest_run_last(results: Path, capsys: pytest.CaptureFix
 
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:]] == [FIRST, SECOND]
-    assert lines[2].endswith(" 3/3")
+    assert lines[2].endswith(" 3/3 measured")
     assert lines[3].split()[-2:] == ["4/9,", "partial"]
 
 

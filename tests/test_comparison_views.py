@@ -104,7 +104,7 @@ def test_a_pair_that_swaps_is_named():
     text = printed(devices(), width=200)
 
     assert "by time, B against A: 2 of 3 pairs in the same order (tau 0.33); swapped: segments:k=2 and segments" in text
-    assert "by time, C against A: all 3 pairs in the same order" in text
+    assert "by time, C predicted against A measured: all 3 pairs in the same order" in text
 
 
 def test_a_predicted_side_is_called_so():

@@ -213,7 +213,7 @@ def test_every_row_that_ran_out_of_memory_is_named_with_the_reason():
         for quantity in ("saved_bytes", "peak_bytes")
     ]
     whole = Reproduction(
-        name="one", title="", source="", unsaid=(), reduced=None, environment=None, device="cpu",
+        name="one", title="", source="", unsaid=(), reduced=None, environment=None, device="cpu", evidence="measured",
         lines=lines(wanted, found, reduced=False),
     )  # fmt: skip
 
@@ -223,7 +223,7 @@ def test_every_row_that_ran_out_of_memory_is_named_with_the_reason():
 def test_the_table_says_what_is_unclear_unsaid_and_reduced():
     found = Reproduction(
         name="one", title="a system", source="a blog", unsaid=("the batch",), reduced="all", environment=None,
-        device="cpu", lines=(one("segments:k=2", "saved_bytes", unit="M", published=1139),
+        device="cpu", evidence="measured", lines=(one("segments:k=2", "saved_bytes", unit="M", published=1139),
                              one("all", "peak_change", unit="%", published=-60)),
     )  # fmt: skip
 

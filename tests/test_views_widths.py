@@ -80,7 +80,7 @@ def _reproduction(**how: object) -> Text:
     return reproduction.table(
         Reproduction(name="bert", title="a published system of some length", source="a blog of 2019",
                      unsaid=("the batch",), reduced="width 64 of 768", environment=examples.ENVIRONMENT,
-                     device="cuda:0", lines=lines(wanted, found, reduced=True)),
+                     device="cuda:0", evidence="measured", lines=lines(wanted, found, reduced=True)),
         **how,
     )  # fmt: skip
 
@@ -88,8 +88,11 @@ def _reproduction(**how: object) -> Text:
 def _list(**how: object) -> Text:
     whole = listing.RunOverview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
                                created="2026-11-20T17:49:00Z", models=("mnist-cnn:channels=32", "mlp"),
-                               devices=("cpu",))  # fmt: skip
-    part = replace(whole, status="partial", num_ok=12, num_rows=34, devices=("cuda:0", "fake:h100"))
+                               devices=("cpu",), evidence=("measured",))  # fmt: skip
+    part = replace(
+        whole, status="partial", num_ok=12, num_rows=34, devices=("rehearse:h100:memory=8589934592", "fake:h100"),
+        evidence=("rehearsed", "predicted"),
+    )  # fmt: skip
     return listing.run_list([whole, part, listing.RunOverview(name="torn", status="unreadable")], **how)
 
 

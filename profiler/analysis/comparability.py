@@ -8,6 +8,7 @@ import msgspec
 
 from profiler.analysis.pairing import ALLOWED, BUILT, MEANING, Side, value
 from profiler.analysis.rows import Row
+from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.core.units import bytes_text
@@ -33,14 +34,14 @@ def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
 
     A side with several values, as two precisions, has them all in one text.
     """
-    readers: dict[str, Callable[[Row], str]] = {"how": lambda row: row.evidence}
+    readers: dict[str, Callable[[Row], str]] = {"how": lambda row: row.evidence, "rehearsed on": _sized_gpu}
     readers |= {name: _of_environment(name) for name in Environment.__struct_fields__ if name not in UNTOLD}
     readers |= {name: _of_case(name) for name in (*MEANING, "warmup", "samples") if name not in ("model", "strategy")}
     differences = [
         Difference(what=WORDS.get(name, name.replace("_", " ")), values=tuple(_values(side, read) for side in sides))
         for name, read in readers.items()
     ]
-    rounds = tuple(str(max((len(point.rounds) for point in side.points.values()), default=0)) for side in sides)
+    rounds = tuple(str(max((len(row.rounds) for row in side.rows), default=0)) for side in sides)
     return *differences, Difference(what="rounds", values=rounds)
 
 
@@ -103,6 +104,11 @@ def _named(side: Side) -> str:
 
 def _values(side: Side, read: Callable[[Row], str]) -> str:
     return ", ".join(dict.fromkeys(text for row in side.rows if (text := read(row)))) or NOTHING
+
+
+def _sized_gpu(row: Row) -> str:
+    """The word of a rehearsed GPU that was given sizes of its own."""
+    return row.case.device if row.case.is_rehearsed and Choice(row.case.device).name != row.case.device else ""
 
 
 def _of_environment(name: str) -> Callable[[Row], str]:

@@ -22,6 +22,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     detail: str | None = None
     predicted: bool
+    evidence: str
     peak_bytes: int | None = None  # None where it is not ok
     step_seconds: float | None = None
     peak: Contrast | None = None
@@ -88,9 +89,8 @@ def compare_runs(
 
 def _summary(side: Side) -> SideSummary:
     predicted = side.device.startswith(FAKE)
-    evidence = ", ".join(sorted({row.evidence for row in side.rows}))
     return SideSummary(
-        label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted, evidence=evidence
+        label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted, evidence=side.evidence
     )
 
 
@@ -108,6 +108,7 @@ def _cell(point: SampledRow | None, baseline: SampledRow | None) -> Cell | None:
         outcome=row.outcome,
         detail=row.detail,
         predicted=row.case.is_predicted,
+        evidence=row.evidence,
         peak_bytes=point.peak_bytes,
         step_seconds=point.step_seconds,
         peak=peaks(baseline, point) if baseline else None,
@@ -118,7 +119,13 @@ def _cell(point: SampledRow | None, baseline: SampledRow | None) -> Cell | None:
 def _remarks(compared: Sequence[Side]) -> tuple[str, ...]:
     once = [side.label for side in compared if _is_of_one_round(side)]
     text = "of one round: its intervals know the spread within a process, not that between processes"
-    return (f"{', '.join(once)}: {text}; --rounds 3 shows both",) if once else ()
+    remarks = [f"{', '.join(once)}: {text}; --rounds 3 shows both"] if once else []
+    baseline, *others = compared
+    apart = [f"{side.label} {side.evidence}" for side in others if side.evidence != baseline.evidence]
+    if apart:
+        kinds = f"{baseline.label} is {baseline.evidence}, {' and '.join(apart)}"
+        remarks.append(f"{kinds}: a peak of one kind is off that of another, and neither is better or worse")
+    return tuple(remarks)
 
 
 def _idle(compared: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class SweepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     num_trials: int
     num_predicted: int  # of them, which need no device
+    num_rehearsed: int  # of them, which need none either
     steps: Bounds  # of the others; where nothing is known of their speed, with one step a timed sample
     sampling_seconds: float  # that the timed steps of a round may take, once there are enough; 0 for a fixed number
     gpu_seconds: Bounds | None  # of the trials of which the speed is known; of every rank its own
@@ -50,7 +51,8 @@ class SweepCost(msgspec.Struct, frozen=True, kw_only=True):
 def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds: float) -> SweepCost:
     """The cost of trials, by the predicted speeds of their baselines (`case.baseline.twin`) and of a trial's start."""
     planned = list(trials)
-    measured = [trial for trial in planned if not trial.case.is_predicted]
+    measured = [trial for trial in planned if not trial.case.is_predicted and not trial.case.is_rehearsed]
+    num_rehearsed = sum(trial.case.is_rehearsed for trial in planned)
     steps, seconds, num_unknown = Bounds(0, 0), Bounds(0, 0), 0
     for trial in measured:
         speed = speeds.get(trial.case.baseline.twin)
@@ -63,7 +65,8 @@ def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds
     samplings = [trial.case.sampling for trial in measured if "time" in trial.passes]
     return SweepCost(
         num_trials=len(planned),
-        num_predicted=len(planned) - len(measured),
+        num_predicted=len(planned) - len(measured) - num_rehearsed,
+        num_rehearsed=num_rehearsed,
         steps=steps,
         sampling_seconds=max((sampling.max_seconds for sampling in samplings if sampling), default=0.0),
         gpu_seconds=seconds if num_unknown < len(measured) else None,

@@ -29,6 +29,7 @@ class FlatRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     outcome: str
     detail: str | None
     predicted: bool
+    evidence: str
     optimizer: str
     batch_size: int | None
     precision: str
@@ -59,6 +60,7 @@ class FlatRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     device_bytes: int | None
     peak_ratio: float | None
     prediction_error: float | None
+    prediction_against: str | None
     forward_flops: int | None
     backward_flops: int | None
     forward_seconds: float | None
@@ -121,6 +123,7 @@ def _what(row: Row) -> dict[str, Any]:
         "outcome": row.outcome,
         "detail": row.detail,
         "predicted": case.is_predicted,
+        "evidence": row.evidence,
         "optimizer": str(case.optimizer),
         "batch_size": case.batch_size,
         "precision": case.precision,
@@ -151,6 +154,7 @@ def _memory(readings: Readings, row: Row) -> dict[str, Any]:
         "device_bytes": readings.device_bytes,
         "peak_ratio": row.peak_ratio,
         "prediction_error": row.prediction_error,
+        "prediction_against": row.prediction_against,
         "forward_flops": readings.forward_flops,
         "backward_flops": readings.backward_flops,
     }

@@ -12,6 +12,7 @@ from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.errors import UserError
 
 RULE = re.compile(r"\s*(\w+)\s*:\s*>\s*(\d+(?:\.\d+)?)\s*%\s*")
+OVER = ("worse", "off")  # verdicts of what is more than the baseline's, where it is over a limit
 READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # of a cell, by quantity
 
 
@@ -33,17 +34,18 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     key: dict[str, str]
     contrast: Contrast | None = None
     reason: str | None = None  # why there is no contrast
+    evidence: tuple[str, str] | None = None  # the row's and the baseline's, where they are of two kinds
 
     @property
     def is_over(self) -> bool:
         """Whether the row is over the limit, or has nothing to compare any more."""
         if self.contrast is None or self.contrast.ratio is None:
-            return self.contrast is None or self.contrast.verdict == "worse"
+            return self.contrast is None or self.contrast.verdict in OVER
         return self.contrast.ratio > 1 + self.rule.most and self.contrast.verdict != "same"
 
     @property
     def is_sure(self) -> bool:
-        return self.contrast is None or self.contrast.verdict == "worse"
+        return self.contrast is None or self.contrast.verdict in OVER
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +95,11 @@ def _results(rule: Rule, comparison: Comparison) -> Iterator[RuleResult]:
         if baseline is not None and getattr(baseline, READINGS[rule.quantity]) is not None:
             for side, cell in zip(comparison.sides[1:], cells, strict=True):
                 contrast = getattr(cell, rule.quantity) if cell else None
+                kinds = (cell.evidence, baseline.evidence) if cell and cell.evidence != baseline.evidence else None
                 yield RuleResult(
-                    rule=rule, label=side.label, key=match.key, contrast=contrast, reason=_reason(rule, cell)
-                )
+                    rule=rule, label=side.label, key=match.key, contrast=contrast, reason=_reason(rule, cell),
+                    evidence=kinds,
+                )  # fmt: skip
 
 
 def _reason(rule: Rule, cell: Cell | None) -> str | None:

@@ -10,8 +10,9 @@ from msgspec import UNSET
 
 from profiler.analysis.ratio_contrast import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row, latest, rows
-from profiler.core.case import FAKE, SWITCHES, Case, as_word
+from profiler.core.case import FAKE, SWITCHES, Case, Choice, as_word
 from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 
 ALIGN = ("model", "strategy", "batch_size", "precision")
@@ -45,9 +46,11 @@ class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def peaks(before: SampledRow, after: SampledRow) -> Contrast | None:
-    """The peaks; None where either is not ok or was not measured."""
+    """The peaks; None where either is not ok or has none."""
     first, second = before.peak_bytes, after.peak_bytes
-    return None if first is None or second is None else exact(first, second)
+    if first is None or second is None:
+        return None
+    return exact(first, second, is_of_two_kinds=before.row.evidence != after.row.evidence)
 
 
 def times(before: SampledRow, after: SampledRow) -> Contrast | None:
@@ -78,11 +81,17 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         """The label with the device in a word: "B h100"."""
         named = next((row.environment.device_name for row in self.rows if row.environment), None)
         match = SHORT.search(named or "") if self.device.startswith("cuda") else None
-        return f"{self.label} {match[0] if match else self.device.removeprefix(FAKE)}"
+        word = match[0] if match else Choice(self.device).name.removeprefix(REHEARSE).removeprefix(FAKE)
+        return f"{self.label} {word}"
 
     @property
     def rows(self) -> list[Row]:
         return [point.row for point in self.points.values()]
+
+    @property
+    def evidence(self) -> str:
+        """Measured, rehearsed or predicted; of several, all of them."""
+        return ", ".join(sorted({row.evidence for row in self.rows}))
 
 
 def sides(runs: Iterable[tuple[str, Iterable[Record]]], *, align: Sequence[str]) -> tuple[Side, ...]:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 Rounds = Sequence[Sequence[float]]  # the samples of each round, in the order in which they were taken
-Verdict = Literal["same", "better", "worse", "ambiguous"]
+Verdict = Literal["same", "better", "worse", "ambiguous", "off"]  # off: not the same, of two kinds of evidence
 
 CONFIDENCE = 0.95
 MARGIN = 0.01  # times nearer than this are the same to whoever chooses a strategy
@@ -31,9 +31,13 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-def exact(before: int, after: int) -> Contrast:
-    """Numbers without noise, like bytes: any difference is one."""
+def exact(before: int, after: int, *, is_of_two_kinds: bool = False) -> Contrast:
+    """Numbers without noise, like bytes: any difference is one.
+
+    Of two kinds of evidence, as a measurement and a rehearsal, neither is better.
+    """
     verdict: Verdict = "same" if after == before else "better" if after < before else "worse"
+    verdict = "off" if is_of_two_kinds and verdict != "same" else verdict
     ratio = after / before if before else 1.0 if after == before else None
     return Contrast(ratio=ratio, verdict=verdict)
 

@@ -61,6 +61,7 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
     reduced: str | None  # what was reduced; None: this is the full size
     environment: Environment | None
     device: str
+    evidence: str  # of ours
     lines: tuple[ComparedFigure, ...]
 
 

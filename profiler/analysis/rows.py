@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +25,17 @@ from profiler.core.record import (
 from profiler.core.stats import interval, spread
 
 Point = tuple[int, float]  # peak in bytes, step in seconds
-TwinPeaks = dict[Case, dict[bool, int | None]]  # peaks by twin, and by whether they are predicted
+
+
+class TwinPeak(NamedTuple):
+    """The peak of one of the cases that are the same point, on a device of the same kind."""
+
+    case: Case
+    evidence: Evidence
+    peak_bytes: int | None
+
+
+TwinPeaks = dict[Case, list[TwinPeak]]  # by twin; nothing where a run has no predictions, or nothing else
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -46,7 +57,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rounds: tuple[Record, ...]  # in order, each with its own samples
     time_ratio: float | None  # median over the rounds of the ratio within a round
     time_ratio_range: tuple[float, float] | None  # smallest and largest of these ratios
-    prediction_error: float | None  # predicted over measured peak, less 1, where there are both
+    prediction_error: float | None  # predicted over measured peak, less 1; over the rehearsed where none was measured
+    prediction_against: Evidence | None  # which of the two
     notes: tuple[Note, ...]
     on_frontier: bool  # no other row of its group has both a lower peak and a lower time
 
@@ -111,6 +123,7 @@ def _row(
     ratios = _time_ratios(own_rounds, rounds.get(baseline, [])) if record.outcome == "ok" else []
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
+    error, against = _prediction_error(record, peaks.get(case.twin, [])) if peaks else (None, None)
     doubts = trust.doubts(own_rounds, ratios, baseline=rounds.get(baseline, []))
     notes = [*(note for record in own_rounds for note in record.notes), *([drift] if drift else []), *doubts]
     return Row(
@@ -130,33 +143,50 @@ def _row(
         rounds=tuple(sorted(own_rounds, key=lambda record: record.round)),
         time_ratio=median(ratios) if ratios else None,
         time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
-        prediction_error=_prediction_error(peaks.get(case.twin, {})) if peaks else None,
+        prediction_error=error,
+        prediction_against=against,
         notes=tuple({note.code: note for note in notes}.values()),
         on_frontier=False,
     )
 
 
 def _twin_peaks(pooled: dict[Case, Record]) -> TwinPeaks:
-    """What each point was predicted to peak at, and was measured at on that kind of device; nothing without both."""
+    """What each point peaks at, by every kind of evidence; nothing where there are no predictions beside others."""
     peaks: TwinPeaks = {}
     if len({case.is_predicted for case in pooled}) < 2:
         return peaks
     for case, record in pooled.items():
         if record.outcome == "ok":
-            peaks.setdefault(case.twin, {})[case.is_predicted] = record.readings.peak_bytes
+            peak = TwinPeak(case, evidence(case, record.environment), record.readings.peak_bytes)
+            peaks.setdefault(case.twin, []).append(peak)
     return peaks
 
 
-def _prediction_error(peaks: dict[bool, int | None]) -> float | None:
-    ratio = _ratio(peaks.get(True), peaks.get(False))
-    return None if ratio is None else ratio - 1
+def _prediction_error(record: Record, twins: Sequence[TwinPeak]) -> tuple[float | None, Evidence | None]:
+    """How far the predicted peak is off, and what it is held against: the measured peak, else the rehearsed."""
+    case, peak = record.case, record.readings.peak_bytes
+    held = [twin for twin in twins if foretells(case, twin.case) or foretells(twin.case, case)]
+    if record.outcome != "ok" or not held:
+        return None, None
+    twin = min(held, key=lambda twin: twin.evidence)  # measured before rehearsed
+    ratio = _ratio(peak, twin.peak_bytes) if case.is_predicted else _ratio(twin.peak_bytes, peak)
+    against = twin.evidence if case.is_predicted else evidence(case, record.environment)
+    return (None, None) if ratio is None else (ratio - 1, against)
+
+
+def foretells(predicted: Case, case: Case) -> bool:
+    """Whether a prediction is of its twin, this case; that of another GPU than the rehearsed one is not."""
+    if not predicted.is_predicted or case.is_predicted:
+        return False
+    return not case.is_rehearsed or case.foreseen == predicted
 
 
 def verdict(record: Record) -> str:
     """What the equality pass says of the gradients, in a word or two."""
     equality = record.equality
     if equality is None:
-        return "-" if record.outcome not in ("ok", "invalid") or record.case.is_predicted else "not checked"
+        is_measured = evidence(record.case, record.environment) == "measured"  # nothing else has gradients
+        return "not checked" if is_measured and record.outcome in ("ok", "invalid") else "-"
     if equality.missing:
         return "missing"
     if any(note.code == "GCP014" for note in record.notes):

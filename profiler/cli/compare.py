@@ -129,4 +129,5 @@ def _named(result: RuleResult) -> str:
     else:
         interval = (contrast.low, contrast.high) if contrast.low is not None and contrast.high is not None else None
         finding = change_text(contrast.ratio) + (f" ({change_range_text(interval)})" if interval else "")
-    return f"{result.rule}: {', '.join(result.key.values())} in {result.label}: {finding}"
+    kinds = " ({}, against {})".format(*result.evidence) if result.evidence else ""
+    return f"{result.rule}: {', '.join(result.key.values())} in {result.label}{kinds}: {finding}"

@@ -101,6 +101,7 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
 def _print(largest: LargestBatches, limit: int, *, json: bool) -> None:
     from profiler.core.units import bytes_text
     from profiler.views.tables import max_batch as view
+    from profiler.views.tables.evidence import device_word
     from profiler.workflows.batch_search import needed
 
     case, context_bytes = largest.case, largest.context_bytes
@@ -121,7 +122,7 @@ def _print(largest: LargestBatches, limit: int, *, json: bool) -> None:
     if json:
         say_bytes(view.document(lines, model=str(case.model), limit=limit, context_bytes=context_bytes))
         return
-    setting = f"{case.model}, {case.optimizer}, {case.precision}, {case.device}"
+    setting = f"{case.model}, {case.optimizer}, {case.precision}, {device_word(case.device)}"
     title = f"{setting}: the largest batch that {bytes_text(limit)} hold"
     if largest.context_source:
         title += f"; {view.context_text(context_bytes, largest.context_source)}"

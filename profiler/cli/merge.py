@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -24,11 +25,13 @@ def merge(
 
     Example: gcprof merge shard-1 shard-2 -o results/whole
     """
+    from profiler.core.record import evidence
     from profiler.core.units import count_text
     from profiler.runs import store
     from profiler.runs.find import run_folder
     from profiler.runs.merge import merge as merged
     from profiler.runs.merge import write
+    from profiler.views.tables.evidence import counted
 
     whole = merged([run_folder(word) for word in runs])
     folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in whole.manifest.plan])
@@ -42,5 +45,7 @@ def merge(
         needless = count_text(whole.num_needless, "record")
         aside(f"note: left out {needless} of later rounds, of cases whose first round is not ok: one run measures none")
     repeated = f", {count_text(whole.num_same, 'record')} in more than one" if whole.num_same else ""
-    aside(f"wrote {count_text(len(whole.records), 'record')} of {count_text(len(runs), 'run')} to {folder}{repeated}")
+    kinds = counted(Counter(evidence(record.case, record.environment) for record in whole.records))
+    records = f"{count_text(len(whole.records), 'record')} of {count_text(len(runs), 'run')}"
+    aside(f"wrote {records} to {folder}{repeated}{kinds}")
     next_command("gcprof", "show", str(folder))

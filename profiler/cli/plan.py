@@ -158,10 +158,22 @@ def _print_frontier(planned: Planned, asked: _Asked) -> None:
     if asked.json:
         _say_document(planned, points)
     else:
-        title = f"{planned.title}: {len(points)} plans, none of which another beats; by the costs of the stages"
+        count = f"{len(points)} plans, none of which another beats"
+        title = f"{_title(planned, costs=True)}: {count}; by the costs of the stages"
         say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
         aside(plans.legend(planned.chain))
     _write(planned, points, asked)
+
+
+def _title(planned: Planned, *, costs: bool = False) -> str:
+    """What is planned for; on a GPU that is not there, whether it is rehearsed, or predicted as all costs are."""
+    from profiler.views.tables.evidence import SAID
+
+    if planned.evidence != "rehearsed":
+        return planned.title
+    compared = planned.comparison.plans if planned.comparison else ()
+    is_rehearsed = not costs and any(plan.measured for plan in compared)
+    return f"{planned.title} ({SAID['rehearsed' if is_rehearsed else 'predicted']})"
 
 
 def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
@@ -193,11 +205,12 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
         _say_document(planned, points)
     else:
         if asked.frontier:
-            say(plans.frontier(points, planned.none, title=planned.title, width=width(), encoding=encoding()))
+            title = _title(planned, costs=True)
+            say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
             print()
         peak = planned.none.cost.peak_bytes
         percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
-        title = f"{planned.title}: at most {bytes_text(budget)}{percent}"
+        title = f"{_title(planned)}: at most {bytes_text(budget)}{percent}"
         below = [plans.legend(planned.chain), "times are against the step without checkpointing"]
         lines = _lines(planned)
         say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))
@@ -235,7 +248,7 @@ def _facts(planned: Planned, fitted: FittedPlan) -> list[str]:
 
 def _remarks(planned: Planned) -> list[str]:
     """What went wrong, what recomputes do to buffers, once, and which rival was faster."""
-    from profiler.views.tables.columns import outcome
+    from profiler.views.tables.evidence import outcome
 
     comparison = planned.comparison
     if comparison is None:
@@ -279,7 +292,7 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     elif path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:
-        foreseen = ": predicted, not measured" if planned.case and planned.case.is_predicted else ""
+        foreseen = ": predicted, not measured" if planned.evidence in ("predicted", "rehearsed") else ""
         plan_curves = optional_deps.load("profiler.views.plots.plan_curves", needs="matplotlib")
         plan_curves.plot(points, planned.chain, title=f"{planned.title}{foreseen}", path=path, force=force)
     aside(f"wrote {path}")

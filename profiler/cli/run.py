@@ -174,14 +174,16 @@ def _dry_run(request: RunRequest) -> int:
 
 def _print_plan(plan: Plan) -> None:
     """A line a trial."""
+    from profiler.views.tables.evidence import device_word
     from profiler.views.tables.progress import settings, varying
 
     more = [field for field in varying([trial.case for trial in plan.trials]) if field not in TOLD]
     for trial in plan.trials:
         case = trial.case
+        device = f"{'rehearsed on ' if case.is_rehearsed else ''}{device_word(case.device)}"
         words = [
             f"round {trial.round}", str(case.model), str(case.strategy), f"batch {case.batch_size}",
-            str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), case.device, "+".join(trial.passes),
+            str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), device, "+".join(trial.passes),
         ]  # fmt: skip
         print("  ".join(words))
 

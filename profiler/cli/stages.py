@@ -33,6 +33,7 @@ def stages(
     from profiler.request.spec import Request
     from profiler.views.export.files import refuse_existing_file, write_whole
     from profiler.views.tables import plans
+    from profiler.views.tables.evidence import SAID
     from profiler.workflows.stages import ModelOnDevice
 
     if output is not None:
@@ -49,7 +50,8 @@ def stages(
     if json:
         say_bytes(chains.encoded(chain))
     else:
-        say(plans.stages(chain, title=asked.title, width=width(), encoding=encoding()))
+        foreseen = f" ({SAID['predicted']})" if asked.evidence == "rehearsed" else ""
+        say(plans.stages(chain, title=f"{asked.heading}{foreseen}", width=width(), encoding=encoding()))
     if output is not None:
         next_command("gcprof", "plan", "--stages", str(output), "--frontier")
     else:

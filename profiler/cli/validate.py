@@ -46,10 +46,12 @@ def validate(
 def _lines(reports: Iterable[Report]) -> Iterator[str]:
     """One line for each finding, and one for each run."""
     from profiler.core.units import count_text
+    from profiler.views.tables.evidence import counted
 
     for report in reports:
         for finding in report.findings:
             yield f"{finding.where}: {'' if finding.is_damage else 'note: '}{finding.text}"
         damage = sum(finding.is_damage for finding in report.findings)
         verdict = f"damaged in {count_text(damage, 'place')}" if damage else "fine"
-        yield f"{report.run}: {count_text(report.num_records, 'record')}, {verdict}"
+        records = count_text(report.num_records, "record")
+        yield f"{report.run}: {records}{counted(report.evidence)}, {verdict}"

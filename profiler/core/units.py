@@ -34,6 +34,11 @@ def bytes_text(count: int | None) -> str:
     return f"{count} B"
 
 
+def signed_bytes_text(count: int) -> str:
+    """4096 -> '+4.00 KiB'."""
+    return f"{'+' if count > 0 else ''}{bytes_text(count)}"
+
+
 def seconds_text(seconds: float | None) -> str:
     """0.0123 -> '12.3 ms'; three significant digits."""
     if seconds is None:
@@ -82,9 +87,19 @@ def spread_text(fraction: float | None) -> str:
     return MISSING if fraction is None else f"±{fraction * 100:.1f} %"
 
 
+def exact_error_text(fraction: float | None) -> str:
+    """How far a prediction is off what has no noise: 0.0034 -> '+0.34 %', 0 -> 'equal'."""
+    return "equal" if fraction == 0 else error_text(fraction)
+
+
 def error_text(fraction: float | None) -> str:
     """How far a prediction is off: 0.0034 -> '+0.34 %'."""
     return MISSING if fraction is None else f"{fraction * 100:+.2f} %"
+
+
+def uncertainty_text(fraction: float | None) -> str:
+    """How sure a number is that is so far off a more exact one: -0.0034 -> '±0.34 %', 0 -> 'the byte'."""
+    return MISSING if fraction is None else f"±{abs(fraction) * 100:.2f} %" if fraction else "the byte"
 
 
 def batch_text(batch_size: int | None) -> str:

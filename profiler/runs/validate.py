@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 from profiler.analysis.sanity import impossible
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.record import SCHEMA, Record
+from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.core.units import count_text
 from profiler.runs import store
 
@@ -31,6 +32,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     num_records: int
+    evidence: dict[Evidence, int] = {}  # records by what they are evidence of
     findings: tuple[Finding, ...]
 
     @property
@@ -55,7 +57,8 @@ def validate(folder: Path) -> Report:
         for path in sorted(folder.iterdir())
         if path.name not in KNOWN
     ]
-    return Report(run=str(folder), num_records=len(records), findings=tuple(findings))
+    kinds = Counter(evidence(record.case, record.environment) for _, record in records)
+    return Report(run=str(folder), num_records=len(records), evidence=dict(kinds), findings=tuple(findings))
 
 
 def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:

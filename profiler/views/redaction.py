@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.core.case import FAKE, Case, Choice
+from profiler.core.gpu_kinds import HOLLOW, REHEARSE, is_hollow
 from profiler.core.record import Built, Environment, Equality, Readings, Record
 from profiler.core.secret_filter import HIDDEN, hide
 from profiler.runs.store import Manifest, Run
@@ -65,6 +66,8 @@ class _Redaction:
         self._is_all = is_all
         self._models = _apart((case.model for case in cases), self._model)
         self._strategies = _apart((case.strategy for case in cases), self._strategy)
+        gpus = (_gpu(case.device) for case in cases)
+        self._gpus = _apart((gpu for gpu in gpus if gpu not in (None, "cpu")), lambda gpu: "cuda")
         self._devices = _apart((case.device for case in cases), self._device)
 
     def record(self, record: Record) -> Record:
@@ -82,7 +85,8 @@ class _Redaction:
 
     def environment(self, environment: Environment) -> Environment:
         name = environment.device_name
-        shown = HIDDEN if self._is_all and name else name
+        hollow = HOLLOW if is_hollow(name) else ""  # what was rehearsed on it stays so
+        shown = f"{hollow}{HIDDEN}" if self._is_all and name else name
         return msgspec.structs.replace(
             environment, device_name=shown, device_uuid=HIDDEN if environment.device_uuid else None
         )
@@ -138,8 +142,16 @@ class _Redaction:
         return Choice(text).name if self._is_all and "file=" in text else hidden(text)
 
     def _device(self, text: str) -> str:
-        is_named = self._is_all and text.startswith(FAKE) and not text.startswith(f"{FAKE}cpu")
-        return f"{FAKE}cuda" if is_named else text
+        """Hides the GPU that is predicted for or rehearsed; the same one has one name, so that they stay twins."""
+        gpu = _gpu(text)
+        return text.replace(gpu, self._gpus[gpu], 1) if self._is_all and gpu in self._gpus else text
+
+
+def _gpu(device: str) -> str | None:
+    """Returns the word of the GPU that a case is predicted for or rehearsed on; None if it is measured."""
+    if device.startswith(FAKE):
+        return device.removeprefix(FAKE)
+    return Choice(device).name.removeprefix(REHEARSE) if device.startswith(REHEARSE) else None
 
 
 def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Pla
 
 def estimate(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
     """Trials, steps, and seconds of a GPU where one is measured on; `where` is the engine's text."""
-    measured = [trial for trial in plan.trials if not trial.case.is_predicted]
+    measured = [trial for trial in plan.trials if not trial.case.is_predicted and not trial.case.is_rehearsed]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
         return Estimate(cost=cost.cost(plan.trials, {}, start_seconds=0.0))

@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.core import plan_file
 from profiler.core.case import Calibration, Case, Choice, Trial
-from profiler.core.record import Readings
+from profiler.core.record import Readings, evidence
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning.chain import Chain
@@ -92,11 +92,13 @@ class _Steps:
         foreseen = point.peak_bytes if traced is None else traced
         if not self._measure or foreseen > self.budget_bytes:
             return traced, foreseen
-        measured = measured_peak(self._engine, self._case, path)
-        if measured is not None and abs(foreseen / measured - 1) > MISS:
-            then = "planning again" if measured > self.budget_bytes else "it fits all the same"
-            self._say(f"the plan was measured at {bytes_text(measured)}, predicted at {bytes_text(foreseen)}: {then}")
-        return traced, max(foreseen, measured or 0)
+        (record,) = self._engine.run([Trial(case=under(self._case, path), passes=("memory",))])
+        peak = record.readings.peak_bytes if record.outcome == "ok" else None
+        if peak is not None and abs(foreseen / peak - 1) > MISS:
+            kind = evidence(record.case, record.environment)
+            then = "planning again" if peak > self.budget_bytes else "it fits all the same"
+            self._say(f"the plan was {kind} at {bytes_text(peak)}, predicted at {bytes_text(foreseen)}: {then}")
+        return traced, max(foreseen, peak or 0)
 
 
 def _bolder(steps: _Steps, frontier: Frontier, fitted: FittedPlan, path: Path) -> FittedPlan | None:
@@ -126,12 +128,6 @@ def traced_need(
     fake = msgspec.structs.replace(under(case, path), device=device)
     (record,) = engine.run([Trial(case=fake, passes=("memory",), calibration=calibration)])
     return need(record.readings) if record.outcome == "ok" else None
-
-
-def measured_peak(engine: Engine, case: Case, path: Path) -> int | None:
-    """Of a step under the plan in a file, on the case's device; None where it had no room, or failed."""
-    (record,) = engine.run([Trial(case=under(case, path), passes=("memory",))])
-    return record.readings.peak_bytes if record.outcome == "ok" else None
 
 
 def under(case: Case, path: Path) -> Case:

@@ -10,6 +10,7 @@ import msgspec
 
 from profiler.core.case import Case
 from profiler.core.errors import UserError
+from profiler.core.record import Evidence
 from profiler.core.units import parse_budget
 from profiler.planning import candidates
 from profiler.planning import chain as chains
@@ -59,6 +60,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     chain: Chain
     case: Case | None  # of the model, where it is at hand
+    evidence: Evidence | None  # what a step on its device is
     title: str
     words: tuple[str, ...]  # the model as it was asked for, for the next command
     none: Way
@@ -104,7 +106,8 @@ class _Planning:
         planned = Planned(
             chain=self.chain,
             case=model.case if model else None,
-            title=model.title if model else request.stages.name if request.stages else "",
+            evidence=model.evidence if model else None,
+            title=model.heading if model else request.stages.name if request.stages else "",
             words=model.words if model else (),
             none=none,
             frontier=self._frontier(request.levels or DEPTHS[0]),

@@ -17,6 +17,7 @@ from profiler.analysis.rows import rows
 from profiler.core import catalogue, strict_files
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
+from profiler.core.record import evidence
 from profiler.request import spec, sweep
 from profiler.request.spec import Request
 from profiler.runs.store import Run
@@ -127,6 +128,7 @@ def ran_by(engine: str, run: Run) -> bool:
 
 def reproduction(system: System, size: Size, run: Run) -> Reproduction:
     """Every published figure beside what a run found."""
+    case = run.manifest.plan[0].case
     return Reproduction(
         name=system.name,
         title=system.title,
@@ -134,7 +136,8 @@ def reproduction(system: System, size: Size, run: Run) -> Reproduction:
         unsaid=system.unsaid,
         reduced=size.reduced,
         environment=run.manifest.environment,
-        device=run.manifest.plan[0].case.device,
+        device=case.device,
+        evidence=evidence(case, run.manifest.environment),
         lines=lines(size.wanted, rows(run.records), reduced=size.reduced is not None),
     )
 

@@ -13,6 +13,7 @@ from profiler.analysis import progress
 from profiler.core import catalogue, gpu_kinds, schedule
 from profiler.core.case import FAKE, Trial
 from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Environment
 from profiler.core.schedule import Shard
 from profiler.core.units import bytes_text
@@ -23,6 +24,7 @@ from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.store import Run
 from profiler.training import models
 from profiler.views.export import files
+from profiler.views.tables.evidence import device_word
 from profiler.workflows import SILENT, Screen, runner
 from profiler.workflows.typed_words import command_line
 
@@ -171,18 +173,22 @@ def ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:
 
 
 def opening(plan: Sequence[Trial], devices: Mapping[str, Environment], remarks: Iterable[str]) -> Iterator[str]:
-    """The first lines of a run: what is measured or predicted, and what the user should know of the plan."""
+    """The first lines of a run: what is measured, rehearsed or predicted, and what the user should know of the plan."""
     names = dict.fromkeys(trial.case.device for trial in plan)
     name = next(iter(names))
     predicted = [name for name in names if name.startswith(FAKE)]
+    rehearsed = [device_word(name) for name in names if name.startswith(REHEARSE)]
     device = device_choice.environment(name, devices)
     where = f"torch {device.torch}"
-    if len(predicted) < 2 and device.device_name is not None and device.device_bytes is not None:
+    if len(predicted) < 2 and len(rehearsed) < 2 and device.device_name is not None and device.device_bytes is not None:
         where = f"{device.device_name}, {bytes_text(device.device_bytes)}; {where}"
     why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
     kind = "the CPU" if name == "cpu" else "the GPU"
     verb = "rehearsing on" if gpu_kinds.is_hollow(device.device_name) else "measuring"
-    doing = f"predicting for {', '.join(predicted)}" if plan[0].case.is_predicted else f"{why}{verb} {kind}"
+    doing = f"rehearsing on {' and '.join(rehearsed)}" if rehearsed else f"{why}{verb} {kind}"
+    if predicted and (rehearsed or plan[0].case.is_predicted):
+        foreseeing = f"predicting for {', '.join(predicted)}"
+        doing = f"{doing} and {foreseeing}" if rehearsed else foreseeing
     yield f"{doing} ({where})"
     for model in dict.fromkeys(trial.case.model.name for trial in plan):
         if catalogue.is_code(model, models.TABLE):

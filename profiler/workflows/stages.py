@@ -10,12 +10,13 @@ import msgspec
 from profiler import engines
 from profiler.core.case import OPERATORS, Calibration, Case, Choice, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.record import Environment
+from profiler.core.record import Environment, Evidence, evidence
 from profiler.core.units import batch_text
 from profiler.engines import Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
+from profiler.views.tables.evidence import device_word
 
 FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "device")  # of a model, by their field
 
@@ -51,6 +52,16 @@ class ModelOnDevice:
         """What is planned for, in one line."""
         case = self.case
         return f"{case.model}, {batch_text(case.batch_size)}, {case.optimizer}, {case.precision}, {case.device}"
+
+    @property
+    def heading(self) -> str:
+        """The same for people."""
+        return self.title.removesuffix(self.case.device) + device_word(self.case.device)
+
+    @property
+    def evidence(self) -> Evidence:
+        """What a step on this device is evidence of."""
+        return evidence(self.case, device_choice.environment(self.case.device, self.devices))
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from profiler.analysis import progress
 from profiler.core.case import encode
-from profiler.core.record import SCHEMA, Record
+from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.runs.store import Run
+
+RecordWithEvidence = msgspec.defstruct(
+    "RecordWithEvidence",
+    [(field.name, field.type) for field in msgspec.structs.fields(Record)] + [("evidence", Evidence)],
+    kw_only=True, frozen=True, gc=False,
+)  # fmt: skip
 
 
 def render(run: Run) -> bytes:
@@ -28,6 +36,11 @@ def document(run_name: str | None, records: Iterable[Record], *, status: str, ex
         "run": run_name,
         "status": status,
         "exit_code": exit_code,
-        "records": list(records),
+        "records": [_with_evidence(record) for record in records],
     }
     return encode(fields) + b"\n"
+
+
+def _with_evidence(record: Record) -> Any:
+    """Returns the record with what its numbers are evidence of, which its file does not say."""
+    return RecordWithEvidence(**msgspec.structs.asdict(record), evidence=evidence(record.case, record.environment))

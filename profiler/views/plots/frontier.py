@@ -26,6 +26,7 @@ from profiler.views.plots.theme import (
     number_axis,
     plain_axes,
 )
+from profiler.views.tables.evidence import marked
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "both a peak and a step time"
@@ -54,7 +55,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     spreads = _points(axes, shown, at)
     floor = _floor(axes, shown, size)
     axes.set_xlabel(f"step time ({second_name})", fontsize=sized(FONT))
-    axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))
+    axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
     number_axis(axes, "x")
     number_axis(axes, "y")
     labels = [*_labels(shown, at), *crosses]

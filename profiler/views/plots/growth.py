@@ -18,6 +18,7 @@ from profiler.views.plots.panels import curves, space_of
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+from profiler.views.tables.evidence import marked
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
@@ -63,7 +64,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     strategy_lines.limit(axes, rows, size, upright=False)
     axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest power: its exponent at the name")
     axes.set_xlabel(f"{axis.label} (n)", fontsize=sized(FONT))
-    axes.set_ylabel(f"peak memory ({unit})", fontsize=sized(FONT))
+    axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
     labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in curves]
     return lambda: place_at_line_ends(axes, labels)
 

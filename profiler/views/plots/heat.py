@@ -17,6 +17,7 @@ from profiler.views.plots.panels import planes, space_of
 from profiler.views.plots.style import luminance, sized
 from profiler.views.plots.theme import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
 from profiler.views.tables.columns import COUNTED
+from profiler.views.tables.evidence import marked, value_words
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
@@ -54,8 +55,8 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
         shade = float(norm(row.readings.peak_bytes or 0)) if row and has(row) else None
         _cell(axes, row, (x, y), size=size, shade=shade, colours=colours)
     _limit(axes, plane, across, up)
-    _name(axes, across, up)
-    axes.set_xlabel(f"{across.label}\nin the cells: peak memory ({unit})", fontsize=sized(FONT))
+    _name(axes, rows, across, up)
+    axes.set_xlabel(f"{across.label}\nin the cells: {marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
     return lambda: None
 
 
@@ -110,10 +111,11 @@ def _limit_text(rows: Sequence[Row]) -> str:
     return f"memory of the device{size}{more}"
 
 
-def _name(axes: Axes, across: Axis, up: Axis) -> None:
+def _name(axes: Axes, rows: Sequence[Row], across: Axis, up: Axis) -> None:
     """Every value once; numbers rise upwards, the first of words is on top."""
-    axes.set_xticks(range(len(across.values)), [shortened(value) for value in across.values], parse_math=False)
-    axes.set_yticks(range(len(up.values)), [shortened(value) for value in up.values], parse_math=False)
+    xs, ys = ([shortened(word) for word in value_words(axis, rows)] for axis in (across, up))
+    axes.set_xticks(range(len(xs)), xs, parse_math=False)
+    axes.set_yticks(range(len(ys)), ys, parse_math=False)
     ends = -0.5, len(up.values) - 0.5
     axes.set(xlim=(-0.5, len(across.values) - 0.5), ylim=ends if up.is_number else ends[::-1])
     axes.tick_params(colors=INK, labelsize=sized(FONT - 1), length=0)

@@ -28,6 +28,7 @@ from profiler.views.plots.theme import (
     write_beside,
 )
 from profiler.views.tables.columns import change
+from profiler.views.tables.evidence import marked
 
 WIDTH, BESIDE = 9.0, False
 NEEDS = "a peak"
@@ -59,7 +60,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     name_axis(axes, rows)
     number_axis(axes, "x")
     axes.set_xlim(0, 1.2 * max((row.readings.peak_bytes or 0) / size for row in rows if has(row)))
-    axes.set_xlabel(f"memory at the peak of the step ({unit})", fontsize=sized(FONT))
+    axes.set_xlabel(f"{marked('memory at the peak of the step', rows)} ({unit})", fontsize=sized(FONT))
     return lambda: None
 
 

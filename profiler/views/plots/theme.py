@@ -17,13 +17,12 @@ from profiler.views.plots.style import USUAL, sized
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import (
     batch,
-    device,
     environment_of,
     model,
     one_strategy,
-    outcome,
     setting,
 )
+from profiler.views.tables.evidence import device, outcome
 from profiler.views.tables.grid import broken
 
 BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work has them
@@ -195,7 +194,7 @@ def _where(rows: Sequence[Row]) -> str:
     asked = rows[0].case.device
     if rows[0].case.is_predicted:
         return f"predicted for {asked}, not measured"
-    return f"{name}: rehearsed, not measured" if rows[0].evidence == "rehearsed" else name or asked
+    return device(rows) if rows[0].evidence == "rehearsed" else name or asked
 
 
 def _wrapped(text: str, inches: float, size: float) -> str:

@@ -18,6 +18,7 @@ from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
 from profiler.views.tables.columns import COUNTED
+from profiler.views.tables.evidence import marked
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak, a step time and a size of the batch"
@@ -53,7 +54,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     steps = throughput_frontier(shown)
     drawn = [[at(row) for row in line.rows] for line in lines]
     drawn += [_stairs(axes, [at(row) for row in steps]), strategy_lines.limit(axes, rows, size, upright=True)]
-    axes.set_xlabel(f"peak memory ({unit}); at the marks: batch size", fontsize=sized(FONT))
+    axes.set_xlabel(f"{marked('peak memory', rows)} ({unit}); at the marks: batch size", fontsize=sized(FONT))
     axes.set_ylabel("samples a second", fontsize=sized(FONT))
     labels = _labels(lines, steps, at)
     return lambda: place(axes, labels, others=[at(row) for row in shown], lines=drawn)

@@ -24,7 +24,8 @@ from profiler.views.redaction import redacted
 from profiler.views.report.grids import Grid, Head, cell
 from profiler.views.report.section import PageLimits, Section, section
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import device, few, groups, setting
+from profiler.views.tables.columns import few, groups, setting
+from profiler.views.tables.evidence import device
 
 LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
 LONGEST_MODEL = 60
@@ -135,9 +136,11 @@ def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
             model = short(group[0].case.model, LONGEST_MODEL)
             group_title = ", ".join([model, *setting(group)])
             lines.append((f"#{part_section.anchor}", part.name, group_title, cell(device(group)), *part_section.brief))
-    heads = ("run", "what", "device", "peak of none", "take", "its peak", "time against none")
+    is_timed = any(part_section.evidence != "rehearsed" for part in shown for part_section in part.sections)
+    heads = ["run", "what", "device", "peak of none", "take", "its peak", *(["time against none"] if is_timed else [])]
     named = tuple(Head(text=text, is_number=text in heads[3:] and text != "take") for text in heads)
-    return Grid(caption="All in brief", heads=named, lines=tuple(lines)) if len(lines) > 1 else None
+    cells = tuple(((anchor, *line[: len(heads)])) for anchor, *line in lines)
+    return Grid(caption="All in brief", heads=named, lines=cells) if len(lines) > 1 else None
 
 
 def agreement(shown: Sequence[RunPart]) -> str:

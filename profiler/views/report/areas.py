@@ -16,7 +16,7 @@ from profiler.core.record import Timeline
 from profiler.core.units import bytes_text
 from profiler.views.report.bars import NAMES, line_name
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import peak_name
+from profiler.views.tables.evidence import peak_name
 
 HIGH = 1000  # units of the highest peak
 KINDS = {"workspaces": "static", "recomputed": "rest", "temporaries": "rest", "live": "whole"}  # others by their name

@@ -15,7 +15,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Box, Scale, Tick, around, free, memory_floor, stairs
 from profiler.views.sanitize import short
-from profiler.views.tables.columns import peak_name
+from profiler.views.tables.evidence import peak_name
 
 HEIGHT = 300
 TOP, BOTTOM = 34, 262  # pixels

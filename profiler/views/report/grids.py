@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import Row, foretells
 from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
@@ -77,15 +77,25 @@ def phases(rows: Sequence[Row]) -> Grid | None:
     return _grid("Live memory over the step", heads, lines, texts=1)
 
 
-def predictions(rows: Sequence[Row]) -> Grid | None:
-    """Returns predicted beside measured, a line for each case that has both."""
-    twins: dict[object, dict[bool, Row]] = {}
-    for row in rows:
-        if row.prediction_error is not None:
-            twins.setdefault(row.case.twin, {})[row.case.is_predicted] = row
-    heads = ("strategy", "predicted peak", "measured peak", "peak off by", "estimated step", "measured step")
-    lines = [_beside(twin_rows[True], twin_rows[False]) for twin_rows in twins.values() if len(twin_rows) == 2]
-    return _grid("Predicted and measured", heads, lines, texts=1)
+def predictions(rows: Sequence[Row], *, all_rows: Sequence[Row]) -> Grid | None:
+    """Returns predicted beside measured or rehearsed, a line for each of these rows that has a twin among all rows."""
+    pairs = [pair for row in rows for pair in _twins(row, all_rows)]
+    against = " or ".join(sorted({other.evidence for _, other in pairs}))
+    heads = ("strategy", "predicted peak", f"{against} peak", "peak off by", "estimated step", "measured step")
+    shown = heads if any(other.step_seconds is not None for _, other in pairs) else heads[:-2]
+    lines = [_beside(predicted, other)[: len(shown)] for predicted, other in pairs]
+    return _grid(f"Predicted and {against}", shown, lines, texts=1)
+
+
+def _twins(row: Row, rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Returns predictions of this row, each with the row; or this prediction with each row that it is held against."""
+    if row.prediction_error is None:
+        return []
+    twins = [twin for twin in rows if twin.prediction_error is not None and twin.case.twin == row.case.twin]
+    if row.evidence != "predicted":
+        return [(twin, row) for twin in twins if foretells(twin.case, row.case)]
+    held = [twin for twin in twins if twin.evidence == row.prediction_against]
+    return [(row, twin) for twin in held if foretells(row.case, twin.case)]
 
 
 def equality(rows: Sequence[Row]) -> Grid | None:
@@ -125,10 +135,10 @@ def _points(readings: Readings) -> tuple[str, ...]:
     return bytes_text(readings.start_bytes), forward, bytes_text(readings.saved_bytes), backward, optimizer
 
 
-def _beside(predicted: Row, measured: Row) -> tuple[str, ...]:
-    peaks = [bytes_text(row.readings.peak_bytes) for row in (predicted, measured)]
-    times = [seconds_text(row.step_seconds) for row in (predicted, measured)]
-    return cell(measured.case.strategy), *peaks, error_text(measured.prediction_error), *times
+def _beside(predicted: Row, other: Row) -> tuple[str, ...]:
+    peaks = [bytes_text(row.readings.peak_bytes) for row in (predicted, other)]
+    times = [seconds_text(row.step_seconds) for row in (predicted, other)]
+    return cell(predicted.case.strategy), *peaks, error_text(other.prediction_error), *times
 
 
 def _equal(row: Row, equality: Equality) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ from profiler.views.report.bars import BarChart, DotRows, category_bars, dot_row
 from profiler.views.report.frontier import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark
 from profiler.views.sanitize import plain, short, shortened
-from profiler.views.tables.columns import heading, peak_name, reasons
+from profiler.views.tables.columns import heading, reasons
+from profiler.views.tables.evidence import peak_name
 from profiler.views.tables.explanation import module_name
 
 LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
@@ -58,6 +59,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     anchor: str
     title: str
+    evidence: str
     sentence: str
     brief: tuple[str, ...]  # peak of none, the advised strategy, its peak, its time against none
     frontier: FrontierChart | None
@@ -82,10 +84,10 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
     """Returns the section of `rows`, one group of `all_rows`, in which predictions are matched with measurements."""
     advice = advise(rows)
     shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
-    cases = {row.case.twin for row in drawn}
     return Section(
         anchor=anchor,
         title=short(heading(rows), LONGEST_TITLE),
+        evidence=rows[0].evidence,
         sentence=sentence.sentence(advice, rows),
         brief=_brief(advice),
         frontier=frontier(shown),
@@ -98,7 +100,7 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         phases=phase_bars(drawn),
         phase_table=grids.phases(drawn),
         explanation=_explanation(drawn),
-        predictions=grids.predictions([row for row in all_rows if row.case.twin in cases]),
+        predictions=grids.predictions(drawn, all_rows=all_rows),
         equality=grids.equality(drawn),
         dot_rows=dot_rows(drawn, most=limits.samples),
         samples=grids.samples(drawn, most=limits.samples),

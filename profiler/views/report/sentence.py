@@ -8,7 +8,7 @@ from profiler.analysis.advice import NOISY, Advice, BudgetPoint, Limit
 from profiler.analysis.rows import Row
 from profiler.core.units import bytes_text, change_range_text, change_text, seconds_text
 from profiler.views.sanitize import short
-from profiler.views.tables.columns import outcome
+from profiler.views.tables.evidence import outcome
 
 LONGEST = 60  # characters of a name within a sentence
 MAX_NAMED = 2  # rivals by name; more are counted

@@ -18,13 +18,15 @@ from profiler.core.units import (
     change_text,
     count_text,
     error_text,
+    exact_error_text,
     scaled,
     second_unit,
     spread_text,
+    uncertainty_text,
 )
+from profiler.views.tables.evidence import device, outcome
 from profiler.views.tables.grid import Column, numbers, words
 
-SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # of what no device ran
 COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
@@ -88,30 +90,6 @@ def one_strategy(rows: Sequence[Row]) -> list[str]:
     """The strategy of several rows that have the same."""
     strategies = {row.case.strategy for row in rows}
     return [str(strategy) for strategy in strategies] if len(strategies) == 1 < len(rows) else []
-
-
-def device(rows: Sequence[Row]) -> str:
-    """Names the device of these rows; several devices are only said to be measured, rehearsed or predicted."""
-    if len({row.case.device for row in rows}) > 1:
-        kinds = sorted({row.evidence for row in rows})
-        words = ", ".join(f"some {kind}" for kind in kinds) if len(kinds) > 1 else SAID.get(kinds[0], kinds[0])
-        return f"several devices: {words}"
-    name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
-    asked = rows[0].case.device
-    text = f"{asked} ({name})" if name and name != asked else asked
-    evidence = SAID.get(rows[0].evidence)
-    return f"{text}: {evidence}" if evidence else text
-
-
-def outcome(row: Row) -> str:
-    """Returns the outcome in words; a prediction or a rehearsal always says that it is one."""
-    words, kind = row.outcome.replace("_", " "), row.evidence
-    return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
-
-
-def peak_name(row: Row) -> str:
-    """Returns "peak", with what it is where it was not measured."""
-    return "peak" if row.evidence == "measured" else f"{row.evidence} peak"
 
 
 def change(row: Row, ratio: float | None) -> str:
@@ -191,10 +169,17 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Shows how far the predicted peak is from the measured one, if a run has both."""
+    """Shows how far the predicted peak is from the measured one, or from the rehearsed, if a run has both.
+
+    A prediction is as uncertain as it is off its rehearsal.
+    """
     if all(row.prediction_error is None for row in rows):
         return ()
-    return (numbers("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
+    if all(row.prediction_against != "rehearsed" for row in rows):
+        return (numbers("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
+    if all(row.evidence == "predicted" for row in rows):
+        return (numbers("peak sure to", "by rehearsal", [uncertainty_text(row.prediction_error) for row in rows]),)
+    return (numbers("predicted peak", "off rehearsed by", [exact_error_text(row.prediction_error) for row in rows]),)
 
 
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:

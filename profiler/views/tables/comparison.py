@@ -63,7 +63,7 @@ def _written(part: ComparisonPart) -> str:
 def csv(comparison: Comparison) -> str:
     """A line for each row and side, the baseline's too; empty where there is nothing."""
     lines = [
-        _csv_line(match, side, cell)
+        _csv_line(match, side, cell, match.cells[0])
         for match in comparison.matches
         for side, cell in zip(comparison.sides, match.cells, strict=True)
         if cell
@@ -81,13 +81,15 @@ def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: 
     return encode(fields) + b"\n"
 
 
-def _csv_line(match: Match, side: SideSummary, cell: Cell) -> dict[str, Any]:
+def _csv_line(match: Match, side: SideSummary, cell: Cell, baseline: Cell | None) -> dict[str, Any]:
     return {
         **match.key,
         "side": side.label,
         "run": side.run,
         "device": side.device,
         "predicted": cell.predicted,
+        "evidence": cell.evidence,
+        "baseline_evidence": baseline.evidence if baseline else None,
         "outcome": cell.outcome,
         "detail": cell.detail,
         "peak_bytes": cell.peak_bytes,

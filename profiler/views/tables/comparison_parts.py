@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from profiler.analysis.comparison import Cell, Comparison, Match
+from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
 from profiler.analysis.fit import SideAdvice
 from profiler.analysis.ranking import Order
 from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
+from profiler.views.tables.evidence import device_word, difference_text
 from profiler.views.tables.grid import Column, numbers, words
 
 MAX_SWAPPED = 3  # pairs that one line names before it only counts them
@@ -45,14 +46,17 @@ def parts(comparison: Comparison) -> list[ComparisonPart]:
 
 
 def _differences(comparison: Comparison) -> ComparisonPart:
-    runs = [f"{side.label}: {side.run}" for side in comparison.sides]
+    kinds = [f", {side.evidence}" if _is_mixed(comparison) else "" for side in comparison.sides]
+    runs = [f"{side.label}: {side.run}{kind}" for side, kind in zip(comparison.sides, kinds, strict=True)]
     name = words("differs", "", [difference.what for difference in comparison.differences])
     columns = tuple(
-        words(side.name, "", [difference.values[place] for difference in comparison.differences])
+        words(side.name, "", [device_word(difference.values[place]) for difference in comparison.differences])
         for place, side in enumerate(comparison.sides)
     )
     shared = ", ".join(
-        f"{difference.what} {difference.values[0]}" for difference in comparison.same if difference.values[0] != MISSING
+        f"{difference.what} {device_word(difference.values[0])}"
+        for difference in comparison.same
+        if difference.values[0] != MISSING
     )
     lines = (f"{'' if comparison.differences else 'nothing differs; '}the same in all: {shared}",) if shared else ()
     return ComparisonPart(
@@ -60,6 +64,23 @@ def _differences(comparison: Comparison) -> ComparisonPart:
         pieces=((name,), columns) if comparison.differences else (),
         lines=lines,
     )
+
+
+def _is_mixed(comparison: Comparison) -> bool:
+    """Whether the sides are of several kinds of evidence, which are then named everywhere."""
+    return len({side.evidence for side in comparison.sides}) > 1
+
+
+def _headed(quantity: str, comparison: Comparison, group: str, places: Sequence[int]) -> str:
+    """Returns the heading of a table, with what is held against evidence of another kind."""
+    first = comparison.sides[0]
+    apart = [_named(comparison.sides[place]) for place in places if comparison.sides[place].evidence != first.evidence]
+    held = f", {' and '.join(apart)} against {_named(first)}" if apart and 0 in places else ""
+    return f"{quantity}{held}: {group}"
+
+
+def _named(side: SideSummary) -> str:
+    return f"{side.label} {side.evidence}"
 
 
 def _group(match: Match) -> str:
@@ -72,17 +93,25 @@ def _worded(name: str, text: str) -> str:
 
 def _peaks(comparison: Comparison, group: str, matches: Sequence[Match]) -> ComparisonPart:
     size, unit = byte_unit([cell.peak_bytes for match in matches for cell in match.cells if cell])
+    places = range(len(comparison.sides))
     return _table(
         comparison,
         matches,
-        heading=f"peak: {group}",
+        places,
+        heading=_headed("peak", comparison, group, places),
         unit=unit,
         text_of=lambda cell: scaled(cell.peak_bytes, size),
-        contrast_of=lambda cell: cell.peak,
+        changes_of=_peak_changes,
     )
 
 
 def _times(comparison: Comparison, group: str, matches: Sequence[Match]) -> list[ComparisonPart]:
+    """Steps of the sides that have any: a rehearsal has none, and no column for them."""
+    places = [
+        place
+        for place, side in enumerate(comparison.sides)
+        if side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in _cells(matches, place))
+    ]
     seconds = [cell.step_seconds for match in matches for cell in match.cells if cell]
     if all(second is None for second in seconds):
         return []
@@ -91,33 +120,56 @@ def _times(comparison: Comparison, group: str, matches: Sequence[Match]) -> list
         _table(
             comparison,
             matches,
-            heading=f"step: {group}",
+            places,
+            heading=_headed("step", comparison, group, places),
             unit=unit,
             text_of=lambda cell: scaled(cell.step_seconds, size),
-            contrast_of=lambda cell: cell.time,
+            changes_of=_time_changes,
         )
     ]
 
 
 def _table(
-    comparison: Comparison, matches: Sequence[Match], *, heading: str, unit: str,
-    text_of: Callable[[Cell], str], contrast_of: Callable[[Cell], Contrast | None],
+    comparison: Comparison, matches: Sequence[Match], places: Sequence[int], *, heading: str, unit: str,
+    text_of: Callable[[Cell], str], changes_of: Callable[[Comparison, int, Sequence[Match]], tuple[Column, ...]],
 ) -> ComparisonPart:  # fmt: skip
-    """A column of values for each side, then the changes against the first."""
-    values = []
-    for place, side in enumerate(comparison.sides):
-        cells = tuple(_value(match.cells[place], text_of) for match in matches)
-        shown = unit if side.evidence == "measured" else f"{side.evidence} {unit}"
-        values.append(numbers(side.name, shown, cells))
+    """A column of values for each of these sides, then the changes against the first, where it is one of them."""
+    is_mixed, values = _is_mixed(comparison), []
+    for place in places:
+        side = comparison.sides[place]
+        cells = tuple(_value(cell, text_of) for cell in _cells(matches, place))
+        is_plain = side.evidence == "measured" and not is_mixed
+        values.append(numbers(side.name, unit if is_plain else f"{side.evidence} {unit}", cells))
     pieces = [(words("strategy", "", [_name(match) for match in matches]),), tuple(values)]
-    for place, side in list(enumerate(comparison.sides))[1:]:
-        side_cells = [match.cells[place] for match in matches]
-        contrasts = [contrast_of(cell) if cell else None for cell in side_cells]
-        changes = tuple(_change(contrast) for contrast in contrasts)
-        verdicts = tuple(contrast.verdict if contrast else MISSING for contrast in contrasts)
-        change = numbers(side.label, f"against {comparison.sides[0].label}", changes)
-        pieces.append((change, words(side.label, "is", verdicts)))
+    pieces += [changes_of(comparison, place, matches) for place in places if place and 0 in places]
     return ComparisonPart(heading=heading, pieces=tuple(pieces))
+
+
+def _peak_changes(comparison: Comparison, place: int, matches: Sequence[Match]) -> tuple[Column, ...]:
+    """What the peaks of a side are against the first; of two kinds of evidence neither is better or worse."""
+    first, side = comparison.sides[0], comparison.sides[place]
+    contrasts = [cell.peak if cell else None for cell in _cells(matches, place)]
+    changes = [_peak_change(match.cells[0], match.cells[place]) for match in matches]
+    if first.evidence == side.evidence:
+        return numbers(side.label, f"against {first.label}", changes), _verdicts(side, contrasts)
+    equal = [contrast is not None and contrast.verdict == "same" for contrast in contrasts]
+    cells = ["equal" if is_equal else change for is_equal, change in zip(equal, changes, strict=True)]
+    return (numbers(_named(side), f"off {_named(first)} by", cells),)
+
+
+def _time_changes(comparison: Comparison, place: int, matches: Sequence[Match]) -> tuple[Column, ...]:
+    first, side = comparison.sides[0], comparison.sides[place]
+    contrasts = [cell.time if cell else None for cell in _cells(matches, place)]
+    changes = [_change(contrast) for contrast in contrasts]
+    return numbers(side.label, f"against {first.label}", changes), _verdicts(side, contrasts)
+
+
+def _verdicts(side: SideSummary, contrasts: Sequence[Contrast | None]) -> Column:
+    return words(side.label, "is", [contrast.verdict if contrast else MISSING for contrast in contrasts])
+
+
+def _cells(matches: Sequence[Match], place: int) -> list[Cell | None]:
+    return [match.cells[place] for match in matches]
 
 
 def _name(match: Match) -> str:
@@ -128,6 +180,14 @@ def _value(cell: Cell | None, text: Callable[[Cell], str]) -> str:
     if cell is None:
         return MISSING
     return text(cell) if cell.outcome == "ok" else cell.outcome.replace("_", " ")
+
+
+def _peak_change(baseline: Cell | None, cell: Cell | None) -> str:
+    """The change of a peak, in bytes where a percentage would read as none."""
+    before, after = (either.peak_bytes if either else None for either in (baseline, cell))
+    if before is None or after is None or cell is None:
+        return MISSING
+    return difference_text(before, after, change=_change(cell.peak))
 
 
 def _change(contrast: Contrast | None) -> str:
@@ -160,11 +220,14 @@ def _wrong(comparison: Comparison, match: Match) -> list[str]:
 
 
 def _orders(comparison: Comparison) -> list[ComparisonPart]:
-    groups = dict.fromkeys(order.group for order in comparison.orders)
-    lines = []
+    groups, lines = dict.fromkeys(order.group for order in comparison.orders), []
+    sides, first = {side.label: side for side in comparison.sides}, comparison.sides[0]
     for order in comparison.orders:
         of = f" ({', '.join(order.group)})" if len(groups) > 1 else ""
-        lines.append(f"by {order.quantity}, {order.label} against {comparison.sides[0].label}{of}: {_agreement(order)}")
+        side = sides[order.label]
+        is_one_kind = side.evidence == first.evidence
+        held = f"{side.label} against {first.label}" if is_one_kind else f"{_named(side)} against {_named(first)}"
+        lines.append(f"by {order.quantity}, {held}{of}: {_agreement(order)}")
     return [ComparisonPart(heading="order of the strategies", lines=tuple(lines))] if lines else []
 
 
@@ -184,7 +247,10 @@ def _agreement(order: Order) -> str:
 
 
 def _advice(comparison: Comparison) -> list[ComparisonPart]:
-    kinds = {side.label: "" if side.evidence == "measured" else f" ({side.evidence})" for side in comparison.sides}
+    if all(side.evidence == "rehearsed" for side in comparison.sides):
+        return []  # nothing is the fastest without times
+    plain = "" if _is_mixed(comparison) else "measured"
+    kinds = {side.label: "" if side.evidence == plain else f" ({side.evidence})" for side in comparison.sides}
     names = {side.label: f"{side.name}{kinds[side.label]}" for side in comparison.sides}
     groups: dict[tuple[str, ...], list[SideAdvice]] = {}
     for side_advice in comparison.advice:

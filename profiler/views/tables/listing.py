@@ -9,14 +9,15 @@ import msgspec
 from rich.text import Text
 
 from profiler.analysis import progress
-from profiler.analysis.rows import rows
+from profiler.analysis.rows import Row, rows
 from profiler.core.case import encode
 from profiler.core.catalogue import KINDS, Entry, Option
 from profiler.core.errors import UserError
-from profiler.core.record import ModelSummary
+from profiler.core.record import Evidence, ModelSummary, evidence
 from profiler.core.units import MISSING, count_text
 from profiler.runs.find import REFERENCE, reference, reference_names, runs
 from profiler.runs.store import Run, load
+from profiler.views.tables.evidence import device_word, in_order, kinds_text
 from profiler.views.tables.grid import numbers, words
 from profiler.views.tables.terminal import fitted, paragraph, titled
 
@@ -103,6 +104,7 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     created: str | None = None  # UTC, ISO 8601
     models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()  # measured, rehearsed, predicted
     num_ok: int | None = None
     num_rows: int | None = None  # of the whole plan
 
@@ -120,16 +122,26 @@ def references() -> list[RunOverview]:
 
 def overview(run: Run, name: str) -> RunOverview:
     """The line of a run in the list: its planned models and devices, and how many rows are ok."""
-    planned = dict.fromkeys(trial.case for trial in run.manifest.plan)
+    planned, table = dict.fromkeys(trial.case for trial in run.manifest.plan), rows(run.records)
     return RunOverview(
         name=name,
         status=progress.status(run.manifest.plan, run.records),
         created=run.manifest.created,
         models=tuple(dict.fromkeys(str(case.model) for case in planned)),
         devices=tuple(dict.fromkeys(case.device for case in planned)),
-        num_ok=sum(row.outcome == "ok" for row in rows(run.records)),
+        evidence=_evidence(run, table),
+        num_ok=sum(row.outcome == "ok" for row in table),
         num_rows=len(planned),
     )
+
+
+def _evidence(run: Run, table: Sequence[Row]) -> tuple[Evidence, ...]:
+    """What the rows are evidence of, and what trials without a record will be."""
+    planned = list(dict.fromkeys(trial.case for trial in run.manifest.plan))
+    known = {row.case for row in table}
+    of_first = {case: run.manifest.environment for case in planned if case.device == planned[0].device}
+    owed = {evidence(case, of_first.get(case)) for case in planned if case not in known}
+    return in_order(owed | {row.evidence for row in table})
 
 
 def run_list(listed: Sequence[RunOverview], *, width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -138,7 +150,7 @@ def run_list(listed: Sequence[RunOverview], *, width: int | None = None, encodin
         words("run", "", [run.name for run in listed]),
         words("date (UTC)", "", [(run.created or MISSING)[:16].replace("T", " ") for run in listed]),
         words("models", "", [", ".join(run.models) or MISSING for run in listed]),
-        words("device", "", [", ".join(run.devices) or MISSING for run in listed]),
+        words("device", "", [", ".join(map(device_word, run.devices)) or MISSING for run in listed]),
         words("rows ok", "", [_rows_ok(run) for run in listed]),
     )
     return fitted(columns, width=width, encoding=encoding)
@@ -152,6 +164,6 @@ def _read(path: Path, name: str) -> RunOverview:
 
 
 def _rows_ok(run: RunOverview) -> str:
-    """How many of how many, and what is wrong with the run where something is."""
-    counted = [] if run.num_ok is None else [f"{run.num_ok}/{run.num_rows}"]
+    """How many of how many, what they are evidence of, and what is wrong with the run where something is."""
+    counted = [] if run.num_ok is None else [f"{run.num_ok}/{run.num_rows} {kinds_text(run.evidence)}"]
     return ", ".join([*counted, *([run.status] if run.status != "complete" else [])])

@@ -8,7 +8,7 @@ import msgspec
 from rich.text import Text
 
 from profiler.analysis.fit import Fit
-from profiler.core.record import Record, evidence
+from profiler.core.record import Evidence, Record, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.tables.columns import batch
 from profiler.views.tables.grid import Column, numbers, words
@@ -27,11 +27,12 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int  # 0: none fits
     predicted_bytes: int | None
     measured_bytes: int | None  # None where it was not measured, or did not fit
+    rehearsed_bytes: int | None = None
     outcome: str | None
     beyond_bytes: int | None  # with one sample more
     beyond_outcome: str | None
     samples_per_second: float | None
-    evidence: str | None = None  # what the bytes are that are called measured here
+    evidence: Evidence | None = None  # of the outcomes
     sample_bytes: int | None = None  # where none fits: what one sample needs,
     static_bytes: int | None = None  # and what of it is there whatever the batch and the strategy
 
@@ -42,12 +43,15 @@ def line(  # noqa: PLR0913
     static_bytes: int | None = None,
 ) -> LargestBatch:  # fmt: skip
     """Returns a strategy's largest batch, with its record and that of one sample more."""
+    kind = evidence(measured.case, measured.environment) if measured else None
+    nbytes = needed(measured) if measured else None
     return LargestBatch(
         strategy=strategy,
         batch_size=batch_size,
         predicted_bytes=predicted,
-        measured_bytes=needed(measured) if measured else None,
-        evidence=evidence(measured.case, measured.environment) if measured else None,
+        measured_bytes=nbytes if kind == "measured" else None,
+        rehearsed_bytes=nbytes if kind == "rehearsed" else None,
+        evidence=kind,
         outcome=measured.outcome if measured else None,
         beyond_bytes=needed(beyond) if beyond else None,
         beyond_outcome=beyond.outcome if beyond else None,
@@ -82,16 +86,11 @@ def table(
         numbers("memory", "predicted", [bytes_text(largest.predicted_bytes) for largest in lines]),
     ]
     if any(largest.outcome for largest in lines):
-        rates = [largest.samples_per_second for largest in lines]
-        none = next((largest.samples_per_second for largest in lines if largest.strategy == "none"), None)
         kinds = sorted({largest.evidence or "measured" for largest in lines if largest.outcome})
         columns += [
-            numbers(
-                "memory", ", ".join(kinds), [_memory(largest.measured_bytes, largest.outcome) for largest in lines]
-            ),
+            numbers("memory", ", ".join(kinds), [_memory(largest) for largest in lines]),
             words("one sample", "more", [_beyond(largest, limit) for largest in lines]),
-            numbers("samples", "a second", [MISSING if rate is None else f"{rate:,.1f}" for rate in rates]),
-            numbers("against", "none", [change_text(rate / none if rate and none else None) for rate in rates]),
+            *([] if kinds == ["rehearsed"] else _rates(lines)),
         ]
     reasons = [
         why_none(largest.strategy, largest.sample_bytes, largest.static_bytes or 0, context_bytes)
@@ -102,6 +101,16 @@ def table(
     return titled(title, body, reasons, width=width, encoding=encoding)
 
 
+def _rates(lines: Sequence[LargestBatch]) -> list[Column]:
+    """Samples a second, which a rehearsal does not have."""
+    rates = [largest.samples_per_second for largest in lines]
+    none = next((largest.samples_per_second for largest in lines if largest.strategy == "none"), None)
+    return [
+        numbers("samples", "a second", [MISSING if rate is None else f"{rate:,.1f}" for rate in rates]),
+        numbers("against", "none", [change_text(rate / none if rate and none else None) for rate in rates]),
+    ]
+
+
 def document(lines: Sequence[LargestBatch], *, model: str, limit: int, context_bytes: int) -> bytes:
     """One JSON document, one field a line."""
     fields = {
@@ -110,8 +119,10 @@ def document(lines: Sequence[LargestBatch], *, model: str, limit: int, context_b
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
-def _memory(nbytes: int | None, outcome: str | None) -> str:
-    return bytes_text(nbytes) if outcome in (None, "ok") else outcome.replace("_", " ")
+def _memory(largest: LargestBatch) -> str:
+    if largest.outcome not in (None, "ok"):
+        return largest.outcome.replace("_", " ")
+    return bytes_text(largest.rehearsed_bytes if largest.evidence == "rehearsed" else largest.measured_bytes)
 
 
 def _beyond(largest: LargestBatch, limit: int) -> str:

@@ -13,6 +13,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
 from profiler.views.plots.panels import planes, space_of
 from profiler.views.tables.columns import COUNTED, heading
+from profiler.views.tables.evidence import marked, value_words
 from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph, strips
 
@@ -46,7 +47,8 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
     for quantity in _quantities(rows):
         title = f"{quantity.title} by {across.label}"
         parts += [Text(), paragraph(title, width=width, encoding=encoding, style="bold")]
-        parts += [strips(grid_columns(cells, across, up, quantity), width=width, encoding=encoding)]
+        columns = grid_columns(cells, across, up, quantity, rows)
+        parts += [strips(columns, width=width, encoding=encoding)]
     if {across.name, up.name} == BATCHES and (best := throughput_frontier(rows)):
         parts += [Text(), paragraph("the most samples a second up to a peak", width=width, style="bold")]
         parts += [fitted(_stairs(best), width=width, encoding=encoding)]
@@ -56,11 +58,14 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 
 
 def grid_columns(
-    cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: ShownQuantity
+    cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: ShownQuantity, rows: Sequence[Row]
 ) -> tuple[Column, ...]:
     """Returns a line for each value of `up`, a number for each of `across`, and the exponent of the nearest power."""
-    names = words(up.label, "", [str(value) for value in up.values])
-    columns = [numbers(str(x), "", [_cell(cells.get((x, y)), quantity) for y in up.values]) for x in across.values]
+    names = words(up.label, "", value_words(up, rows))
+    columns = [
+        numbers(word, "", [_cell(cells.get((x, y)), quantity) for y in up.values])
+        for x, word in zip(across.values, value_words(across, rows), strict=True)
+    ]
     powers = [_power([(x, cells.get((x, y))) for x in across.values], quantity) for y in up.values]
     if across.is_number and quantity.grows and any(power != MISSING for power in powers):
         columns.append(numbers("grows", "as n^", powers))
@@ -77,9 +82,14 @@ def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
 
     quantities = (
         ShownQuantity(
-            title=f"peak memory ({unit})", read=lambda row: row.readings.peak_bytes, text=in_unit, is_peak=True
+            title=f"{marked('peak memory', rows)} ({unit})",
+            read=lambda row: row.readings.peak_bytes,
+            text=in_unit,
+            is_peak=True,
         ),
-        ShownQuantity(title=f"saved memory ({unit})", read=lambda row: row.readings.saved_bytes, text=in_unit),
+        ShownQuantity(
+            title=f"{marked('saved memory', rows)} ({unit})", read=lambda row: row.readings.saved_bytes, text=in_unit
+        ),
         ShownQuantity(
             title=f"step time ({name})", read=lambda row: row.step_seconds, text=lambda value: scaled(value, second)
         ),

@@ -12,7 +12,7 @@ import msgspec
 from rich.text import Text
 
 from profiler.analysis.rows import Row
-from profiler.core.units import MISSING, bytes_text, change_text, error_text, seconds_text
+from profiler.core.units import MISSING, bytes_text, change_text, error_text, exact_error_text, seconds_text
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import render
@@ -111,16 +111,28 @@ def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
     ]
     if any(line.predicted for line in lines):
         columns.append(numbers("peak", "predicted", [_peak(line.predicted) for line in lines]))
-    measured = [line.measured for line in lines]
-    kind = ", ".join(sorted({row.evidence for row in measured if row}))
-    if kind:
-        columns += [
-            numbers("peak", kind, [_peak(row) for row in measured]),
-            numbers("predicted", "off by", [error_text(row.prediction_error if row else None) for row in measured]),
-            numbers("time", kind, [change_text(row.time_ratio if row else None) for row in measured]),
-            words("gradients", "", [row.gradients if row else MISSING for row in measured]),
-        ]
-    return (*columns, words("plan", "", [render(line.way.plan) for line in lines]))
+    return (
+        *columns,
+        *_run([line.measured for line in lines]),
+        words("plan", "", [render(line.way.plan) for line in lines]),
+    )
+
+
+def _run(rows: Sequence[Row | None]) -> list[Column]:
+    """What the step was measured or rehearsed to take; a rehearsal has neither times nor gradients."""
+    kinds = sorted({row.evidence for row in rows if row})
+    if not kinds:
+        return []
+    kind, errors = ", ".join(kinds), [error_text(row.prediction_error if row else None) for row in rows]
+    if kinds == ["rehearsed"]:
+        errors = [exact_error_text(row.prediction_error if row else None) for row in rows]
+        return [numbers("peak", kind, [_peak(row) for row in rows]), numbers("predicted", "off rehearsed by", errors)]
+    return [
+        numbers("peak", kind, [_peak(row) for row in rows]),
+        numbers("predicted", "off by", errors),
+        numbers("time", kind, [change_text(row.time_ratio if row else None) for row in rows]),
+        words("gradients", "", [row.gradients if row else MISSING for row in rows]),
+    ]
 
 
 def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
@@ -141,13 +153,16 @@ def _peak(row: Row | None) -> str:
 
 def _line(line: Shown) -> dict[str, Any]:
     measured, predicted = line.measured, line.predicted
+    kind, peak_bytes = (measured.evidence, measured.readings.peak_bytes) if measured else (None, None)
     return {
         "way": line.way.label,
         "plan": render(line.way.plan),
         "peak_bytes": line.way.cost.peak_bytes,
         "step_seconds": line.way.cost.step_seconds,
         "predicted_peak_bytes": predicted.readings.peak_bytes if predicted else None,
-        "measured_peak_bytes": measured.readings.peak_bytes if measured else None,
+        "evidence": kind,
+        "measured_peak_bytes": peak_bytes if kind == "measured" else None,
+        "rehearsed_peak_bytes": peak_bytes if kind == "rehearsed" else None,
         "measured_time_ratio": measured.time_ratio if measured else None,
         "gradients": measured.gradients if measured else None,
         "outcome": measured.outcome if measured else None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TextIO
 
+import msgspec
 from msgspec import UNSET
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,6 +20,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.record import Record, evidence
 from profiler.core.units import bytes_text, count_text, seconds_text
 from profiler.views.sanitize import plain
+from profiler.views.tables.evidence import device_word
 
 NUM_LINES = 20
 NUM_BYTES = 64 << 10  # of a log's end; a longer line has no beginning here
@@ -97,7 +99,8 @@ def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
 
 def settings(case: Case, fields: Sequence[str]) -> list[str]:
     """Returns the values of these fields that a case has, like `batch size 8`."""
-    values = {field.replace("_", " "): getattr(case, field) for field in fields}
+    shown = msgspec.structs.replace(case, device=device_word(case.device))
+    values = {field.replace("_", " "): getattr(shown, field) for field in fields}
     return [f"{name} {value}" for name, value in values.items() if value is not UNSET]
 
 
@@ -122,9 +125,10 @@ def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", un
 
     `basis` says where the seconds come from, `start` how long a trial takes to start, `unknown` why some have none.
     """
-    num_measured = cost.num_trials - cost.num_predicted
-    predicted = f", {cost.num_predicted:,} of them predictions, which need no device" if cost.num_predicted else ""
-    lines = [f"{count_text(cost.num_trials, 'trial')}{predicted}"]
+    num_measured = cost.num_trials - cost.num_predicted - cost.num_rehearsed
+    others = {"predictions": cost.num_predicted, "rehearsals": cost.num_rehearsed}
+    named = " and ".join(f"{number:,} of them {name}" for name, number in others.items() if number)
+    lines = [f"{count_text(cost.num_trials, 'trial')}{f', {named}, which need no device' if named else ''}"]
     if not num_measured:
         return lines
     until = f"; a round is timed for up to {cost.sampling_seconds:g} s, or 5 steps" if cost.sampling_seconds else ""

@@ -7,10 +7,10 @@ from typing import Any
 from rich.text import Text
 
 from profiler.analysis.reproduction import ComparedFigure, Reproduction
-from profiler.core.case import FAKE, encode
-from profiler.core.gpu_kinds import is_hollow
+from profiler.core.case import encode
 from profiler.core.units import MISSING, in_unit_text, spread_text
 from profiler.views.export.markdown import escaped, table_line
+from profiler.views.tables.evidence import SAID, device_word
 from profiler.views.tables.grid import Column
 from profiler.views.tables.terminal import fitted, titled
 
@@ -49,11 +49,10 @@ def document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> 
 
 def _heading(reproduction: Reproduction) -> str:
     environment = reproduction.environment
-    name = environment.device_name if environment and environment.device_name else reproduction.device
+    name = environment.device_name if environment and environment.device_name else device_word(reproduction.device)
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
     size = "reduced size" if reproduction.reduced else "the published size"
-    kind = "predicted" if reproduction.device.startswith(FAKE) else "rehearsed" if is_hollow(name) else None
-    evidence = [f"{kind}, not measured"] if kind else []
+    evidence = [SAID[reproduction.evidence]] if reproduction.evidence in SAID else []
     return ", ".join([f"{reproduction.name}: {reproduction.title}", size, name, *evidence, *torch])
 
 

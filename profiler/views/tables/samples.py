@@ -62,7 +62,9 @@ def _round(record: Record) -> str:
 
 def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
     size, unit = second_unit(second for row in rows for name in TIMES for second in samples_of(row, name))
-    parts = [paragraph(f"{heading(rows)}, samples in {unit}", width=width, encoding=encoding, style="bold")]
+    has_samples = any(samples_of(row, name) for row in rows for name in ("warmup", *TIMES))
+    title = f"{heading(rows)}, samples in {unit}" if has_samples else heading(rows)
+    parts = [paragraph(title, width=width, encoding=encoding, style="bold")]
     for row in rows:
         names = [name for name in ("warmup", *TIMES) if samples_of(row, name)]
         lines = [_line(row, name, size=size, width=width, encoding=encoding) for name in names]
@@ -74,7 +76,8 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
         for row in rows
         if row.outcome == "ok" and not any(samples_of(row, name) for name in TIMES)
     ]
-    below = [*reasons(rows), *(f"{name}: time not measured" for name in untimed)]
+    why = "a rehearsal has no times" if rows[0].evidence == "rehearsed" else "time not measured"
+    below = [*reasons(rows), *(f"{name}: {why}" for name in untimed)]
     parts += [Text()] if below else []
     return Text("\n").join([*parts, *(paragraph(line, width=width, encoding=encoding) for line in below)])
 

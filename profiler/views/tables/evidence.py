@@ -1,0 +1,103 @@
+"""What rows are evidence of and the devices they are of, in the words that every table, picture and page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import get_args
+
+from profiler.analysis.axes import Axis
+from profiler.analysis.rows import Row
+from profiler.core.case import Choice
+from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.record import Evidence
+from profiler.core.units import bytes_text, signed_bytes_text
+
+SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # of what no device ran
+SIZES = {"memory": "with", "context": "context", "cudnn_workspace": "cuDNN workspace"}  # of a rehearsed GPU, in words
+SMALLEST = 0.0005  # of a peak: smaller differences are told in bytes, since they are 0.0 %
+
+
+def device_word(device: str) -> str:
+    """Returns a case's device as people read it: `rehearse:h100:memory=...` is `h100 with 1.27 GiB`."""
+    if not device.startswith(REHEARSE):
+        return device
+    choice = Choice(device)
+    try:
+        options = {name: int(size) for name, size in choice.options.items()}
+    except (UserError, ValueError):
+        return device  # no word of ours, but a file may hold anything
+    sizes = [f"{SIZES.get(name, name)} {bytes_text(size)}" for name, size in options.items()]
+    gpu = choice.name.removeprefix(REHEARSE)
+    return f"{gpu} {', '.join(sizes)}" if "memory" in options else ", ".join([gpu, *sizes])
+
+
+def kinds(rows: Iterable[Row]) -> tuple[Evidence, ...]:
+    """Returns what the rows are evidence of, each kind once."""
+    return in_order({row.evidence for row in rows})
+
+
+def kinds_text(present: Collection[Evidence]) -> str:
+    """Returns `measured, rehearsed and predicted`, as far as they are present."""
+    *before, last = in_order(present) or ("",)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def in_order(present: Collection[Evidence]) -> tuple[Evidence, ...]:
+    """Returns these kinds as they are always named: measured, rehearsed, predicted."""
+    return tuple(kind for kind in get_args(Evidence) if kind in present)
+
+
+def counted(counts: Mapping[Evidence, int]) -> str:
+    """Returns `, rehearsed` or `, 2 measured, 2 predicted`, to stand behind a number of records; "" if all measured."""
+    present = in_order(counts.keys())
+    if len(present) > 1:
+        return "".join(f", {counts[kind]} {kind}" for kind in present)
+    return "" if present in ((), ("measured",)) else f", {present[0]}"
+
+
+def marked(quantity: str, rows: Iterable[Row]) -> str:
+    """Returns the name of a quantity as an axis shows it, with the kinds of its rows where one is rehearsed."""
+    present = kinds(rows)
+    return f"{kinds_text(present)} {quantity}" if "rehearsed" in present else quantity
+
+
+def value_words(axis: Axis, rows: Sequence[Row]) -> list[str]:
+    """Returns the values of an axis as people read them; devices with their kind of evidence, if there are several."""
+    if axis.name != "device":
+        return [str(value) for value in axis.values]
+    kind_of = {row.case.device: row.evidence for row in rows}
+    words = {device: device_word(device) for device in map(str, axis.values)}
+    if len(set(kind_of.values())) < 2:
+        return list(words.values())
+    return [f"{word} ({kind_of[device]})" if device in kind_of else word for device, word in words.items()]
+
+
+def device(rows: Sequence[Row]) -> str:
+    """Names the device of these rows; several devices are only said to be measured, rehearsed or predicted."""
+    if len({row.case.device for row in rows}) > 1:
+        present = kinds(rows)
+        words = ", ".join(f"some {kind}" for kind in present)
+        return f"several devices: {words if len(present) > 1 else SAID.get(present[0], present[0])}"
+    name = next((row.environment.device_name for row in rows if row.environment and row.environment.device_name), None)
+    asked = device_word(rows[0].case.device)
+    text = f"{asked} ({name})" if name and name != asked else asked
+    said = SAID.get(rows[0].evidence)
+    return f"{text}: {said}" if said else text
+
+
+def outcome(row: Row) -> str:
+    """Returns the outcome in words; a prediction or a rehearsal always says that it is one."""
+    words, kind = row.outcome.replace("_", " "), row.evidence
+    return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
+
+
+def peak_name(row: Row) -> str:
+    """Returns "peak", with what it is where it was not measured."""
+    return "peak" if row.evidence == "measured" else f"{row.evidence} peak"
+
+
+def difference_text(before: int, after: int, *, change: str) -> str:
+    """Returns `change`, or the difference in bytes where a percentage would read as none."""
+    is_small = before != after and abs(after - before) < SMALLEST * before
+    return signed_bytes_text(after - before) if is_small else change

@@ -1,0 +1,350 @@
+"""Measured, rehearsed and predicted numbers are told apart by every reader, and are never compared unnamed."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text as Drawn
+
+import profiler
+from profiler import views
+from profiler.analysis.comparison import compare_runs
+from profiler.analysis.rows import Row, rows
+from profiler.cli import answer
+from profiler.core.case import Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.integrations.trackers.entries import entries
+from profiler.planning.candidates import Way
+from profiler.planning.plan import parse
+from profiler.planning.simulator import Cost
+from profiler.runs import store
+from profiler.runs.merge import merge
+from profiler.views import redaction
+from profiler.views.plots.plot import draw
+from profiler.views.tables import comparison, evidence, max_batch, plans
+from profiler.views.tables.progress import trial_line
+from profiler.workflows.run import opening
+from tests import examples, three_kinds
+from tests.make import MIB
+from tests.three_kinds import MEASURED_ON, REHEARSED_ON, of_every_kind
+
+KINDS = ("measured", "rehearsed", "predicted")
+SAID = re.compile(r"not measured|nothing was measured again|parts not measured")  # of what is not measured, or always
+SIZED = "rehearse:h100:memory=1363148800,context=629145600"
+
+
+def command(*words: str) -> Callable[..., str]:
+    """Reads a run as this command prints it."""
+
+    def tell(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+        assert answer([str(folder) if word == "RUN" else word for word in words]) == 0
+        return capsys.readouterr().out
+
+    return tell
+
+
+def report(level: str) -> Callable[..., str]:
+    def tell(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+        page = folder.with_suffix(f".{level}.html")
+        assert answer(["report", str(folder), "-o", str(page), "--redact", level]) == 0
+        capsys.readouterr()
+        return re.sub(r"<(script|style)>.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+    return tell
+
+
+READERS: dict[str, Callable[..., str]] = {
+    "show": command("show", "RUN"),
+    "narrow": command("show", "RUN", "--width", "40"),
+    "samples": command("show", "RUN", "--samples"),
+    "issue block": command("show", "RUN", "--format", "md"),
+    "csv": command("export", "RUN", "--to", "csv"),
+    "markdown": command("export", "RUN", "--to", "md"),
+    "latex": command("export", "RUN", "--to", "latex"),
+    "json": command("export", "RUN", "--to", "json"),
+    "show json": command("show", "RUN", "--json"),
+    "validate json": command("validate", "RUN", "--json"),
+    **{f"report {level}": report(level) for level in redaction.LEVELS},
+    "notebook": lambda folder, capsys: profiler.load(str(folder))._repr_html_(),
+    "frame": lambda folder, capsys: profiler.load(str(folder)).to_pandas().to_string(),
+    "trackers": lambda folder, capsys: str([[entry.tags, entry.metrics] for entry in entries(store.load(folder))]),
+    "progress": lambda folder, capsys: "\n".join(map(trial_line, store.load(folder).records)),
+}
+
+
+def read(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a reader shows of a run, on one line and without the folder's name, which tells of the test."""
+    return " ".join(READERS[name](folder, capsys).replace(str(folder), "").split())
+
+
+def run_of(folder: Path, *kinds: str, device: str) -> Path:
+    """A run with the records of these kinds."""
+    examples.run(folder, [record for record in of_every_kind(device) if kind_of(record) in kinds])
+    return folder
+
+
+def kind_of(record: Record) -> str:
+    return rows([record])[0].evidence
+
+
+@pytest.mark.parametrize("device", [*REHEARSED_ON, SIZED])
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_calls_what_is_rehearsed_so_and_never_measured(name: str, device: str, tmp_path: Path, capsys):
+    text = read(name, run_of(tmp_path / "run", "rehearsed", device=device), capsys)
+
+    assert "rehearsed" in text.lower()
+    assert "measured" not in SAID.sub("", text)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_reader_calls_rehearsed_what_was_measured(name: str, tmp_path: Path, capsys):
+    text = read(name, run_of(tmp_path / "run", "measured", device=REHEARSED_ON[0]), capsys)
+
+    assert "rehears" not in text.lower()
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_tells_the_three_kinds_of_a_run_apart(name: str, device: str, tmp_path: Path, capsys):
+    text = read(name, run_of(tmp_path / "run", *KINDS, device=device), capsys).lower()
+
+    assert "rehearsed" in text
+    assert "predicted" in text
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+def test_rows_and_files_of_rows_hold_the_kind_of_each_case(device: str, tmp_path: Path, capsys):
+    folder = run_of(tmp_path / "run", *KINDS, device=device)
+    frame = profiler.load(str(folder)).to_pandas()
+    lines = list(csv.DictReader(io.StringIO(command("export", "RUN", "--to", "csv")(folder, capsys))))
+    document = json.loads(command("show", "RUN", "--json")(folder, capsys))
+    assert answer(["export", str(folder), "--to", "parquet", "-o", str(tmp_path / "rows.parquet")]) == 0
+    stored = importlib.import_module("pyarrow.parquet").read_table(tmp_path / "rows.parquet").to_pylist()
+
+    expected = [kind for _ in ("none", "all") for kind in KINDS]
+    assert list(frame.evidence) == expected
+    assert [line["evidence"] for line in lines] == [line["evidence"] for line in stored] == expected
+    assert [record["evidence"] for record in document["records"]] == expected
+    assert [line["predicted"] for line in lines] == [str(kind == "predicted").lower() for kind in expected]
+
+
+def test_a_rehearsed_table_has_no_columns_of_times_and_gradients(tmp_path: Path, capsys):
+    text = read("show", run_of(tmp_path / "run", "rehearsed", device=REHEARSED_ON[0]), capsys)
+    text += read("markdown", tmp_path / "run", capsys)
+
+    assert not re.search(r"\b(step|spread|time|gradients)\b", text)
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+def test_a_prediction_is_as_sure_as_its_rehearsal_says_and_the_table_says_against_what(device: str):
+    predicted = three_kinds.predicted(device="fake:h100")
+    alone = rows([three_kinds.rehearsed(device=device), predicted])
+
+    assert [row.prediction_against for row in alone] == ["rehearsed", "rehearsed"]
+    assert [row.prediction_error for row in alone] == [pytest.approx(99 / 96 - 1)] * 2
+    assert "off rehearsed by" in labels(alone[:1])
+    assert "peak sure to by rehearsal" in labels(alone[1:])
+    assert "predicted peak off by" not in labels(alone[:1])
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+def test_a_prediction_is_held_against_the_measurement_first_and_each_row_against_its_own_peak(device: str):
+    found = {row.evidence: row for row in rows(of_every_kind(device)) if row.case.strategy == "none"}
+
+    assert found["predicted"].prediction_against == found["measured"].prediction_against == "measured"
+    assert found["predicted"].prediction_error == found["measured"].prediction_error == pytest.approx(-0.01)
+    assert found["rehearsed"].prediction_error == pytest.approx(99 / 96 - 1)
+
+
+def test_the_rehearsal_of_one_gpu_says_nothing_of_the_prediction_for_another():
+    found = rows([three_kinds.rehearsed(device="rehearse:t4"), three_kinds.predicted(device="fake:h100")])
+
+    assert [row.prediction_error for row in found] == [None, None]
+
+
+def labels(found: list[Row] | tuple[Row, ...]) -> str:
+    from profiler.views.tables.columns import columns
+
+    return " | ".join(column.label for column in columns(found).all)
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+def test_a_comparison_of_two_kinds_names_both_and_calls_no_peak_better(first: str, second: str, device: str):
+    sides = [(kind, [record for record in of_every_kind(device) if kind_of(record) == kind]) for kind in KINDS]
+    found = compare_runs([next(side for side in sides if side[0] == kind) for kind in (first, second)])
+    text = comparison.table(found, width=200).plain
+    peaks = text[text.index("\npeak") : text.index("order of the strategies")].partition("\nstep")[0]
+
+    is_mixed = first != second
+    assert (f"peak, B {second} against A {first}: " in text) == is_mixed
+    assert (f"off A {first} by" in peaks) == is_mixed
+    assert {match.cells[1].peak.verdict for match in found.matches} == {"off" if is_mixed else "same"}
+    assert not re.search(r"\b(better|worse)\b", peaks)
+    assert (f"{first} MiB" in peaks) == (is_mixed or first != "measured")
+    assert ("rehearsed ms" in text) is False
+    lines = csv.DictReader(io.StringIO(comparison.csv(found)))
+    assert {(line["evidence"], line["baseline_evidence"]) for line in lines} == {(first, first), (second, first)}
+    assert f"{second} MiB" in comparison.markdown(found) or not is_mixed
+
+
+def test_a_difference_that_reads_as_none_is_told_in_bytes():
+    before, after = [three_kinds.rehearsed(peak=96 * MIB)], [three_kinds.rehearsed(peak=96 * MIB + 4096)]
+    other = [three_kinds.measured(peak=96 * MIB - 4096)]
+
+    assert "+4.00 KiB" in comparison.table(compare_runs([("one", before), ("two", after)])).plain
+    assert "-4.00 KiB" in comparison.table(compare_runs([("one", before), ("two", other)])).plain
+
+
+def test_a_gate_between_kinds_trips_and_names_both(tmp_path: Path, capsys):
+    examples.run(tmp_path / "rehearsed", [three_kinds.rehearsed()])
+    examples.run(tmp_path / "measured", [three_kinds.measured()])
+
+    code = answer(["compare", str(tmp_path / "rehearsed"), str(tmp_path / "measured"), "--fail-on", "peak:>2%"])
+
+    assert code == 5
+    assert "in B (measured, against rehearsed): +4.2 %" in capsys.readouterr().err
+
+
+def test_rehearsals_with_other_sizes_are_told_apart():
+    plain, sized = [three_kinds.rehearsed()], [three_kinds.rehearsed(device=SIZED)]
+
+    text = comparison.table(compare_runs([("one", plain), ("two", sized)])).plain
+
+    assert "rehearsed on  -       h100 with 1.27 GiB, context 600 MiB" in text
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Drawn) if text.get_text()]
+
+
+@pytest.mark.parametrize("device", [*REHEARSED_ON, SIZED])
+@pytest.mark.parametrize("kind", views.PLOTS)
+def test_every_picture_of_a_rehearsal_says_so_in_title_and_axis(kind: str, device: str):
+    larger = [
+        msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, batch_size=128))
+        for record in of_every_kind(device)
+    ]
+    found = rows([record for record in [*of_every_kind(device), *larger] if kind_of(record) == "rehearsed"])
+
+    if kind in ("memory", "heat", "growth"):
+        drawn = texts(draw(found, kind=kind))
+        assert any(text.endswith("rehearsed, not measured, torch 2.15.0".replace("\n", " ")) for text in joined(drawn))
+        assert any(re.search(r"rehearsed (peak )?memory", text) for text in drawn)
+    else:
+        with pytest.raises(UserError, match="nothing to plot"):
+            draw(found, kind=kind)
+
+
+def joined(drawn: list[str]) -> list[str]:
+    return [text.replace("\n", " ") for text in drawn]
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+def test_a_picture_over_devices_names_the_kind_of_each(device: str):
+    drawn = texts(draw(rows(of_every_kind(device)), kind="heat", over=("device", "strategy")))
+
+    shown = {"rehearse:h100": "h100"}.get(device, device)
+    assert {f"{MEASURED_ON} (measured)", f"{shown} (rehearsed)", "fake:h100 (predicted)"} <= set(drawn)
+    assert any("measured, rehearsed and predicted peak memory" in text for text in drawn)
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+def test_the_list_of_runs_names_the_kinds_and_the_gpu(device: str, tmp_path: Path, capsys):
+    run_of(tmp_path / "run", *KINDS, device=device)
+
+    assert answer(["list", "--folder", str(tmp_path)]) == 0
+
+    out = capsys.readouterr().out
+    assert "6/6 measured, rehearsed and predicted" in " ".join(out.split())
+    assert evidence.device_word(device) in out
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+def test_validate_and_merge_count_the_kinds(device: str, tmp_path: Path, capsys):
+    folders = [run_of(tmp_path / kind, kind, device=device) for kind in KINDS]
+
+    assert answer(["merge", *map(str, folders), "-o", str(tmp_path / "whole")]) == 0
+    assert answer(["validate", str(tmp_path / "whole")]) == 0
+
+    said = capsys.readouterr()
+    assert "wrote 6 records of 3 runs" in said.err
+    assert ", 2 measured, 2 rehearsed, 2 predicted\n" in said.err
+    assert ": 6 records, 2 measured, 2 rehearsed, 2 predicted, fine" in said.out
+    assert answer(["validate", str(folders[1])]) == 0
+    assert ": 2 records, rehearsed, fine" in capsys.readouterr().out
+
+
+def test_a_hollow_gpu_and_a_real_one_of_the_same_name_are_never_one_run(tmp_path: Path):
+    examples.run(tmp_path / "real", [three_kinds.measured()])
+    examples.run(tmp_path / "hollow", [three_kinds.rehearsed(device=MEASURED_ON)])
+
+    with pytest.raises(UserError, match="Hollow"):
+        merge([tmp_path / "real", tmp_path / "hollow"])
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(device: str):
+    record = three_kinds.rehearsed(device=device)
+    (row,) = rows([record])
+    line = max_batch.line("none", 8, 96 * MIB, record, record, None, needed=lambda record: record.readings.peak_bytes)
+    way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
+    largest = max_batch.table([line], title="mine", limit=100 * MIB).plain
+    planned = plans.table([plans.Shown(way=way, measured=row)], title="mine", none=way).plain
+
+    assert "rehearsed" in largest
+    assert "rehearsed" in planned
+    assert not re.search(r"measured|a second", largest)
+    assert not re.search(r"measured|gradients|time +rehearsed", planned)
+    (strategy,) = json.loads(max_batch.document([line], model="m", limit=1, context_bytes=0))["strategies"]
+    document = plans.document(
+        model="m", budget_bytes=1, none=way, points=[], lines=[plans.Shown(way=way, measured=row)], facts={}
+    )
+    (shown,) = json.loads(document)["ways"]
+    assert (strategy["measured_bytes"], strategy["rehearsed_bytes"]) == (None, 96 * MIB)
+    assert (shown["measured_peak_bytes"], shown["rehearsed_peak_bytes"]) == (None, 96 * MIB)
+    assert strategy["evidence"] == shown["evidence"] == "rehearsed"
+
+
+def test_the_first_line_of_a_run_says_what_is_rehearsed_and_what_is_predicted():
+    records = [three_kinds.rehearsed(device=SIZED), three_kinds.predicted()]
+    plan = [Trial(case=record.case) for record in records]
+    devices = {"cpu": records[1].environment}
+
+    (line, *_) = opening(plan, devices, ())
+
+    assert line.startswith("rehearsing on h100 with 1.27 GiB, context 600 MiB and predicting for fake:h100 (")
+
+
+def test_what_is_no_word_of_a_rehearsed_gpu_is_shown_as_it_is():
+    assert evidence.device_word("rehearse:h100") == "h100"
+    assert evidence.device_word("rehearse:t4:cudnn_workspace=1048576") == "t4, cuDNN workspace 1.00 MiB"
+    for word in ("rehearse:h100:memory=much", "rehearse:h100:memory=", "cuda:0", "fake:h100", ""):
+        assert evidence.device_word(word) == word
+
+
+def test_a_name_that_is_hidden_stays_that_of_a_hollow_gpu_and_twins_stay_twins(tmp_path: Path):
+    records = [
+        three_kinds.rehearsed(device="cuda:0"),
+        three_kinds.rehearsed(device="rehearse:t4"),
+        three_kinds.rehearsed(device=SIZED),
+        three_kinds.predicted(device="fake:h100"),
+    ]
+    run = examples.run(tmp_path / "run", records)
+
+    (hidden,) = redaction.redacted([run], level="all")
+
+    assert [kind_of(record) for record in hidden.records] == [kind_of(record) for record in records]
+    assert [row.prediction_error for row in rows(hidden.records)] == [row.prediction_error for row in rows(records)]
+    assert "h100" not in " ".join(record.case.device for record in hidden.records)
