@@ -140,8 +140,9 @@ def test_the_compiler_that_cc_asks_for_is_taken_with_its_words(hollow, tmp_path)
     assert said[:2] == ["3", "the hollow device cannot be built: mine: error: mine is told: --target=x"]
 
 
-def test_a_compiler_that_cc_asks_for_and_that_is_not_here_is_named(hollow, tmp_path):
-    assert caught(tmp_path, CC="mycc -m64")[:2] == ["3", "CC asks for 'mycc', which is not here"]
+@pytest.mark.parametrize(("asked", "named"), [("mycc -m64", "mycc"), ("'my cc", "'my cc")])
+def test_a_compiler_that_cc_asks_for_and_that_is_not_here_is_named(asked, named, hollow, tmp_path):
+    assert caught(tmp_path, CC=asked)[:2] == ["3", f"CC asks for '{named}', which is not here"]
 
 
 def test_without_a_compiler_it_says_in_one_line_what_to_install(hollow, tmp_path):

@@ -60,11 +60,10 @@ NCCL_INTERNAL_ERROR = 3  # it has no other word for it
 CUFFT_NOT_SUPPORTED = 16
 NVRTC_INTERNAL_ERROR = 11
 RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c")
-BLAS = (  # the routines of all levels, whose results are on the device
-    r"cublas(I[sdcz]am(ax|in)|([SDCZ]|Sc|Dz|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Nn]rm2|asum|[Rr]otm?|gemv|"
-    r"ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|[Gg]emm|gemm3m|hemm|her2?kx?|symm|syr2?kx?|tr[ms]m|dgmm|geam|getr[fi])"
-    r"(Strided)?(Batched)?(Ex)?(_v2)?(_64)?|Set(AtomicsMode|Emulation\w+|FixedPoint\w+|MathMode|PointerMode|"
-    r"SmCountTarget|Workspace)(_v2)?)"
+BLAS = (  # the routines whose results are on the device, as torch calls them
+    r"cublas(([SDCZ]|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Rr]ot|gemv|ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|"
+    r"[Gg]emm|gemm3m|hemm|her2?kx?|symm|syr2?kx?|tr[ms]m|dgmm|geam|getr[fi])(Strided)?(Batched)?(Ex)?(_v2)?(_64)?|"
+    r"Set(AtomicsMode|Emulation\w+|FixedPoint\w+|MathMode|PointerMode|SmCountTarget|Workspace)(_v2)?)"
 )
 BLAS_LT = r"cublasLt(Matmul|\w+SetAttribute)"
 DNN = (
@@ -138,9 +137,9 @@ def _compiler() -> tuple[str, ...]:
 
     Raises UserError where it, or a tool that is needed beside it, is not.
     """
-    words = tuple(shlex.split(os.environ.get("CC", ""))) or next(
-        ((name,) for name in COMPILERS if shutil.which(name)), ()
-    )
+    asked = os.environ.get("CC", "").strip()
+    here = ((name,) for name in COMPILERS if shutil.which(name))
+    words = _words(asked) if asked else next(here, ())
     if not words:
         raise UserError(
             "rehearsing needs a C compiler: cc, gcc or clang, and none of them is here",
@@ -156,6 +155,14 @@ def _compiler() -> tuple[str, ...]:
                 exit_code=3,
             )
     return words
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Returns the words of a command; where its quotes are not closed, the text as one word."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        return (text,)
 
 
 def _build_into(kept: Path, torch: Path) -> None:
@@ -192,7 +199,7 @@ class _Build:
                 hint="torch's wheels do: pip install torch",
                 exit_code=3,
             )
-        archs = self._run(sys.executable, "-c", ASK_ARCHS, CUDA_VISIBLE_DEVICES="").strip()
+        archs = self._run(sys.executable, "-P", "-c", ASK_ARCHS, CUDA_VISIBLE_DEVICES="").strip()
         major = runtime.rpartition(".")[2]
         table = (
             Library("libcudart", r"(__)?cuda[A-Z]", CUDA_NOT_SUPPORTED, RUNTIME, (f"-DARCHS={archs}",)),
