@@ -26,6 +26,11 @@ test-hollow:
     {{python}} -m pytest --hollow h100,count=8 -m gpu
     {{python}} -m pytest --hollow t4 -m gpu
 
+# a training step on the hollow device of the installed torch against arithmetic, then a run there
+smoke:
+    {{python}} -m profiler.rehearsal.smoke
+    {{python}} -m profiler rehearse mnist-cnn --segments 1,2 --output "$(mktemp -d)/run"
+
 # small changes to the code that tests must notice: writes docs/mutants.md; takes hours, or minutes with --sample 60
 mutants *words:
     {{python}} -m tests.mutants {{words}}
@@ -131,7 +136,7 @@ faults *words:
 fuzz *words:
     {{python}} -m tests.fuzz {{words}}
 
-# a run of 10,000 trials and one of 1,000 real ones: costs, and what is left behind
+# a run of 10,000 trials, one of 1,000 real ones and 500 rehearsals: costs, and what is left behind
 bench-load *words:
     {{python}} -m tests.load {{words}}
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 LONG = {  # words after `python -m`: in full, and for CI
     "kill -9 of parent and worker": ("tests.kill --times 300", "tests.kill --times 1"),
     "fuzzed files": ("tests.fuzz --times 50000", "tests.fuzz --times 1000"),
-    "load": ("tests.load", "tests.load --trials 1000 --real 30"),
+    "load": ("tests.load", "tests.load --trials 1000 --real 30 --rehearsed 30"),
 }
 
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from profiler.rehearsal.build import COMPILERS
 from profiler.rehearsal.device import ASKED
 from tests.program import PATIENCE_SECONDS, Done, environment, gcprof
 
@@ -24,7 +25,9 @@ def absent() -> str | None:
     folders = list((spec.submodule_search_locations or ()) if spec else ())
     if not folders or not Path(folders[0], "lib", "libtorch_cuda.so").exists():
         return "torch has no CUDA here"
-    missing = [tool for tool in ("gcc", "nm", "readelf") if not shutil.which(tool)]
+    if not any(map(shutil.which, COMPILERS)):
+        return "there is no C compiler"
+    missing = [tool for tool in ("nm", "readelf") if not shutil.which(tool)]
     return f"there is no {missing[0]}" if missing else None
 
 

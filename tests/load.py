@@ -4,7 +4,9 @@ Two runs through the runner, as `gcprof run` follows them. One of many trials by
 it must stay below 300 MiB, and cost at most 3 ms a trial: of the processor, which other work on the machine hardly
 changes, and beyond what writing and syncing the same line costs alone, which is the disk's and is told beside. One of
 many real, tiny trials by the fork server: at its end no process, file descriptor or file may be left that was not there
-before. The last line is the summary; ends with 1 where something is wrong.
+before. Then many tiny rehearsals by the fork server that has the hollow device: besides, neither shared memory, nor the
+folder of its libraries, nor the server's own memory may grow, and no trial's log may tell of an abort. The last line is
+the summary; ends with 1 where something is wrong.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Environment, Record
 from profiler.engines.local import Local
 from profiler.engines.order import in_waves
+from profiler.rehearsal import cache
 from profiler.runs import store
 from profiler.runs.validate import KNOWN
 from profiler.workflows.runner import follow
@@ -35,6 +38,9 @@ ROUNDS, FAILING = 5, 10  # every so manieth case is not ok, and loses its later 
 MEMORY_BYTES, OVERHEAD_SECONDS = 300 << 20, 0.003
 TORCHS_OWN = "torchinductor_"  # a cache for each user, which torch makes when it is imported first
 SYNCED = 300  # lines that are written alone
+SETTLED = 10  # rehearsals after which the server's memory is looked at first
+SERVER_GROWTH_BYTES = 4 << 20  # of its private memory
+ABORTS = ("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped", "CUDA error")
 
 
 class Costs(NamedTuple):
@@ -82,10 +88,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="long runs: costs of a trial, and what is left behind")
     parser.add_argument("--trials", type=int, default=10_000, help="by an engine that has its records ready")
     parser.add_argument("--real", type=int, default=1000, help="tiny ones by the fork server")
+    parser.add_argument("--rehearsed", type=int, default=500, help="tiny ones on the hollow device")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gcprof-load-") as folder:
         told, wrong = [], []
-        for look, number in ((long_run, asked.trials), (real_run, asked.real)):
+        looks = ((long_run, asked.trials), (real_run, asked.real), (rehearsed_run, asked.rehearsed))
+        for look, number in ((look, number) for look, number in looks if number):
             text, found = look(Path(folder) / look.__name__, number)
             told.append(text)
             wrong += found
@@ -123,10 +131,7 @@ def violations(records: tuple[Record, ...], number: int, *, overhead: float, use
 
 def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
     """Follow a run of so many real trials; what was left behind."""
-    folder.mkdir()
-    temporary = folder / "temporary"
-    temporary.mkdir()
-    tempfile.tempdir, os.environ["TMPDIR"] = str(temporary), str(temporary)
+    temporary = _temporary(folder)
     case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1)
     plan = tuple(Trial(case=case, round=round_, passes=("time",)) for round_ in range(1, number + 1))
     store.create(folder / "run", plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
@@ -147,6 +152,35 @@ def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
     return f"{number:,} real trials in {seconds:.0f} s, nothing left of {at_work.processes} process", wrong
 
 
+def rehearsed_run(folder: Path, number: int) -> tuple[str, list[str]]:
+    """Rehearse a tiny step so many times by one fork server; what was left behind."""
+    temporary = _temporary(folder)
+    case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device="rehearse:h100")
+    trials = [Trial(case=case, round=round_, passes=("memory",)) for round_ in range(1, number + 1)]
+    before, began = left(temporary), time.monotonic()
+    with Local(stage_seconds=60.0, logs=folder / "logs", rehearses=True) as engine:
+        records = list(engine.run(trials[:SETTLED]))
+        server, held, files = left(temporary), _server_bytes(), _kept_files()
+        records += engine.run(trials[SETTLED:])
+        at_work, grown, more = left(temporary), _server_bytes() - held, sorted(_kept_files() - files)
+    seconds = time.monotonic() - began
+    peaks = {one.readings.peak_bytes for one in records if one.readings}
+    wrong = leaks(server, at_work, "after the rehearsals") + leaks(before, left(temporary), "after the engine's end")
+    wrong += [f"{path} is left" for path in more] + aborts(folder / "logs")
+    wrong += [f"the server grew by {grown:,} bytes"] if grown > SERVER_GROWTH_BYTES else []
+    wrong += [f"{len(records)} rehearsals of {number}"] if len(records) != number else []
+    wrong += [f"a rehearsal is {one.outcome}: {one.detail}" for one in records if one.outcome != "ok"][:3]
+    wrong += [f"rehearsals of one step peak at {sorted(peaks)} bytes"] if len(peaks) > 1 else []
+    text = f"{number:,} rehearsals in {seconds:.0f} s, nothing left of {at_work.processes} process"
+    return f"{text}, whose {held >> 10:,} KiB grew by {grown >> 10:,} KiB", wrong
+
+
+def aborts(logs: Path) -> list[str]:
+    """Returns which logs of trials tell of a process that did not end well."""
+    texts = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in sorted(logs.glob("*"))}
+    return [f"{name}: {word}" for name, text in texts.items() for word in ABORTS if word in text]
+
+
 def leaks(before: Left, after: Left, when: str) -> list[str]:
     """What there is more of than before."""
     wrong = [f"{name} is left {when}" for name in after.files if name not in before.files]
@@ -163,6 +197,25 @@ def left(temporary: Path) -> Left:
     started = own.children(recursive=True)
     files = sorted(path.name for path in temporary.iterdir() if not path.name.startswith(TORCHS_OWN))
     return Left(sum(one.num_fds() for one in (own, *started)), len(started), tuple(files))
+
+
+def _temporary(folder: Path) -> Path:
+    """Returns a new folder for the temporary files of this process and of those that it starts."""
+    temporary = folder / "temporary"
+    temporary.mkdir(parents=True)
+    tempfile.tempdir, os.environ["TMPDIR"] = str(temporary), str(temporary)
+    return temporary
+
+
+def _server_bytes() -> int:
+    """Returns the memory that the one fork server of this process has for itself."""
+    (server,) = psutil.Process().children()
+    return int(server.memory_full_info().uss)
+
+
+def _kept_files() -> set[Path]:
+    """Returns what lies in shared memory and in the folder of the hollow device's libraries."""
+    return {path for folder in (Path("/dev/shm"), cache.folder()) for path in folder.rglob("*")}
 
 
 def planned(number: int) -> Iterator[Trial]:

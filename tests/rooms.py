@@ -30,7 +30,7 @@ ROOMS = {
     "analysis": _room("core"),
     "training": _room("core", "torch torchvision timm transformers"),
     "request": _room("core training"),
-    "rehearsal": _room("core"),
+    "rehearsal": _room("core", "torch"),
     "measuring": _room("core training", "torch psutil pynvml"),
     "predicting": _room("core planning analysis training measuring", "torch"),
     "runs": _room("core analysis"),

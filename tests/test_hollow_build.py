@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import build
+from profiler.rehearsal import build, cache
 from tests.hollow import BUILD
 from tests.program import PATIENCE_SECONDS, environment
+
+CAUGHT = """
+from profiler.core.errors import UserError
+from profiler.rehearsal.build import libraries
+try:
+    print(libraries())
+except UserError as error:
+    print(error.exit_code)
+    print(error.message)
+    print(error.hint)
+"""
+NOBODY = 54321  # a user and a group that are not this process's
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 
 
 def started(folder: Path, code: str = BUILD, **more: str) -> subprocess.Popen[str]:
@@ -27,27 +41,64 @@ def started(folder: Path, code: str = BUILD, **more: str) -> subprocess.Popen[st
     )
 
 
+def caught(folder: Path, code: str = CAUGHT, **more: str) -> list[str]:
+    """What is said where a build into a cache of its own fails: the exit code, the message and the hint."""
+    out, error = started(folder, code, **more).communicate(timeout=PATIENCE_SECONDS)
+    assert out, error
+    return out.splitlines()
+
+
+def folders(root: Path) -> list[Path]:
+    """What is kept in a cache, without the lock."""
+    return [path for path in (root / "gcprof" / "hollow").iterdir() if path.name != cache.LOCK]
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    """A shell script that can be run."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def tools(folder: Path, *compilers: str, says: str = "error: it compiles nothing") -> str:
+    """A PATH with compilers that fail, and with the tools that are needed beside them."""
+    for name in compilers:
+        program(folder, name, f'echo "{name}: {says}" >&2; exit 1')
+    for name in ("nm", "readelf"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def built(hollow, tmp_path_factory):
     """A cache that two processes filled at once, beside what a killed build had left there; and what each said."""
-    cache = tmp_path_factory.mktemp("cache")
-    left = cache / "gcprof" / "hollow" / f"{build.BUILDING}killed"
-    (left / "lib").mkdir(parents=True)
-    old = time.time() - 2 * build.OLD_SECONDS
-    os.utime(left, (old, old))
-    both = [started(cache), started(cache)]
+    root = tmp_path_factory.mktemp("cache")
+    (root / "gcprof" / "hollow" / f"{cache.BUILDING}killed" / "lib").mkdir(parents=True)
+    both = [started(root), started(root)]
     said = [process.communicate(timeout=PATIENCE_SECONDS) for process in both]
-    return cache, [process.returncode for process in both], said
+    return root, [process.returncode for process in both], said
+
+
+@pytest.fixture
+def kept(built, tmp_path):
+    """A copy of the cache, and the one folder in it."""
+    shutil.copytree(built[0], tmp_path, symlinks=True, dirs_exist_ok=True)
+    (folder,) = folders(tmp_path)
+    return tmp_path, folder
+
+
+# --- what is built
 
 
 @pytest.mark.slow
 def test_two_builds_at_once_leave_one_whole_folder(built):
-    cache, codes, said = built
-    (folder,) = (cache / "gcprof" / "hollow").iterdir()
+    root, codes, said = built
+    (folder,) = folders(root)
 
     assert codes == [0, 0], said
     assert {out.strip() for out, _ in said} == {str(folder)}
-    assert {path.name.partition(".so")[0] for path in folder.iterdir()} >= {
+    assert {path.name.partition(".so")[0] for path in folder.glob("lib*")} >= {
         "libcudart",
         "libcublas",
         "libcudnn",
@@ -57,11 +108,41 @@ def test_two_builds_at_once_leave_one_whole_folder(built):
 
 @pytest.mark.slow
 def test_what_is_built_is_kept_so_that_the_next_process_needs_no_compiler(built, monkeypatch):
-    cache, _, said = built
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setenv("PATH", str(cache))  # there is no tool in it
+    root, _, said = built
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root))
+    monkeypatch.setenv("PATH", str(root))  # there is no tool in it
 
     assert str(build.libraries()) == said[0][0].strip()
+
+
+@pytest.mark.slow
+def test_nobody_else_can_enter_what_is_built(built):
+    (folder,) = folders(built[0])
+
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+# --- compilers
+
+
+@pytest.mark.parametrize("name", ["cc", "gcc", "clang"])
+def test_any_of_three_compilers_is_taken(name, hollow, tmp_path):
+    said = caught(tmp_path, PATH=tools(tmp_path, name))
+
+    assert said[:2] == ["3", f"the hollow device cannot be built: {name}: {name}: error: it compiles nothing"]
+
+
+def test_the_compiler_that_cc_asks_for_is_taken_with_its_words(hollow, tmp_path):
+    mine = program(tmp_path, "mine", 'echo "error: mine is told: $1" >&2; exit 1')
+
+    said = caught(tmp_path, CC=f"{mine} --target=x")
+
+    assert said[:2] == ["3", "the hollow device cannot be built: mine: error: mine is told: --target=x"]
+
+
+@pytest.mark.parametrize(("asked", "named"), [("mycc -m64", "mycc"), ("'my cc", "'my cc")])
+def test_a_compiler_that_cc_asks_for_and_that_is_not_here_is_named(asked, named, hollow, tmp_path):
+    assert caught(tmp_path, CC=asked)[:2] == ["3", f"CC asks for '{named}', which is not here"]
 
 
 def test_without_a_compiler_it_says_in_one_line_what_to_install(hollow, tmp_path):
@@ -69,31 +150,113 @@ def test_without_a_compiler_it_says_in_one_line_what_to_install(hollow, tmp_path
         "run", "--model", "mlp", "--device", "cuda", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path)
     )
 
+    told = "gcprof: rehearsing needs a C compiler: cc, gcc or clang, and none of them is here"
     assert done.returncode == 3
-    assert done.stderr.splitlines()[0] == "gcprof: rehearsing needs 'gcc', which is not here"
+    assert done.stderr.splitlines()[0] == told
     assert "apt install gcc" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# --- another torch, another system
+
+
+def fake_torch(folder: Path) -> str:
+    """The beginning of a program whose torch has a CUDA library that loads no CUDA runtime."""
+    library = folder / "torch" / "lib" / "libtorch_cuda.so"
+    library.parent.mkdir(parents=True)
+    (folder / "torch" / "__init__.py").touch()
+    (folder / "torch" / "version.py").write_text("__version__ = '9.9.9'\n", encoding="utf-8")
+    subprocess.run(["gcc", "-shared", "-x", "c", os.devnull, "-o", str(library)], check=True)
+    return f"import sys; sys.path.insert(0, {str(folder)!r})\n"
 
 
 def test_a_torch_without_cuda_is_refused(tmp_path):
     (tmp_path / "torch" / "lib").mkdir(parents=True)
     (tmp_path / "torch" / "__init__.py").touch()
-    process = started(tmp_path, f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{CAUGHT}")
 
-    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    said = caught(tmp_path, f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{CAUGHT}")
 
-    assert out.splitlines() == ["3", "rehearsing needs a CUDA build of torch on Linux, and this one has no CUDA"]
+    assert said[:2] == ["3", "rehearsing needs a CUDA build of torch on Linux, and this one has no CUDA"]
 
 
-CAUGHT = """
-from profiler.core.errors import UserError
-from profiler.rehearsal.build import libraries
-try:
-    libraries()
-except UserError as error:
-    print(error.exit_code)
-    print(error.message)
-"""
+def test_a_torch_that_has_the_cuda_runtime_in_itself_is_refused(hollow, tmp_path):
+    said = caught(tmp_path, fake_torch(tmp_path) + CAUGHT)
+
+    assert said[0] == "3"
+    assert "this torch loads no libcudart" in said[1]
+    assert folders(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "name"), [("linux", "aarch64", "Linux aarch64"), ("darwin", "arm64", "Darwin arm64")]
+)
+def test_another_system_is_refused_with_what_works_there(system, machine, name, monkeypatch):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(build.platform, "system", lambda: name.split()[0])
+
+    with pytest.raises(UserError) as refused:
+        build.libraries()
+
+    assert refused.value.exit_code == 3
+    assert refused.value.message == f"rehearsing works on Linux x86-64 only, and this is {name}"
+    assert "gcprof predict" in str(refused.value.hint)
+
+
+# --- a cache that is broken
+
+
+def truncate(folder: Path) -> None:
+    library = next(folder.glob("libcudart.so.*"))
+    library.write_bytes(library.read_bytes()[:100])
+
+
+def lose(folder: Path) -> None:
+    next(folder.glob("libcublas.so.*")).unlink()
+
+
+def change(folder: Path) -> None:
+    library = next(folder.glob("libcudnn.so.*"))
+    library.write_bytes(library.read_bytes().replace(b"cudnn", b"cudnm", 1))
+
+
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def replace_by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("not a folder", encoding="utf-8")
+
+
+def forget_digests(folder: Path) -> None:
+    (folder / cache.DIGESTS).write_text("{", encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [truncate, lose, change, empty, replace_by_a_file, forget_digests])
+def test_a_broken_folder_is_not_taken_for_whole(damage, kept):
+    _, folder = kept
+    assert cache.is_whole(folder)
+
+    damage(folder)
+
+    assert not cache.is_whole(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [truncate, replace_by_a_file])
+def test_a_broken_folder_is_built_anew_once(damage, kept):
+    root, folder = kept
+    damage(folder)
+
+    out, error = started(root).communicate(timeout=PATIENCE_SECONDS)
+
+    assert out.strip() == str(folder), error
+    assert cache.is_whole(folder)
+    assert folders(root) == [folder]
+    assert caught(root, PATH=str(root)) == [str(folder)]  # where there is no compiler any more
 
 
 def test_a_cache_that_is_a_file_is_refused(hollow, tmp_path, monkeypatch):
@@ -106,13 +269,127 @@ def test_a_cache_that_is_a_file_is_refused(hollow, tmp_path, monkeypatch):
     assert refused.value.exit_code == 74
 
 
+# --- a disk that is full
+
+
+@pytest.mark.parametrize(
+    "says", ["No space left on device", "Disk quota exceeded", "final link failed: File too large"]
+)
+def test_a_disk_that_is_full_for_the_compiler_is_one_that_is_full(says, hollow, tmp_path):
+    said = caught(tmp_path, PATH=tools(tmp_path, "gcc", says=f"fatal error: error writing to x.s: {says}"))
+
+    assert said[0] == "74"
+    assert said[1].startswith(f"the hollow device's libraries cannot be kept in {tmp_path}/gcprof/hollow: ")
+    assert folders(tmp_path) == []
+
+
 @pytest.mark.slow
 def test_a_full_disk_leaves_no_folder_that_looks_whole(hollow, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
-    process = started(tmp_path, limit + CAUGHT)
 
-    out, error = process.communicate(timeout=PATIENCE_SECONDS)
+    said = caught(tmp_path, limit + CAUGHT)
 
-    assert out.splitlines()[0] in ("3", "74"), error
-    assert "hollow device" in out
-    assert list((tmp_path / "gcprof" / "hollow").iterdir()) == []
+    assert said[0] == "74"
+    assert "hollow device's libraries cannot be kept" in said[1]
+    assert folders(tmp_path) == []
+
+
+def test_what_a_compiler_needs_for_a_while_is_in_the_folder_that_is_removed(hollow, tmp_path):
+    program(tmp_path, "gcc", 'echo "error: temporary files are in $TMPDIR" >&2; exit 1')
+
+    said = caught(tmp_path, CC=str(tmp_path / "gcc"), TMPDIR=str(tmp_path))
+
+    assert f"temporary files are in {tmp_path}/gcprof/hollow/{cache.BUILDING}" in said[1]
+
+
+# --- who can write there
+
+
+def writable_by_all(folder: Path) -> str:
+    folder.chmod(0o777)
+    return "can be written by other users"
+
+
+def anothers(folder: Path) -> str:
+    os.chown(folder, NOBODY, -1)
+    return f"belongs to user {NOBODY}"
+
+
+def writable_by_a_group(folder: Path) -> str:
+    os.chown(folder, -1, NOBODY)
+    folder.chmod(0o770)
+    return "can be written by other users"
+
+
+OPENINGS = [writable_by_all, pytest.param(anothers, marks=as_root), pytest.param(writable_by_a_group, marks=as_root)]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("let_in", OPENINGS)
+def test_a_folder_where_others_can_write_is_refused(let_in, depth, tmp_path):
+    folder = tmp_path / "gcprof" / "hollow" / "0123"
+    folder.mkdir(parents=True)
+    opened = [folder, *folder.parents][depth]
+    reason = let_in(opened)
+
+    with pytest.raises(UserError) as refused:
+        cache.refuse_if_others_write(folder)
+
+    assert refused.value.exit_code == 3
+    assert refused.value.message == f"rehearsing would run libraries from {folder}, and {opened} {reason}"
+    assert "XDG_CACHE_HOME" in str(refused.value.hint)
+
+
+def test_a_folder_below_one_for_all_where_each_keeps_his_own_is_taken(tmp_path):
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True)
+    shared.chmod(0o1777)
+
+    cache.refuse_if_others_write(shared / "mine")
+
+
+def test_libraries_are_not_taken_from_a_folder_for_all_however_sticky(tmp_path):
+    tmp_path.chmod(0o1777)
+
+    with pytest.raises(UserError, match="can be written by other users"):
+        cache.refuse_if_others_write(tmp_path)
+
+
+def test_nothing_is_compiled_where_others_can_write(hollow, tmp_path):
+    folder = tmp_path / "gcprof"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    said = caught(tmp_path, PATH=tools(tmp_path, "gcc"))
+
+    assert said[0] == "3"
+    assert said[1].endswith(f"and {folder} can be written by other users")
+
+
+@pytest.mark.slow
+def test_what_is_kept_is_not_loaded_where_others_can_write(kept):
+    root, folder = kept
+    folder.chmod(0o777)
+
+    said = caught(root)
+
+    assert said[:2] == [
+        "3",
+        f"rehearsing would run libraries from {folder}, and {folder} can be written by other users",
+    ]
+
+
+def test_folders_are_made_for_their_user_alone(tmp_path):
+    folder = tmp_path / "gcprof" / "hollow"
+    before = os.umask(0)
+    try:
+        with cache.locked(folder):
+            pass
+    finally:
+        os.umask(before)
+
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.parent, folder, folder / cache.LOCK)] == [
+        0o700,
+        0o700,
+        0o600,
+    ]

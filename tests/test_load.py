@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import load, make
 
 
@@ -51,3 +53,20 @@ def test_what_was_there_before_is_no_leak(tmp_path):
     Path(tmp_path / "file").touch()
 
     assert load.leaks(load.left(tmp_path), load.left(tmp_path), "here") == []
+
+
+@pytest.mark.slow
+def test_many_rehearsals_leave_nothing_behind(hollow, tmp_path, monkeypatch):
+    monkeypatch.setattr(load, "_temporary", lambda folder: tmp_path)  # here, the other tests' files go on
+
+    told, wrong = load.rehearsed_run(tmp_path / "run", 2 * load.SETTLED)
+
+    assert wrong == []
+    assert told.startswith("20 rehearsals in ")
+
+
+def test_a_log_that_tells_of_an_abort_is_told(tmp_path):
+    (tmp_path / "mlp.1.log").write_text("hello\n", encoding="utf-8")
+    (tmp_path / "mlp.2.log").write_bytes(b"\xffterminate called after throwing an instance of 'c10::Error'\n")
+
+    assert load.aborts(tmp_path) == ["mlp.2.log: terminate called"]

@@ -32,14 +32,16 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "core/secret_filter.py": "what is secret, to hide it",
     "predicting/prediction.py": "settings of the caching allocator",
     "core/gpu_specs.py": "where its user keeps files of GPUs",
-    "rehearsal/build.py": "where its user keeps caches; handed on to a Python that asks torch",
+    "rehearsal/build.py": "CC; handed on to the compiler and to a Python that asks torch",
+    "rehearsal/cache.py": "where its user keeps caches",
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
+    "rehearsal/smoke.py": "handed on to the step that is tried, without what changes its figures",
     "predicting/trace/products.py": "settings of cuBLAS",
     "integrations/trackers/mlflow.py": "where its user keeps experiments",
     "integrations/trackers/wandb.py": "whether its user wants it online, and where",
 }
-# the server; for rehearsals a compiler, and a Python that asks torch what it is built for
-STARTS_PROCESSES = {"engines/local.py", "rehearsal/build.py"}
+# the server; for rehearsals a compiler, a Python that asks torch what it is built for, and one that tries a step
+STARTS_PROCESSES = {"engines/local.py", "rehearsal/build.py", "rehearsal/smoke.py"}
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/local.py": "its server",

@@ -18,6 +18,7 @@ ANNOUNCED = [PROJECT["project"]["requires-python"].removeprefix(">="), "3.12", "
 SETTING_UP = (
     r"python3 -m venv \.venv",
     r"\.venv/bin/pip install '\.\[(test|dev)\]' rust-just",
+    r"\.venv/bin/pip install \. rust-just 'torch\$\{\{ matrix\.torch \}\}'",
     r"git diff --exit-code docs",
 )
 
@@ -81,6 +82,16 @@ def test_nights_run_all_tests_mutants_and_the_fuzz():
     asked = {command.split()[1] for command in commands("nightly") if "/just " in command}
 
     assert {"test-all", "test-hollow", "mutants", "fuzz"} <= asked
+
+
+def test_nights_rehearse_on_the_oldest_torch_that_is_announced_and_on_the_newest():
+    smoke = jobs("nightly")["smoke"]
+    (asked,) = [one for one in PROJECT["project"]["dependencies"] if re.match(r"torch\b", one)]
+    oldest = asked.removeprefix("torch>=")
+
+    assert smoke["strategy"]["matrix"]["torch"] == [f"=={oldest}.*", "==2.11.*", f">={oldest}"]
+    assert smoke["env"]["PIP_CONSTRAINT"] == ""
+    assert smoke["steps"][-1]["run"] == ".venv/bin/just smoke"
 
 
 def test_the_pythons_of_the_tests_are_those_that_are_announced():

@@ -24,8 +24,8 @@ from profiler.engines import WORKER, task_pool
 from profiler.engines.child import Child, Ended
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import in_waves
-from profiler.rehearsal.build import libraries
 from profiler.rehearsal.device import prepare_if_asked
+from profiler.rehearsal.smoke import proven_libraries
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 
@@ -195,7 +195,7 @@ class _Server:
 
     def __init__(self, visible: str | None, *, rehearses: bool = False) -> None:
         if rehearses:
-            libraries()
+            proven_libraries()
         else:
             prepare_if_asked()
         self.control, theirs = socket.socketpair()

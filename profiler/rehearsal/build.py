@@ -1,27 +1,29 @@
-"""Builds the hollow CUDA libraries with gcc, once for each installed torch, against the headers in its wheels."""
+"""Builds the hollow CUDA libraries with the C compiler at hand, against the headers in the installed torch's wheels."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from profiler.core.errors import UserError
+from profiler.rehearsal import cache
 
 SOURCES = Path(__file__).parent / "hollow"
+PLATFORM = ("linux", "x86_64")
+COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-declaration-mismatch")
-BUILDING = ".building-"  # prefix of the folder in which a build works
-OLD_SECONDS = 3600  # a build takes seconds: an older folder was left by one that was killed
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a tool says where the disk is full, or a limit of it is reached
 NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
 ASK_ARCHS = """
 import torch
@@ -29,12 +31,14 @@ print(*sorted({int(arch.split("_")[1].rstrip("af")) for arch in torch._C._cuda_g
 """
 STUBS = """#include <stdio.h>
 #include <stdlib.h>
-static void log_first_call(const char *name, int *called) {
-    if (!*called && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: %s\\n", name);
+static long refuse(const char *name, int *called) {
+    if (!*called && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: not supported: %s\\n", name);
     *called = 1;
+    return NOT_SUPPORTED;
 }
 #define API __attribute__((visibility("default")))
-#define STUB(name) API long name(void) { static int called; log_first_call(#name, &called); return STATUS; }
+#define UNKNOWN(name) API long name(void) { static int called; return refuse(#name, &called); }
+#define KNOWN(name) API long name(void) { return 0; }
 """
 
 
@@ -43,48 +47,65 @@ class Library(NamedTuple):
 
     name: str
     symbols: str  # a pattern of its functions' names, for callers that ask for no version of them
-    status: int  # what the generated stubs return
+    not_supported: int  # what its functions return that are neither in the sources nor known
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
+    known: str = ""  # a pattern of functions that give nothing back but what they compute: they succeed, and do nothing
 
 
-NOT_SUPPORTED = 801  # cudaErrorNotSupported
+CUDA_NOT_SUPPORTED = 801  # cudaErrorNotSupported
+CUBLAS_NOT_SUPPORTED = 15
+CUDNN_NOT_SUPPORTED = 3000  # since cuDNN 9, which torch has since 2.4
+NCCL_INTERNAL_ERROR = 3  # it has no other word for it
+CUFFT_NOT_SUPPORTED = 16
+NVRTC_INTERNAL_ERROR = 11
 RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c")
+BLAS = (  # the routines whose results are on the device, as torch calls them
+    r"cublas(([SDCZ]|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Rr]ot|gemv|ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|"
+    r"[Gg]emm|gemm3m|hemm|her2?kx?|symm|syr2?kx?|tr[ms]m|dgmm|geam|getr[fi])(Strided)?(Batched)?(Ex)?(_v2)?(_64)?|"
+    r"Set(AtomicsMode|Emulation\w+|FixedPoint\w+|MathMode|PointerMode|SmCountTarget|Workspace)(_v2)?)"
+)
+BLAS_LT = r"cublasLt(Matmul|\w+SetAttribute)"
+DNN = (
+    r"cudnn(BatchNormalization\w+|PoolingForward|SpatialTf\w+|"
+    r"Set(Activation|Convolution|Filter|Pooling|Spatial|Tensor)\w+)"
+)
+NCCL = r"nccl(Send|Recv|AlltoAll|Gather|Scatter|CommDeregister|CommWindowDeregister)"
+FFT = r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec)"
+NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
 
 
 def libraries(folder: Path | None = None) -> Path:
-    """Returns the folder of the libraries for the installed torch, which are built if they do not exist yet.
+    """Returns the folder of the libraries for the installed torch, which are built if they are not there, whole.
 
     They are kept in the user's cache folder under a digest of torch's version and of the sources. Raises UserError with
-    exit code 3 where torch is absent or has no CUDA, a tool is missing, or a source does not compile, and with 74 where
-    the folder cannot be written.
+    exit code 3 where the system is another, where torch is absent or has no CUDA, a tool is missing, a source does not
+    compile or others can write where the libraries are kept, and with 74 where the folder cannot be written.
     """
+    _refuse_other_systems()
     torch = _torch()
-    kept = (folder or cache()) / _digest(torch)
-    if kept.is_dir():
-        return kept
-    for tool in ("gcc", "nm", "readelf"):
-        if shutil.which(tool) is None:
-            raise UserError(
-                f"rehearsing needs '{tool}', which is not here",
-                hint="install gcc and binutils: apt install gcc, or dnf install gcc",
-                exit_code=3,
-            )
+    kept = (folder or cache.folder()).resolve() / _digest(torch)
     try:
-        _build_into(kept, torch)
+        if not cache.is_whole(kept):
+            _build_into(kept, torch)
     except OSError as error:
         raise UserError(
             f"the hollow device's libraries cannot be kept in {kept.parent}: {error.strerror or error}",
-            hint="XDG_CACHE_HOME chooses another folder",
+            hint=cache.ELSEWHERE,
             exit_code=74,
         ) from None
+    cache.refuse_if_others_write(kept)
     return kept
 
 
-def cache() -> Path:
-    """Returns the folder that keeps the built libraries of every torch: below XDG_CACHE_HOME, or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "gcprof" / "hollow"
+def _refuse_other_systems() -> None:
+    here = sys.platform, platform.machine()
+    if here != PLATFORM:
+        raise UserError(
+            f"rehearsing works on Linux x86-64 only, and this is {platform.system()} {here[1]}",
+            hint="`gcprof predict` needs no device and works here",
+            exit_code=3,
+        )
 
 
 def _torch() -> Path:
@@ -103,133 +124,178 @@ def _torch() -> Path:
 
 
 def _digest(torch: Path) -> str:
-    """Returns a digest of torch's version and of the sources, this file included."""
+    """Returns a digest of torch's version and of all sources, those in Python too."""
     digest = hashlib.sha256((torch / "version.py").read_bytes())
-    for source in [Path(__file__), *sorted(path for path in SOURCES.rglob("*") if path.is_file())]:
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    room = Path(__file__).parent
+    for source in sorted([*room.glob("*.py"), *(path for path in SOURCES.rglob("*") if path.is_file())]):
+        digest.update(str(source.relative_to(room)).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _build_into(kept: Path, torch: Path) -> None:
-    """Build in a temporary folder and rename it, so that `kept` is complete or absent."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(kept.parent)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=BUILDING) as name:
-        out = Path(name) / "lib"
-        out.mkdir()
-        _build(torch, Path(name), out)
-        _publish(out, kept)
+def _compiler() -> tuple[str, ...]:
+    """Returns the words that start the C compiler: those of $CC, or the first of COMPILERS that is installed.
+
+    Raises UserError where it, or a tool that is needed beside it, is not.
+    """
+    asked = os.environ.get("CC", "").strip()
+    here = ((name,) for name in COMPILERS if shutil.which(name))
+    words = _words(asked) if asked else next(here, ())
+    if not words:
+        raise UserError(
+            "rehearsing needs a C compiler: cc, gcc or clang, and none of them is here",
+            hint="apt install gcc, or dnf install gcc; or CC names another",
+            exit_code=3,
+        )
+    for tool in (words[0], "nm", "readelf"):
+        if shutil.which(tool) is None:
+            named = f"CC asks for '{tool}'" if tool == words[0] else f"rehearsing needs '{tool}'"
+            raise UserError(
+                f"{named}, which is not here",
+                hint="apt install gcc binutils, or dnf install gcc binutils",
+                exit_code=3,
+            )
+    return words
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the folders of builds that were killed."""
-    for leftover in folder.glob(f"{BUILDING}*"):
-        with suppress(FileNotFoundError):  # its build has just ended
-            if time.time() - leftover.stat().st_mtime > OLD_SECONDS:
-                shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _publish(out: Path, kept: Path) -> None:
-    """Rename the finished folder to `kept`, unless another process has published the same build first."""
+def _words(text: str) -> tuple[str, ...]:
+    """Returns the words of a command; where its quotes are not closed, the text as one word."""
     try:
-        out.rename(kept)
-    except OSError:
-        if not kept.is_dir():
-            raise
+        return tuple(shlex.split(text))
+    except ValueError:
+        return (text,)
 
 
-def _build(torch: Path, work: Path, out: Path) -> None:
-    """Build every library that this torch loads into `out`, with objects and stubs in `work`."""
-    site = torch.parent
-    needed = _needed(torch)
-    archs = _run(sys.executable, "-c", ASK_ARCHS, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}).strip()
-    major = next(name for name in needed if name.startswith("libcudart.")).rpartition(".")[2]
-    table = (
-        Library("libcudart", r"(__)?cuda[A-Z]", NOT_SUPPORTED, RUNTIME, (f"-DARCHS={archs}",)),
-        Library("libcublas", r"cublas[A-KM-Z]", 0, ("blas.c",)),
-        Library("libcublasLt", r"cublasLt", 0, ("blas.c",), ("-DLT",)),
-        Library("libcudnn", r"cudnn", 0, ("cudnn.c",)),
-        Library("libnccl", r"nccl[A-Z]", 0, ("nccl.c",)),
-        Library("libcufft", r"cufft[A-Z]", 0, ("cufft.c",)),
-        Library("libnvrtc", r"nvrtc[A-Z]", 0, ("nvrtc.c",), (f"-DCUDA_MAJOR={major}",)),
-    )
-    callers = [*torch.glob("lib/*.so"), *site.glob("torchvision/*.so"), *site.glob("nvidia/*/lib/libcusolver.so.*")]
-    for library in table:
-        soname = next((name for name in needed if name.startswith(f"{library.name}.so.")), None)
-        if soname:
-            _library(library, soname, _headers(site), callers, work, out)
-    _driver(next(path.name for path in out.glob("libcudart.so.*")), out)
-    nvml = "libnvidia-ml.so.1"
-    _run("gcc", *FLAGS, "-shared", f"-Wl,-soname,{nvml}", str(SOURCES / "nvml.c"), "-o", f"{out}/{nvml}")
+def _build_into(kept: Path, torch: Path) -> None:
+    """Build in a temporary folder and rename it, so that `kept` is whole or absent; what is broken there is removed."""
+    compiler = _compiler()
+    with cache.locked(kept.parent):
+        if cache.is_whole(kept):  # another process has built it meanwhile
+            return
+        with cache.working_folder(kept.parent) as work:
+            out = work / "lib"
+            out.mkdir(mode=0o700)
+            _Build(torch, compiler, work, out).run()
+            cache.publish(out, kept)
 
 
-def _headers(site: Path) -> list[str]:
-    """Returns gcc's flags for the headers: the wheels' own, then triton's copy, which alone has crt/.
+class _Build:
+    """Builds every library that a torch loads into `out`, with objects and stubs in `work`."""
 
-    Triton's may be of another CUDA version, so it is searched last.
-    """
-    own = [f"-I{path}" for path in sorted(site.glob("nvidia/*/include"))]
-    return [*own, "-idirafter", str(SOURCES / "include"), "-idirafter", f"{site}/triton/backends/nvidia/include"]
+    def __init__(self, torch: Path, compiler: tuple[str, ...], work: Path, out: Path) -> None:
+        self._torch = torch
+        self._site = torch.parent
+        self._compiler = compiler
+        self._work = work
+        self._out = out
 
+    def run(self) -> None:
+        nvml = "libnvidia-ml.so.1"  # first: a compiler that does not work is found out at once
+        self._compile("-shared", f"-Wl,-soname,{nvml}", str(SOURCES / "nvml.c"), "-o", f"{self._out}/{nvml}")
+        needed = self._needed()
+        runtime = next((name for name in needed if name.startswith("libcudart.so.")), None)
+        if runtime is None:
+            raise UserError(
+                "the hollow device cannot be built: this torch loads no libcudart, which it would stand in for",
+                hint="torch's wheels do: pip install torch",
+                exit_code=3,
+            )
+        archs = self._run(sys.executable, "-P", "-c", ASK_ARCHS, CUDA_VISIBLE_DEVICES="").strip()
+        major = runtime.rpartition(".")[2]
+        table = (
+            Library("libcudart", r"(__)?cuda[A-Z]", CUDA_NOT_SUPPORTED, RUNTIME, (f"-DARCHS={archs}",)),
+            Library("libcublas", r"cublas[A-KM-Z]", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
+            Library("libcublasLt", r"cublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
+            Library("libcudnn", r"cudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c",), known=DNN),
+            Library("libnccl", r"nccl[A-Z]", NCCL_INTERNAL_ERROR, ("nccl.c",), known=NCCL),
+            Library("libcufft", r"cufft[A-Z]", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
+            Library("libnvrtc", r"nvrtc[A-Z]", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), (f"-DCUDA_MAJOR={major}",), NVRTC),
+        )
+        for library in table:
+            soname = next((name for name in needed if name.startswith(f"{library.name}.so.")), None)
+            if soname:
+                self._library(library, soname)
+        self._driver(runtime)
 
-def _needed(torch: Path) -> list[str]:
-    """Returns the SONAMEs that torch's libraries depend on."""
-    callers = [
-        *torch.glob("lib/libtorch_*.so"),
-        *torch.glob("lib/libc10_cuda.so"),
-        *torch.glob("lib/libcaffe2_nvrtc.so"),
-    ]
-    return sorted({name for path in callers for name in NEEDED.findall(_run("readelf", "-d", str(path)))})
+    def _headers(self) -> list[str]:
+        """Returns the compiler's flags for the headers: the wheels' own, then triton's copy, which alone has crt/.
 
+        Triton's may be of another CUDA version, so it is searched last.
+        """
+        own = [f"-I{path}" for path in sorted(self._site.glob("nvidia/*/include"))]
+        triton = f"{self._site}/triton/backends/nvidia/include"
+        return [*own, "-idirafter", str(SOURCES / "include"), "-idirafter", triton]
 
-def _library(library: Library, soname: str, headers: list[str], callers: list[Path], work: Path, out: Path) -> None:
-    """Compile the sources of one library, with stubs for its other functions that the callers use."""
-    objects = []
-    for source in library.sources:
-        objects.append(f"{work}/{soname}-{source}.o")
-        _run("gcc", *FLAGS, *headers, *library.flags, "-c", str(SOURCES / source), "-o", objects[-1])
-    own = {symbol for path in objects for symbol in _symbols(path, "-g", "--defined-only")}
-    wanted, is_versioned = _wanted(library, soname, callers)
-    stubs, versions = work / f"{soname}.c", work / f"{soname}.map"
-    lines = [f"STUB({name})" for name in sorted(wanted - own)]
-    stubs.write_text("\n".join([f"#define STATUS {library.status}", STUBS, *lines, ""]), encoding="utf-8")
-    versions.write_text(f"{soname if is_versioned else ''} {{\n  global: *;\n}};\n", encoding="utf-8")
-    link = ("-shared", f"-Wl,-soname,{soname}", f"-Wl,--version-script,{versions}")
-    _run("gcc", *FLAGS, *link, *objects, str(stubs), "-o", f"{out}/{soname}", "-lpthread", "-ldl")
+    def _needed(self) -> list[str]:
+        """Returns the SONAMEs that torch's libraries depend on."""
+        names = ("libtorch_*.so", "libc10_cuda.so", "libcaffe2_nvrtc.so")
+        callers = [path for name in names for path in (self._torch / "lib").glob(name)]
+        return sorted({name for path in callers for name in NEEDED.findall(self._run("readelf", "-d", str(path)))})
 
+    def _library(self, library: Library, soname: str) -> None:
+        """Compile the sources of one library, with stubs for its other functions that the callers use."""
+        objects = []
+        for source in library.sources:
+            objects.append(f"{self._work}/{soname}-{source}.o")
+            self._compile(*self._headers(), *library.flags, "-c", str(SOURCES / source), "-o", objects[-1])
+        own = {symbol for path in objects for symbol in self._symbols(path, "-g", "--defined-only")}
+        wanted, is_versioned = self._wanted(library, soname)
+        stubs, versions = self._work / f"{soname}.c", self._work / f"{soname}.map"
+        kinds = {name: "KNOWN" if re.fullmatch(library.known, name) else "UNKNOWN" for name in sorted(wanted - own)}
+        lines = [f"{kind}({name})" for name, kind in kinds.items()]
+        text = [f"#define NOT_SUPPORTED {library.not_supported}", STUBS, *lines, ""]
+        stubs.write_text("\n".join(text), encoding="utf-8")
+        versions.write_text(f"{soname if is_versioned else ''} {{\n  global: *;\n}};\n", encoding="utf-8")
+        link = ("-shared", f"-Wl,-soname,{soname}", f"-Wl,--version-script,{versions}")
+        self._compile(*link, *objects, str(stubs), "-o", f"{self._out}/{soname}", "-lpthread", "-ldl")
 
-def _wanted(library: Library, soname: str, callers: Iterable[Path]) -> tuple[set[str], bool]:
-    """Returns the functions of a library that the callers use, and whether they ask for versioned symbols."""
-    wanted: set[str] = set()
-    is_versioned = False
-    for path in callers:
-        for symbol in _symbols(str(path), "-D", "--undefined-only"):
-            name, _, version = symbol.partition("@")
-            is_versioned |= version == soname
-            if version == soname or (not version and re.match(library.symbols, name)):
-                wanted.add(name)
-    return wanted, is_versioned
+    def _callers(self) -> Iterable[Path]:
+        yield from self._torch.glob("lib/*.so")
+        yield from self._site.glob("torchvision/*.so")
+        yield from self._site.glob("nvidia/*/lib/libcusolver.so.*")
 
+    def _wanted(self, library: Library, soname: str) -> tuple[set[str], bool]:
+        """Returns the functions of a library that the callers use, and whether they ask for versioned symbols."""
+        wanted: set[str] = set()
+        is_versioned = False
+        for path in self._callers():
+            for symbol in self._symbols(str(path), "-D", "--undefined-only"):
+                name, _, version = symbol.partition("@")
+                is_versioned |= version == soname
+                if version == soname or (not version and re.match(library.symbols, name)):
+                    wanted.add(name)
+        return wanted, is_versioned
 
-def _driver(runtime: str, out: Path) -> None:
-    """Link libcuda.so.1, which is empty but for its dependency on the runtime: that has the driver's functions.
+    def _driver(self, runtime: str) -> None:
+        """Link libcuda.so.1, which is empty but for its dependency on the runtime: that has the driver's functions.
 
-    Triton before 3.9 links `libcuda.so`.
-    """
-    link = ("-shared", "-fPIC", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed")
-    _run("gcc", *link, f"-L{out}", f"-l:{runtime}", "-Wl,-rpath,$ORIGIN", "-o", f"{out}/libcuda.so.1")
-    (out / "libcuda.so").symlink_to("libcuda.so.1")
+        Triton before 3.9 links `libcuda.so`.
+        """
+        empty = self._work / "empty.c"
+        empty.touch()
+        link = ("-shared", str(empty), "-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed")
+        out = f"{self._out}/libcuda.so.1"
+        self._compile(*link, f"-L{self._out}", f"-l:{runtime}", "-Wl,-rpath,$ORIGIN", "-o", out)
+        (self._out / "libcuda.so").symlink_to("libcuda.so.1")
 
+    def _symbols(self, path: str, *words: str) -> list[str]:
+        return [line.split()[-1] for line in self._run("nm", *words, path).splitlines() if line.strip()]
 
-def _symbols(path: str, *words: str) -> list[str]:
-    return [line.split()[-1] for line in _run("nm", *words, path).splitlines() if line.strip()]
+    def _compile(self, *words: str) -> None:
+        self._run(*self._compiler, *FLAGS, *words)
 
+    def _run(self, *given: str, **more: str) -> str:
+        """Returns what a tool prints; its own files are in the folder that is removed at last.
 
-def _run(*words: str, env: dict[str, str] | None = None) -> str:
-    """Returns what a tool prints. Raises UserError (exit code 3) with its error message where it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
-    if done.returncode:
+        Raises OSError where it finds no room, and UserError (exit code 3) with its message where it fails otherwise.
+        """
+        words = list(given)
+        environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(self._work), **more}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        if not done.returncode:
+            return done.stdout
+        for number in FULL:
+            if os.strerror(number) in done.stderr or (number == errno.EFBIG and "File size limit" in done.stderr):
+                raise OSError(number, os.strerror(number))
         lines = done.stderr.strip().splitlines() or ["no message"]
         message = next((line for line in lines if "error" in line), lines[-1])
         raise UserError(f"the hollow device cannot be built: {Path(words[0]).name}: {message}", exit_code=3)
-    return done.stdout

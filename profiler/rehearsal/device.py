@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -13,7 +14,7 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.gpu_specs import Rates
 from profiler.core.rehearsed_gpu import RehearsedGpu, of_device
-from profiler.rehearsal.build import libraries
+from profiler.rehearsal.smoke import proven_libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
 ORDER = (  # in which they are loaded: each after those that it depends on
@@ -56,7 +57,7 @@ def prepare_if_asked() -> None:
         except UserError as error:
             said = error.message if error.message.startswith(ASKED) else f"{ASKED}: {error.message}"
             raise UserError(said, hint=error.hint, exit_code=error.exit_code) from None
-        libraries()
+        proven_libraries()
 
 
 def open_if_asked() -> None:
@@ -70,18 +71,19 @@ def open_hollow(devices: RehearsedGpu) -> None:
 
     Raises UserError where the libraries cannot be built, or where torch is imported already.
     """
-    _choose(devices)
+    choose_devices(devices)
     load()
 
 
-def load() -> None:
+def load(folder: Path | None = None) -> None:
     """Load the libraries of the hollow device into this process, whose children `choose` a GPU each.
 
-    Raises UserError where they cannot be built, or where torch is imported already.
+    They are those in `folder`, or else those that are built for the installed torch and proven. Raises UserError where
+    there are none, or where torch is imported already.
     """
     if "torch" in sys.modules and not is_open():
         raise UserError("torch is imported already: a hollow device must be opened before it", exit_code=3)
-    folder = libraries()
+    folder = folder or proven_libraries()
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN's attention has no plan here
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     for name in ORDER:
@@ -92,7 +94,7 @@ def load() -> None:
 def choose(device: str) -> None:
     """Make the GPU of a rehearsed case the one that torch sees in this process, which has not used CUDA yet."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
-    _choose(of_device(device))
+    choose_devices(of_device(device))
 
 
 def is_open() -> bool:
@@ -100,7 +102,7 @@ def is_open() -> bool:
     return hasattr(ctypes.CDLL(None), "hollow_device")
 
 
-def _choose(devices: RehearsedGpu) -> None:
+def choose_devices(devices: RehearsedGpu) -> None:
     """Set the variables that the libraries read at the first use of CUDA. Raises UserError for a GPU without a chip."""
     variables = {
         "HOLLOW_KIND": _kind(gpu_specs.find(devices.gpu)),

@@ -5,7 +5,7 @@
  *   HOLLOW_BYTES          memory of each, instead of its kind's
  *   HOLLOW_CONTEXT_BYTES  what a context takes of it, once per process that uses the device (0)
  *   HOLLOW_COPY_BYTES     copies of more than so many bytes are not made (1 MiB): whole pages of the target read as zeros
- *   HOLLOW_LOG            1: names every generated stub that is called, once, on stderr
+ *   HOLLOW_LOG            1: names every function that is called and not supported, on stderr
  *   CUDA_VISIBLE_DEVICES  as documented: indices or GPU-UUIDs, up to the first that names no device
  *
  * Only what NVIDIA documents (cuda_runtime_api.h, cuda.h) and what nvcc's own generated host code calls, as

@@ -150,7 +150,31 @@ API CUresult cuMemHostGetDevicePointer(CUdeviceptr *out, void *p, unsigned flags
     return *out = (CUdeviceptr)p, CUDA_SUCCESS;
 }
 
-static CUresult absent(void) { return CUDA_ERROR_NOT_SUPPORTED; } /* stands in for every function that is not here */
+/* stands in for the functions that are not here: one each for the first 64 that are asked for, to name those called */
+#define MAX_ABSENT 64
+static char absent_names[MAX_ABSENT][96];
+static int num_absent;
+static CUresult absent(int number) {
+    if (getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: not supported: %s\n", absent_names[number]);
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+#define EIGHT(X, n) X(n##0) X(n##1) X(n##2) X(n##3) X(n##4) X(n##5) X(n##6) X(n##7)
+#define ALL(X) EIGHT(X, 0) EIGHT(X, 01) EIGHT(X, 02) EIGHT(X, 03) EIGHT(X, 04) EIGHT(X, 05) EIGHT(X, 06) EIGHT(X, 07)
+#define FUNCTION(n) static CUresult absent_##n(void) { return absent(n); }
+ALL(FUNCTION)
+#define POINTER(n) absent_##n,
+static CUresult (*const absent_functions[MAX_ABSENT])(void) = {ALL(POINTER)};
+
+static void *absent_function(const char *name) {
+    pthread_mutex_lock(&lock);
+    int number = 0;
+    while (number < num_absent && strcmp(absent_names[number], name)) number++;
+    if (number == num_absent && num_absent < MAX_ABSENT - 1) num_absent++;
+    else if (number == num_absent) name = "a driver function"; /* all that come after share the last */
+    snprintf(absent_names[number], sizeof *absent_names, "%s", name);
+    pthread_mutex_unlock(&lock);
+    return (void *)absent_functions[number];
+}
 
 static cudaError_t entry(const char *name, void **out, enum cudaDriverEntryPointQueryResult *status) {
     Dl_info here;
@@ -159,8 +183,7 @@ static cudaError_t entry(const char *name, void **out, enum cudaDriverEntryPoint
     void *self = dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD), *function = self ? dlsym(self, name) : 0;
     snprintf(newer, sizeof newer, "%s_v2", name);
     if (self && !function) function = dlsym(self, newer);
-    *out = function ? function : (void *)absent;
-    if (!function && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: no driver function %s\n", name);
+    *out = function ? function : absent_function(name);
     if (status) *status = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }

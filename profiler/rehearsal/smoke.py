@@ -1,0 +1,155 @@
+"""Tries the hollow device once for each torch, before anything is rehearsed on it: its bytes against arithmetic.
+
+`python -m profiler.rehearsal.smoke` tries it again and tells all figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from profiler.core.errors import UserError
+from profiler.rehearsal import build
+
+VERDICT = "smoke.json"  # beside the libraries
+DEVICE = "h100,bytes=1073741824"
+SETTINGS = {  # which the arithmetic of smoke_step.py counts on
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUBLASLT_WORKSPACE_SIZE": "128",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1",
+    "HOLLOW_LOG": "1",
+}
+CHANGE_FIGURES = ("PYTORCH_", "TORCH_", "CUBLAS", "CUDA_", "CUDNN", "HOLLOW_", "GCPROF_HOLLOW")
+LIMIT_SECONDS = 600
+UNSUPPORTED = "hollow: not supported: "  # what STUBS of build.py and driver.c say
+BOOT = (
+    "import json, os, sys; from pathlib import Path; sys.path[:] = json.loads(sys.argv[1]); "
+    "from profiler.rehearsal import device; device.load(Path(sys.argv[2])); "
+    "device.choose_devices(device.parse(sys.argv[3])); "
+    "from profiler.rehearsal import smoke_step; smoke_step.main(); sys.stdout.flush(); os._exit(0)"
+)
+
+
+class Check(msgspec.Struct, frozen=True, array_like=True):
+    """One figure of the allocator."""
+
+    phase: str
+    expected: int  # bytes
+    got: int
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a smoke run found."""
+
+    torch: str
+    checks: tuple[Check, ...]
+    not_supported: tuple[str, ...] = ()  # functions that were called, and that the hollow libraries do not have
+
+    def wrong(self) -> list[Check]:
+        """The figures that are not as expected."""
+        return [check for check in self.checks if check.got != check.expected]
+
+
+def proven_libraries() -> Path:
+    """Returns the folder of the libraries for the installed torch, built and tried where that was not done yet.
+
+    Raises UserError as `build.libraries` does, and with exit code 3 where a figure was not as expected.
+    """
+    folder = build.libraries()
+    verdict = _read(folder) or _keep(folder, run(folder))
+    if verdict.wrong():
+        raise UserError(
+            refusal(verdict), hint="`python -m profiler.rehearsal.smoke` tries it again and tells more", exit_code=3
+        )
+    return folder
+
+
+def run(folder: Path) -> Verdict:
+    """Returns what a training step holds on the hollow device of these libraries, in a process of its own.
+
+    Raises UserError (exit code 3) where it does not come to its end.
+    """
+    words = [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path), str(folder), DEVICE]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(CHANGE_FIGURES)}
+    try:
+        done = subprocess.run(
+            words, env={**kept, **SETTINGS}, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise _ended(f"took more than {LIMIT_SECONDS} s") from None
+    lines = done.stderr.splitlines()
+    unsupported = tuple(line.removeprefix(UNSUPPORTED) for line in lines if line.startswith(UNSUPPORTED))
+    if done.returncode:
+        last = next((line for line in reversed(lines) if line and not line.startswith("hollow:")), "it said nothing")
+        raise _ended(f"ended with exit code {done.returncode}: {last}{_named(unsupported)}")
+    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Verdict)
+    return msgspec.structs.replace(found, not_supported=unsupported)
+
+
+def refusal(verdict: Verdict) -> str:
+    """Returns why nothing is rehearsed, in one line: the first figure that is wrong, and what was not supported."""
+    first, *others = verdict.wrong()
+    more = f", and {len(others)} more" if others else ""
+    return (
+        f"torch {verdict.torch} on the hollow device is not as arithmetic has it: {first.phase}: expected "
+        f"{first.expected:,} bytes, got {first.got:,}{more}{_named(verdict.not_supported)}"
+    )
+
+
+def _ended(how: str) -> UserError:
+    return UserError(
+        f"a training step on the hollow device {how}", hint="nothing is rehearsed with this torch", exit_code=3
+    )
+
+
+def _named(unsupported: tuple[str, ...]) -> str:
+    return f" (not supported: {', '.join(unsupported)})" if unsupported else ""
+
+
+def _read(folder: Path) -> Verdict | None:
+    """Returns the verdict that is kept in a folder; None where there is none that can be read."""
+    try:
+        return msgspec.json.decode((folder / VERDICT).read_bytes(), type=Verdict)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _keep(folder: Path, verdict: Verdict) -> Verdict:
+    """Write the verdict beside the libraries and return it. Raises UserError (exit code 74) where that fails."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            whole = Path(work) / VERDICT
+            whole.write_bytes(msgspec.json.encode(verdict))
+            whole.rename(folder / VERDICT)
+    except OSError as error:
+        raise UserError(f"the smoke run's verdict cannot be kept in {folder}: {error.strerror}", exit_code=74) from None
+    return verdict
+
+
+def main() -> int:
+    """Try the hollow device anew and print every figure; 3 where one is wrong."""
+    try:
+        folder = build.libraries()
+        verdict = _keep(folder, run(folder))
+    except UserError as error:
+        print(f"{error.message}; {error.hint}" if error.hint else error.message, file=sys.stderr)
+        return error.exit_code
+    for check in verdict.checks:
+        result = "as expected" if check.got == check.expected else f"expected {check.expected:,}"
+        print(f"{check.phase:<28} {check.got:>13,}  {result}")
+    print(f"not supported, and called: {', '.join(verdict.not_supported) or 'nothing'}")
+    if verdict.wrong():
+        print(refusal(verdict), file=sys.stderr)
+        return 3
+    print(f"torch {verdict.torch}: {len(verdict.checks)} figures of the allocator are as arithmetic has them")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
