@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -192,8 +193,8 @@ def test_a_torch_that_has_the_cuda_runtime_in_itself_is_refused(hollow, tmp_path
 )
 def test_another_system_is_refused_with_what_works_there(system, machine, name, monkeypatch):
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(build.platform, "machine", lambda: machine)
-    monkeypatch.setattr(build.platform, "system", lambda: name.split()[0])
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "system", lambda: name.split()[0])
 
     with pytest.raises(UserError) as refused:
         build.libraries()

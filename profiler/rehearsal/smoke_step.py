@@ -141,7 +141,7 @@ def _training(*, is_fused: bool) -> Iterator[Check]:
         yield f"{name}: forward: {part}", held + live, found
     yield f"{name}: forward: loss", held + _saved() + granules(FLOAT), allocated()
 
-    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+    loss.backward()
     held += granules(FLOAT)
     yield f"{name}: backward", held + weights, allocated()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=not is_fused, fused=is_fused)
