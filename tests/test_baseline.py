@@ -18,6 +18,7 @@ from tests.user_models import no_gradient, own_checkpoint
 
 PREFIX = f"{own_checkpoint.__file__}:prefix"
 LOSSY = f"{no_gradient.__file__}:make"
+WARNED = f"{no_gradient.__file__}:warned"
 
 
 def notes(record, code):
@@ -31,7 +32,7 @@ def gradients(module, batch):
     return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.filterwarnings("default:None of the inputs have requires_grad")
 def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_cause():
     truth = gradients(*own_checkpoint.prefix())
     lost = [name for name, gradient in truth.items() if gradient is None]
@@ -43,6 +44,7 @@ def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_
     cause = missing_gradients.REENTRANT
     named = f"{', '.join(lost[:3])} and 9 more ({cause})"
     assert notes(record, "GCP045") == [f"12 of 14 trainable parameters get no gradient: {named}"]
+    assert ["None of the inputs have requires_grad=True" in text for text in notes(record, "GCP046")] == [True]
 
 
 def test_each_parameter_without_a_gradient_is_told_with_its_own_cause():
@@ -81,3 +83,29 @@ def test_the_report_shows_the_number_and_a_redacted_one_no_name(here):
         assert "12 without gradient" in page
         assert lost in page
         assert ("secretive" in page) == is_named
+
+
+@pytest.mark.parametrize("strategy", ["none", "all"])
+def test_what_pytorch_warns_of_is_a_note_and_is_still_shown(strategy):
+    with pytest.warns(UserWarning, match="target size") as given:
+        gradients(*no_gradient.warned(batch_size=8))
+    (truth,) = {str(one.message).partition("\n")[0] for one in given if one.category is UserWarning}
+
+    with pytest.warns(UserWarning, match="target size") as shown:
+        record = measured(WARNED, strategy, passes=("equality",))
+
+    assert "target size" in truth
+    assert notes(record, "GCP046") == [f"warned of while the step ran: {truth}"]
+    assert truth in {str(one.message).partition("\n")[0] for one in shown}
+
+
+def test_of_many_warnings_three_are_named_each_once_by_its_first_line():
+    with pytest.warns(UserWarning, match="trouble 3"):
+        record = measured(f"{WARNED}:count=4", "none", passes=("equality",))
+
+    listed = "trouble 0; trouble 1; trouble 2; and 2 more"  # trouble 3, and the loss's own
+    assert notes(record, "GCP046") == [f"warned of while the step ran: {listed}"]
+
+
+def test_a_step_without_a_warning_has_no_such_note():
+    assert notes(measured("mlp", "all", passes=("equality",)), "GCP046") == []

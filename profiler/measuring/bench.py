@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import msgspec
 import torch
@@ -14,6 +15,7 @@ from profiler.core.units import bytes_text
 from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
 from profiler.measuring.ranks import ALONE, Group
+from profiler.measuring.step_warnings import StepWarnings
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.workload import Mark
 
@@ -32,6 +34,7 @@ class Bench:
         self.num_steps = 0
         self._build = build
         self._notes: list[Note] = []
+        self._warnings = StepWarnings()
         self._on_pass = on_pass
         self._begun: list[tuple[str, float]] = []
 
@@ -74,7 +77,8 @@ class Bench:
     def gradients(self, built: Assembled) -> torch.Tensor:
         """Run a forward and a backward, which count as a step; returns the loss."""
         self.num_steps += 1
-        return built.gradients()
+        with self._warnings.heard() if built.case == self.trial.case else nullcontext():
+            return built.gradients()
 
     def counted(self, step: Callable[[Mark], torch.Tensor], mark: Mark) -> torch.Tensor:
         """Run a whole step; returns the loss."""
@@ -91,6 +95,11 @@ class Bench:
         for note in (note for notes in self.group.gather(self._notes) for note in notes):
             self.note(note.code, note.text)
         return self._notes
+
+    def tell_warnings(self) -> None:
+        """Note what was warned of in the steps whose gradients are compared."""
+        if self._warnings.lines:
+            self.note("GCP046", f"warned of while the step ran: {self._warnings}")
 
     def tell_changes(self, before: dict[str, str]) -> None:
         """Note the switches that the model's code changed: elsewhere they would outlast the step."""
