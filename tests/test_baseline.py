@@ -8,13 +8,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
+import profiler
+from profiler.analysis.rows import verdict
 from profiler.cli import answer
+from profiler.core.case import Choice, Trial
 from profiler.core.record import Note
+from profiler.predicting.prediction import predict
 from profiler.training import missing_gradients
+from profiler.training.checkpointing import own_checkpoints
 from tests import examples, make
 from tests.conftest import measured
-from tests.user_models import no_gradient, own_checkpoint
+from tests.user_models import no_gradient, own_checkpoint, switched
 
 PREFIX = f"{own_checkpoint.__file__}:prefix"
 LOSSY = f"{no_gradient.__file__}:make"
@@ -37,10 +43,12 @@ def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_
     truth = gradients(*own_checkpoint.prefix())
     lost = [name for name, gradient in truth.items() if gradient is None]
 
-    record = measured(PREFIX, "none", passes=("equality",))
+    none, record = (measured(PREFIX, strategy, passes=("equality",)) for strategy in ("none", "own"))
 
     assert (len(lost), len(truth)) == (12, 14)
+    assert (none.equality.num_without_gradient, none.outcome, notes(none, "GCP045")) == (0, "ok", [])
     assert record.equality.num_without_gradient == 12
+    assert (record.outcome, set(record.equality.missing)) == ("invalid", set(lost))
     cause = missing_gradients.REENTRANT
     named = f"{', '.join(lost[:3])} and 9 more ({cause})"
     assert notes(record, "GCP045") == [f"12 of 14 trainable parameters get no gradient: {named}"]
@@ -109,3 +117,118 @@ def test_of_many_warnings_three_are_named_each_once_by_its_first_line():
 
 def test_a_step_without_a_warning_has_no_such_note():
     assert notes(measured("mlp", "all", passes=("equality",)), "GCP046") == []
+
+
+WAYS = ("module", "full-name", "name", "partial", "reentrant", "keywords", "sequential")
+
+
+def wrapped(way, **options):
+    return Choice.of(f"{own_checkpoint.__file__}:wrapped", {"way": way, **options})
+
+
+def seeded(way, **options):
+    """A user's module and batch, made without gcprof."""
+    torch.manual_seed(0)
+    return own_checkpoint.wrapped(way, batch_size=8, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_own_checkpoints_are_off_but_under_own_in_whatever_way_they_are_imported(way):
+    """The blocks are called as often as they are: twice under a checkpoint, once without."""
+    blocks, checkpointed = 4, 2 if way == "sequential" else 4
+    truths = [gradients(*seeded(one)) for one in ("none", way)]
+    assert all(torch.equal(truths[0][name], truths[1][name]) for name in truths[0])
+
+    none, own, every = (
+        measured(wrapped(way), strategy, passes=("equality", "flops", "memory")) for strategy in ("none", "own", "all")
+    )
+
+    assert none.readings.block_calls == (1,) * blocks
+    assert own.readings.block_calls == (2,) * checkpointed + (1,) * (blocks - checkpointed)
+    assert every.readings.block_calls == (2,) * blocks
+    assert (none.outcome, own.outcome, every.outcome) == ("ok", "ok", "ok")
+    assert {verdict(row) for row in (none, own, every)} == {"bit-equal"}
+    assert none.readings == measured(wrapped("none"), "none", passes=("equality", "flops", "memory")).readings
+    between, within = 8 * 16 * 4, 2 * 8 * 32 * 4  # bytes: a block's input; what its GELU and second layer are given
+    assert none.readings.saved_bytes == 5 * between + 4 * within + 4  # the head's input and the loss are there too
+    if way == "sequential":  # the first two blocks are one segment, whose input and random state are kept
+        assert own.readings.saved_bytes == 4 * between + 2 * within + 5056 + 4
+    else:
+        assert own.readings.saved_bytes == 5 * between + 4 * 5056 + 4
+    calls = 1 if way == "sequential" else 4
+    assert [f"({calls} calls in a forward)" in text for text in notes(none, "GCP047")] == [True]
+    assert notes(own, "GCP047") == notes(every, "GCP047") == []
+
+
+def test_a_checkpoint_of_the_users_that_loses_random_state_is_the_one_that_is_invalid():
+    plain, lossy = (gradients(*seeded(way, drop=0.5)) for way in ("none", "lossy"))
+    assert not all(torch.equal(plain[name], lossy[name]) for name in plain)
+    assert torch.equal(plain["head.weight"], lossy["head.weight"])  # behind the checkpoints: the forwards are equal
+
+    none, own, every = (
+        measured(wrapped("lossy", drop=0.5), strategy, passes=("equality",)) for strategy in ("none", "own", "all")
+    )
+
+    assert (none.outcome, every.outcome, own.outcome) == ("ok", "ok", "invalid")
+    assert verdict(every) == "bit-equal"
+    assert verdict(own) == "differ"
+
+
+@pytest.mark.parametrize("way", [*WAYS, "none"])
+@pytest.mark.parametrize("strategy", ["none", "own", "all", "segments:k=2"])
+def test_both_forms_are_predicted_to_the_byte(way, strategy):
+    read = measured(wrapped(way), strategy).readings
+    case = make.case(strategy, model=wrapped(way), batch_size=8, warmup=0, samples=1)
+
+    record = predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
+
+    assert record.readings.peak_bytes == read.peak_bytes
+    assert record.readings.saved_bytes == read.saved_bytes
+    has_note = strategy == "none" and way != "none"
+    assert len(notes(record, "GCP047")) == has_note
+
+
+def test_own_says_where_a_model_has_no_checkpoints():
+    record = measured("mlp", "own")
+
+    assert record.readings == measured("mlp", "none").readings
+    assert ["no checkpoint of its own" in text for text in notes(record, "GCP001")] == [True]
+
+
+def test_outside_of_a_watched_forward_pytorch_is_as_it_was():
+    code = own_checkpoints._TARGET.__code__
+    measured(wrapped("name"), "none", passes=("equality", "memory"))
+
+    assert own_checkpoints._TARGET.__code__ is code
+    calls = []
+    value = torch.ones(2, requires_grad=True)
+    checkpoint(lambda x: calls.append(1) or x.exp(), value, use_reentrant=False).sum().backward()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("factory", "strategies"), [("bert", ("own", "hf")), ("vit", ("own",))])
+def test_switches_of_libraries_are_off_but_under_own_and_hf(factory, strategies):
+    model, passes = f"{switched.__file__}:{factory}", ("equality", "flops", "memory")
+    none, plain = (measured(choice, "none", passes=passes) for choice in (model, f"{model}:is_on=false"))
+
+    assert none.readings == plain.readings
+    assert len(notes(none, "GCP047")) == 1
+    assert notes(plain, "GCP047") == []
+    for strategy in strategies:
+        record = measured(model, strategy, passes=passes)
+        assert record.readings.saved_bytes < none.readings.saved_bytes
+        assert record.readings.backward_flops > none.readings.backward_flops
+        assert verdict(record) == "bit-equal"
+        case = msgspec.structs.replace(record.case, device="fake:cpu")
+        predicted = predict(Trial(case=case)).readings
+        assert predicted.saved_bytes == record.readings.saved_bytes
+
+
+def test_a_plan_starts_from_the_form_without_the_models_own_checkpoints():
+    plans = [
+        profiler.plan(lambda way=way: own_checkpoint.wrapped(way, batch_size=256), "70%", device="cpu")
+        for way in ("none", "module")
+    ]
+
+    assert plans[0].segments == plans[1].segments
+    assert plans[0].segments

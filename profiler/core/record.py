@@ -175,6 +175,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     changes_kernels: bool = False  # other operators do the same work: equal but for rounding
     recomputes: dict[int, int] = {}  # by index of a block: how often it is computed again in the backward
     kept: tuple[str, ...] = ()  # operators that are not computed again in these blocks
+    keeps_own: bool = False  # whether the model's own checkpoints stay on
     notes: tuple[Note, ...] = ()
 
 

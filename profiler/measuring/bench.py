@@ -17,6 +17,7 @@ from profiler.measuring.meters.leftovers import Leftovers
 from profiler.measuring.ranks import ALONE, Group
 from profiler.measuring.step_warnings import StepWarnings
 from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
 from profiler.training.workload import Mark
 
 NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
@@ -35,6 +36,7 @@ class Bench:
         self._build = build
         self._notes: list[Note] = []
         self._warnings = StepWarnings()
+        self._own_calls = OwnCalls()  # of checkpoints by the model itself, in the last step that ran
         self._on_pass = on_pass
         self._begun: list[tuple[str, float]] = []
 
@@ -68,6 +70,8 @@ class Bench:
         directory, mesh = self.trial.data_directory, self.group.mesh
         built = assemble(case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh)
         self.leftovers.built(built.workload)
+        if built.case == self.trial.case:
+            self._own_calls = built.own_calls
         return built
 
     def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:
@@ -100,6 +104,12 @@ class Bench:
         """Note what was warned of in the steps whose gradients are compared."""
         if self._warnings.lines:
             self.note("GCP046", f"warned of while the step ran: {self._warnings}")
+
+    def tell_own_checkpoints(self) -> None:
+        """Note what becomes of the checkpoints that the model calls itself, where a step has run."""
+        note = remark(self.trial.case, self._own_calls) if self.num_steps else None
+        if note:
+            self.note(note.code, note.text)
 
     def tell_changes(self, before: dict[str, str]) -> None:
         """Note the switches that the model's code changed: elsewhere they would outlast the step."""

@@ -64,7 +64,7 @@ class Wrapped(nn.Module):
             "name": lambda: ck(block, x, use_reentrant=False),
             "partial": lambda: PARTIAL(block, x),
             "reentrant": lambda: ck(block, x, use_reentrant=True),
-            "keywords": lambda: ck(block.forward, use_reentrant=False, preserve_rng_state=True, x=x),
+            "keywords": lambda: ck(lambda y: block(y), use_reentrant=False, preserve_rng_state=True, y=x),
             "lossy": lambda: ck(block, x, use_reentrant=False, preserve_rng_state=False),
         }
         return ways[self.way]()
