@@ -14,6 +14,7 @@ EVERY = {
     "selective": ["selective:save=matmul", "selective:save=conv", "selective:save=attention", "selective:save=mm+relu"],
     "offload": ["offload"],
     "plan": ["plan"],  # a file is written for each model
+    "own": ["own"],
     "hf": [],  # on models of Hugging Face, in test_families
     "compile-budget": [],  # other kernels: equal but for rounding, in test_equality
     "_planted": [],  # wrong on purpose, in test_equality

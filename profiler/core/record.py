@@ -121,6 +121,7 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     worst_parameter: str | None = None
     missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
     num_gradients: Whole | None = None  # parameters that have one without checkpointing, where they were compared
+    num_without_gradient: Whole | None = None  # parameters that train and get none in this trial's own step
     rounding_floor: Real | None = None  # the same where the last bit of the weights differs
     precision_difference: Real | None = None  # the same to a run without checkpointing in fp32
     noise_floor: Real | None = None  # the same difference between two runs without checkpointing
@@ -174,6 +175,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     changes_kernels: bool = False  # other operators do the same work: equal but for rounding
     recomputes: dict[int, int] = {}  # by index of a block: how often it is computed again in the backward
     kept: tuple[str, ...] = ()  # operators that are not computed again in these blocks
+    keeps_own: bool = False  # whether the model's own checkpoints stay on
     notes: tuple[Note, ...] = ()
 
 

@@ -36,6 +36,8 @@ def measure(
     del assembled
     verified, reason = compare(bench) if "equality" in passes else (None, None)
     readings = read(bench, passes)
+    bench.tell_own_checkpoints()
+    bench.tell_warnings()
     bench.tell_changes(before)
     reason = bench.tell_leftovers() or reason
     return Record(

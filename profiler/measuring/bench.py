@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import msgspec
 import torch
@@ -14,7 +15,9 @@ from profiler.core.units import bytes_text
 from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
 from profiler.measuring.ranks import ALONE, Group
+from profiler.measuring.step_warnings import StepWarnings
 from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
 from profiler.training.workload import Mark
 
 NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
@@ -32,6 +35,8 @@ class Bench:
         self.num_steps = 0
         self._build = build
         self._notes: list[Note] = []
+        self._warnings = StepWarnings()
+        self._own_calls = OwnCalls()  # of checkpoints by the model itself, in the last step that ran
         self._on_pass = on_pass
         self._begun: list[tuple[str, float]] = []
 
@@ -65,6 +70,8 @@ class Bench:
         directory, mesh = self.trial.data_directory, self.group.mesh
         built = assemble(case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh)
         self.leftovers.built(built.workload)
+        if built.case == self.trial.case:
+            self._own_calls = built.own_calls
         return built
 
     def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:
@@ -74,7 +81,8 @@ class Bench:
     def gradients(self, built: Assembled) -> torch.Tensor:
         """Run a forward and a backward, which count as a step; returns the loss."""
         self.num_steps += 1
-        return built.gradients()
+        with self._warnings.heard() if built.case == self.trial.case else nullcontext():
+            return built.gradients()
 
     def counted(self, step: Callable[[Mark], torch.Tensor], mark: Mark) -> torch.Tensor:
         """Run a whole step; returns the loss."""
@@ -91,6 +99,17 @@ class Bench:
         for note in (note for notes in self.group.gather(self._notes) for note in notes):
             self.note(note.code, note.text)
         return self._notes
+
+    def tell_warnings(self) -> None:
+        """Note what was warned of in the steps whose gradients are compared."""
+        if self._warnings.lines:
+            self.note("GCP046", f"warned of while the step ran: {self._warnings}")
+
+    def tell_own_checkpoints(self) -> None:
+        """Note what becomes of the checkpoints that the model calls itself, where a step has run."""
+        note = remark(self.trial.case, self._own_calls) if self.num_steps else None
+        if note:
+            self.note(note.code, note.text)
 
     def tell_changes(self, before: dict[str, str]) -> None:
         """Note the switches that the model's code changed: elsewhere they would outlast the step."""

@@ -13,6 +13,7 @@ from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality
 from profiler.measuring.meters.equality import GradientStep, Results
 from profiler.measuring.ranks import Group
+from profiler.training import missing_gradients
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.workload import Workload, tensors
@@ -34,6 +35,8 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
         bench.note("GCP003", "gradients were not compared: there is no result without checkpointing")
     elif not result.buffers_equal:
         bench.note("GCP004", _buffers(result, comparison.is_repairable))
+    if result:
+        result = comparison.with_lost(result)
     if result and not comparison.tells:
         bench.note("GCP014", "all gradients are zero or not finite, so that their equality says nothing")
     if result and not result.random_state_equal:
@@ -55,6 +58,7 @@ class _Comparison:
     def __init__(self, bench: Bench) -> None:
         self.is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
         self.tells = False  # whether the steps that were compared had a gradient to compare
+        self._lost: tuple[str, ...] = ()  # parameters that train and got no gradient in the trial's own step
         self._bench = bench
         self._case = bench.trial.case
         self._group = bench.group
@@ -92,6 +96,14 @@ class _Comparison:
         result = self._against(reference, lambda: self._gradients(case), {}, applied)
         return msgspec.structs.replace(result, against=str(applied.reference))
 
+    def with_lost(self, result: Equality) -> Equality:
+        """Adds how many parameters get no gradient; a note names them where this is the baseline, or it has more."""
+        is_told = self._case == self._case.baseline or result.missing
+        if self._lost and is_told:
+            built = self._bench.build_unwatched(self._case)
+            self._bench.note("GCP045", missing_gradients.explanation(built.workload, self._lost))
+        return msgspec.structs.replace(result, num_without_gradient=len(self._lost))
+
     def _across(self, result: Equality) -> Equality:
         """Compares also with one process that takes all ranks' batches, one after the other."""
         batch = equality.digest(tensors(self._bench.build().workload.batch))
@@ -123,6 +135,8 @@ class _Comparison:
         loss = self._bench.gradients(built)
         if built.case.precision == self._case.precision:
             self.tells = self.tells or equality.tells(built.workload)
+        if built.case == self._case:
+            self._lost = missing_gradients.without_gradient(built.workload.module)
         return built.workload, loss
 
 

@@ -23,6 +23,7 @@ from profiler.predicting.trace.allocator import read_settings
 from profiler.predicting.trace.replay import replay
 from profiler.predicting.traced_case import kind_of, known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
+from profiler.training.checkpointing import own_checkpoints
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
 
@@ -148,6 +149,8 @@ def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
     """Returns the strategy's notes, without those on the CPU where a prediction for CUDA was traced."""
     on_cuda = kind_of(case) == "cuda"
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
+    if note := own_checkpoints.remark(built.case, built.own_calls):
+        notes = (*notes, note)
     if not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
         return notes
     text = "recurrent layers are followed step by step; their fused kernels keep more, so that the peak is higher"

@@ -17,6 +17,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import blocks, distributed, models, optimizers, precision, random_sources, strategies
 from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
+from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
@@ -28,6 +29,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     applied: Applied
     rank: int = 0  # of those that train it together
+    own_calls: OwnCalls  # of checkpoints by the model itself, in its last forward
 
     def describe(self) -> Built:
         """Returns what was built."""
@@ -94,8 +96,11 @@ def assemble(
     workload, remarks = _build(case, build or _from_catalogue(case, data_directory), own)
     if calls is not None:
         _count_calls(workload, calls)
+    own_calls = OwnCalls()
+    workload = msgspec.structs.replace(workload, loss=WatchedLoss(workload.loss, own_calls))
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
     applied: Applied = apply(workload, **options)
+    own_calls.are_off = not applied.keeps_own
     if case.repair_batchnorm and case != case.baseline:
         applied = _repaired(workload, applied)
     if workload.optimizer is not None:
@@ -111,7 +116,7 @@ def assemble(
     if calls is not None:
         calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
     random_sources.seed(workload, case.seed + own)
-    return Assembled(case=case, workload=workload, applied=applied, rank=own)
+    return Assembled(case=case, workload=workload, applied=applied, rank=own, own_calls=own_calls)
 
 
 def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:

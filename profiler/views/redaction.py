@@ -14,7 +14,7 @@ import msgspec
 
 from profiler.core.case import FAKE, Case, Choice
 from profiler.core.gpu_kinds import HOLLOW, REHEARSE, is_hollow
-from profiler.core.record import Built, Environment, Equality, Readings, Record
+from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
 from profiler.core.secret_filter import HIDDEN, hide
 from profiler.runs.store import Manifest, Run
 
@@ -30,6 +30,7 @@ PLACE = re.compile(
     r"|(?P<number>\b(?:(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))"
 )
 
+QUOTING = ("GCP045", "GCP046")  # notes that quote names or words of the model's own
 LEVELS = ("default", "all", "none")
 
 
@@ -80,7 +81,7 @@ class _Redaction:
             readings=self._readings(record.readings),
             equality=self._equality(record.equality),
             environment=self.environment(record.environment) if record.environment else None,
-            notes=tuple(msgspec.structs.replace(note, text=self._known(note.text)) for note in record.notes),
+            notes=tuple(msgspec.structs.replace(note, text=self._note(note)) for note in record.notes),
         )
 
     def environment(self, environment: Environment) -> Environment:
@@ -123,6 +124,11 @@ class _Redaction:
     def _text(self, text: str | None) -> str | None:
         """Redacts the text of a failure, which may quote anything."""
         return text and (HIDDEN if self._is_all else hidden(text))
+
+    def _note(self, note: Note) -> str:
+        """Redacts a note; of one that quotes the model's code or names only the first words stay."""
+        is_quoting = self._is_all and note.code in QUOTING
+        return self._known(note.text.partition(": ")[0] if is_quoting else note.text)
 
     def _known(self, text: str) -> str:
         """Redacts what a note quotes of the case; the other words of notes are ours."""

@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.observed_forward import observe
+from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]

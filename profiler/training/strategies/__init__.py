@@ -15,6 +15,7 @@ TABLE = {
     "from-start": "profiler.training.strategies.from_start:apply",
     "selective": "profiler.training.strategies.selective:apply",
     "offload": "profiler.training.strategies.offload:apply",
+    "own": "profiler.training.strategies.own:apply",
     "hf": "profiler.training.strategies.hugging_face:apply",
     "plan": "profiler.training.strategies.plan:apply",
     "compile-budget": "profiler.training.strategies.compile_budget:apply",

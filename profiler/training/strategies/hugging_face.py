@@ -24,4 +24,4 @@ def apply(workload: Workload) -> Applied:
     enabled = [submodule for submodule in module.modules() if getattr(submodule, "gradient_checkpointing", False)]
     if not enabled:
         raise Unsupported("gradient_checkpointing_enable() reached no layer of this model")
-    return Applied(split=f"{len(enabled)} switched on")
+    return Applied(split=f"{len(enabled)} switched on", keeps_own=True)

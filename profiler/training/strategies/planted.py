@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 from profiler.core.record import Applied
 from profiler.training.checkpointing.block_segments import checkpoint_segments
+from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.workload import Workload
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverloadPacket
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, operators
 from profiler.core.record import Applied
 from profiler.training.checkpointing.block_segments import Checkpoint, checkpoint_segments
+from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.workload import Workload
 
 

@@ -149,7 +149,8 @@ def _equal(row: Row, equality: Equality) -> tuple[str, ...]:
     ]
     more = len(equality.missing) - NUM_MISSING
     missing = [*equality.missing[:NUM_MISSING], *([f"and {more} more"] if more > 0 else [])]
-    named = f"no gradient: {', '.join(missing)}" if missing else equality.worst_parameter or MISSING
+    lost = f"{equality.num_without_gradient} without gradient" if equality.num_without_gradient else MISSING
+    named = f"no gradient: {', '.join(missing)}" if missing else equality.worst_parameter or lost
     differences = (equality.largest_difference, equality.noise_floor)
     return cell(equality.against), *cells, cell(named), *map(_number, differences)
 

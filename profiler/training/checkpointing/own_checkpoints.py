@@ -1,0 +1,133 @@
+"""The model's own calls of torch.utils.checkpoint: counted, and switched off but for `own` and `hf`.
+
+The code of the innermost function of `torch.utils.checkpoint.checkpoint` is swapped while a forward of the model runs,
+so that every name under which the model has it leads here. Checkpoints of our strategies are told by their function,
+and go on to PyTorch's own code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch.utils.checkpoint as torch_checkpoint
+from torch import Tensor, nn
+
+from profiler.core.case import Case
+from profiler.core.record import Note
+
+OWN = "own"  # the strategy that leaves them on
+
+
+def _innermost() -> FunctionType:
+    """PyTorch's function that all forms of checkpoint call; before torch 2.13 it is `checkpoint` itself."""
+    function = getattr(torch_checkpoint, "_checkpoint_impl", None) or torch_checkpoint.checkpoint
+    unwrapped = inspect.unwrap(function)
+    assert isinstance(unwrapped, FunctionType)
+    return unwrapped
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    copied = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+_TARGET = _innermost()
+_TAKES_TUPLE = _TARGET.__name__ == "_checkpoint_impl"  # (function, args, kwargs, *, options)
+_SETTINGS = {
+    *(name for name, one in inspect.signature(_TARGET).parameters.items() if one.kind is one.KEYWORD_ONLY),
+    "preserve_rng_state",
+}
+_original = _copy(_TARGET)
+
+
+class OwnCalls:
+    """How often the model's last forward called a checkpoint of its own."""
+
+    def __init__(self, *, are_off: bool = True) -> None:
+        self.num = 0
+        self.are_off = are_off
+
+
+class WatchedLoss:
+    """A workload's loss that counts the calls of checkpoints, which are plain calls where `calls.are_off`."""
+
+    def __init__(self, loss: Callable[[nn.Module, Any], Tensor], calls: OwnCalls) -> None:
+        self._loss, self._calls = loss, calls
+
+    def __call__(self, module: nn.Module, batch: Any) -> Tensor:
+        self._calls.num = 0
+        with _watched(self._calls):
+            return self._loss(module, batch)
+
+
+def remark(case: Case, calls: OwnCalls) -> Note | None:
+    """What there is to say of the model's own checkpoints, once a forward of the case has run."""
+    if case.strategy.name == OWN and not calls.num:
+        return Note(code="GCP001", text="the model calls no checkpoint of its own; it is `none` by another name")
+    if case != case.baseline or not calls.num:
+        return None
+    text = f"the model's own checkpoints ({calls.num} calls in a forward) are switched off here and in all other rows"
+    return Note(code="GCP047", text=f"{text} but `own` and `hf`: --strategies own measures them")
+
+
+def checkpoint(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """PyTorch's checkpoint for our own strategies, whose recompute is in the same state as its forward."""
+    return torch_checkpoint.checkpoint(_Ours(function) if _states else function, *arguments, **keywords)
+
+
+class _Ours:
+    """A function under a checkpoint of ours: what it calls is watched in the recompute too, and not counted again."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._are_off = _states[-1].are_off
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if _states:
+            return self._function(*arguments, **keywords)
+        with _watched(OwnCalls(are_off=self._are_off)):
+            return self._function(*arguments, **keywords)
+
+
+_states: list[OwnCalls] = []  # of the forwards at work, the innermost last
+
+
+@contextmanager
+def _watched(calls: OwnCalls) -> Iterator[None]:
+    """Lead the model's calls of checkpoint here while the block runs."""
+    _states.append(calls)
+    _TARGET.__code__ = _redirected.__code__
+    try:
+        yield
+    finally:
+        _states.pop()
+        if not _states:
+            _TARGET.__code__ = _original.__code__
+
+
+def _redirected(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its code runs among PyTorch's own names
+    from profiler.training.checkpointing.own_checkpoints import redirect  # noqa: PLC0415  its code knows only the names of torch.utils.checkpoint
+
+    return redirect(arguments, keywords)
+
+
+def redirect(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What a call of PyTorch's innermost function gives while a forward is watched."""
+    function = arguments[0] if arguments else keywords.get("function")
+    if isinstance(function, _Ours) or function is None:  # None: a decorator is made, whose calls come here later
+        return _original(*arguments, **keywords)
+    calls = _states[-1]
+    calls.num += 1
+    if not calls.are_off:
+        return _original(*arguments, **keywords)
+    if _TAKES_TUPLE:
+        return function(*arguments[1], **arguments[2])
+    given = {name: value for name, value in keywords.items() if name not in {*_SETTINGS, "function"}}
+    return function(*arguments[1:], **given)

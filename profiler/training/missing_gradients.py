@@ -1,0 +1,93 @@
+"""Parameters that train and get no gradient, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from profiler.training.checkpointing.observed_forward import METADATA
+from profiler.training.workload import Workload, restored, tensors
+
+MOST_NAMED = 3
+REENTRANT = "in a reentrant checkpoint of which no input needs a gradient; use_reentrant=False gives them theirs"
+OFF = "used only where gradients are off, as under torch.no_grad"
+DETACHED = "used, but the loss does not follow from it: detached, or its result is not used"
+UNUSED = "not used in the forward"
+
+
+def trainable(module: nn.Module) -> list[str]:
+    """Returns the names of the parameters that need a gradient."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def without_gradient(module: nn.Module) -> tuple[str, ...]:
+    """Returns the names of the parameters that need a gradient and have none, as they are after a backward."""
+    parameters = dict(module.named_parameters())
+    return tuple(name for name in trainable(module) if parameters[name].grad is None)
+
+
+def explanation(workload: Workload, names: Sequence[str]) -> str:
+    """How many parameters get no gradient, which, and why, in a sentence; one forward is run, which tells the cause."""
+    reasons = causes(workload, names)
+    groups = [
+        f"{_some([name for name in names if reasons[name] == cause])} ({cause})"
+        for cause in dict.fromkeys(reasons.values())
+    ]
+    count = f"{len(names)} of {len(trainable(workload.module))} trainable parameters get no gradient"
+    return f"{count}: {'; '.join(groups)}"
+
+
+def causes(workload: Workload, names: Iterable[str]) -> dict[str, str]:
+    """Returns why each of these parameters gets no gradient, by how one forward uses it."""
+    parameters = dict(workload.module.named_parameters())
+    uses = _Uses([parameters[name] for name in names])
+    with restored(workload.module), uses:
+        workload.loss(workload.module, workload.batch)
+    return {name: uses.cause(parameters[name]) for name in names}
+
+
+class _Uses(TorchFunctionMode):
+    """Notes how parameters are used: with gradients, without, or in a checkpoint that loses them."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__()
+        self._uses: dict[int, list[str]] = {id(parameter): [] for parameter in parameters}
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if tensors(result) or function.__name__ not in METADATA:
+            for tensor in tensors((arguments, keywords)):
+                if id(tensor) in self._uses:
+                    self._uses[id(tensor)].append(_way(sys._getframe(1)))
+        return result
+
+    def cause(self, parameter: nn.Parameter) -> str:
+        """Returns the cause that says most: what was used with gradients on was lost later."""
+        uses = self._uses[id(parameter)]
+        return next((cause for cause in (DETACHED, REENTRANT, OFF) if cause in uses), UNUSED)
+
+
+def _way(frame: FrameType | None) -> str:
+    """What becomes of the gradient of a parameter that is used here."""
+    if torch.is_grad_enabled():
+        return DETACHED
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            inputs = tensors(frame.f_locals["args"])
+            return DETACHED if any(tensor.requires_grad for tensor in inputs) else REENTRANT
+        frame = frame.f_back
+    return OFF
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,234 @@
+"""A baseline that is broken says so: parameters without a gradient, PyTorch's warnings, checkpoints of the model's own.
+
+The truth is a plain loop in PyTorch, without gcprof.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import profiler
+from profiler.analysis.rows import verdict
+from profiler.cli import answer
+from profiler.core.case import Choice, Trial
+from profiler.core.record import Note
+from profiler.predicting.prediction import predict
+from profiler.training import missing_gradients
+from profiler.training.checkpointing import own_checkpoints
+from tests import examples, make
+from tests.conftest import measured
+from tests.user_models import no_gradient, own_checkpoint, switched
+
+PREFIX = f"{own_checkpoint.__file__}:prefix"
+LOSSY = f"{no_gradient.__file__}:make"
+WARNED = f"{no_gradient.__file__}:warned"
+
+
+def notes(record, code):
+    return [note.text for note in record.notes if note.code == code]
+
+
+def gradients(module, batch):
+    """Those of one plain step from seed 0."""
+    torch.manual_seed(0)
+    module(batch).backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.filterwarnings("default:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_cause():
+    truth = gradients(*own_checkpoint.prefix())
+    lost = [name for name, gradient in truth.items() if gradient is None]
+
+    none, record = (measured(PREFIX, strategy, passes=("equality",)) for strategy in ("none", "own"))
+
+    assert (len(lost), len(truth)) == (12, 14)
+    assert (none.equality.num_without_gradient, none.outcome, notes(none, "GCP045")) == (0, "ok", [])
+    assert record.equality.num_without_gradient == 12
+    assert (record.outcome, set(record.equality.missing)) == ("invalid", set(lost))
+    cause = missing_gradients.REENTRANT
+    named = f"{', '.join(lost[:3])} and 9 more ({cause})"
+    assert notes(record, "GCP045") == [f"12 of 14 trainable parameters get no gradient: {named}"]
+    assert ["None of the inputs have requires_grad=True" in text for text in notes(record, "GCP046")] == [True]
+
+
+def test_each_parameter_without_a_gradient_is_told_with_its_own_cause():
+    truth = gradients(*no_gradient.make())
+    lost = {name for name, gradient in truth.items() if gradient is None}
+    causes = {"detached": missing_gradients.DETACHED, "off": missing_gradients.OFF, "unused": missing_gradients.UNUSED}
+    expected = {f"{module}.{kind}": causes[module] for module in causes for kind in ("weight", "bias")}
+
+    record = measured(LOSSY, "none", passes=("equality",))
+
+    assert lost == set(expected)
+    assert record.equality.num_without_gradient == 6
+    (text,) = notes(record, "GCP045")
+    assert text.startswith("6 of 8 trainable parameters get no gradient: ")
+    assert all(f"{module}.weight, {module}.bias ({cause})" in text for module, cause in causes.items())
+
+
+def test_where_every_parameter_has_its_gradient_the_number_is_nothing_and_no_note_is_made():
+    for strategy in ("none", "all"):
+        record = measured("mlp", strategy, passes=("equality",))
+
+        assert record.equality.num_without_gradient == 0
+        assert notes(record, "GCP045") == []
+
+
+def test_the_report_shows_the_number_and_a_redacted_one_no_name(here):
+    lost = "12 of 14 trainable parameters get no gradient"
+    note = Note(code="GCP045", text=f"{lost}: secretive.weight (not used in the forward)")
+    none = make.record()
+    equality = msgspec.structs.replace(none.equality, num_without_gradient=12)
+    examples.run(here / "results" / "run", [msgspec.structs.replace(none, equality=equality, notes=(note,))])
+
+    for level, is_named in (("default", True), ("all", False)):
+        assert answer(["report", "-o", f"{level}.html", "--redact", level]) == 0
+        page = (here / f"{level}.html").read_text()
+        assert "12 without gradient" in page
+        assert lost in page
+        assert ("secretive" in page) == is_named
+
+
+@pytest.mark.parametrize("strategy", ["none", "all"])
+def test_what_pytorch_warns_of_is_a_note_and_is_still_shown(strategy):
+    with pytest.warns(UserWarning, match="target size") as given:
+        gradients(*no_gradient.warned(batch_size=8))
+    (truth,) = {str(one.message).partition("\n")[0] for one in given if one.category is UserWarning}
+
+    with pytest.warns(UserWarning, match="target size") as shown:
+        record = measured(WARNED, strategy, passes=("equality",))
+
+    assert "target size" in truth
+    assert notes(record, "GCP046") == [f"warned of while the step ran: {truth}"]
+    assert truth in {str(one.message).partition("\n")[0] for one in shown}
+
+
+def test_of_many_warnings_three_are_named_each_once_by_its_first_line():
+    with pytest.warns(UserWarning, match="trouble 3"):
+        record = measured(f"{WARNED}:count=4", "none", passes=("equality",))
+
+    listed = "trouble 0; trouble 1; trouble 2; and 2 more"  # trouble 3, and the loss's own
+    assert notes(record, "GCP046") == [f"warned of while the step ran: {listed}"]
+
+
+def test_a_step_without_a_warning_has_no_such_note():
+    assert notes(measured("mlp", "all", passes=("equality",)), "GCP046") == []
+
+
+WAYS = ("module", "full-name", "name", "partial", "reentrant", "keywords", "sequential")
+
+
+def wrapped(way, **options):
+    return Choice.of(f"{own_checkpoint.__file__}:wrapped", {"way": way, **options})
+
+
+def seeded(way, **options):
+    """A user's module and batch, made without gcprof."""
+    torch.manual_seed(0)
+    return own_checkpoint.wrapped(way, batch_size=8, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_own_checkpoints_are_off_but_under_own_in_whatever_way_they_are_imported(way):
+    """The blocks are called as often as they are: twice under a checkpoint, once without."""
+    blocks, checkpointed = 4, 2 if way == "sequential" else 4
+    truths = [gradients(*seeded(one)) for one in ("none", way)]
+    assert all(torch.equal(truths[0][name], truths[1][name]) for name in truths[0])
+
+    none, own, every = (
+        measured(wrapped(way), strategy, passes=("equality", "flops", "memory")) for strategy in ("none", "own", "all")
+    )
+
+    assert none.readings.block_calls == (1,) * blocks
+    assert own.readings.block_calls == (2,) * checkpointed + (1,) * (blocks - checkpointed)
+    assert every.readings.block_calls == (2,) * blocks
+    assert (none.outcome, own.outcome, every.outcome) == ("ok", "ok", "ok")
+    assert {verdict(row) for row in (none, own, every)} == {"bit-equal"}
+    assert none.readings == measured(wrapped("none"), "none", passes=("equality", "flops", "memory")).readings
+    between, within = 8 * 16 * 4, 2 * 8 * 32 * 4  # bytes: a block's input; what its GELU and second layer are given
+    assert none.readings.saved_bytes == 5 * between + 4 * within + 4  # the head's input and the loss are there too
+    if way == "sequential":  # the first two blocks are one segment, whose input and random state are kept
+        assert own.readings.saved_bytes == 4 * between + 2 * within + 5056 + 4
+    else:
+        assert own.readings.saved_bytes == 5 * between + 4 * 5056 + 4
+    calls = 1 if way == "sequential" else 4
+    assert [f"({calls} calls in a forward)" in text for text in notes(none, "GCP047")] == [True]
+    assert notes(own, "GCP047") == notes(every, "GCP047") == []
+
+
+def test_a_checkpoint_of_the_users_that_loses_random_state_is_the_one_that_is_invalid():
+    plain, lossy = (gradients(*seeded(way, drop=0.5)) for way in ("none", "lossy"))
+    assert not all(torch.equal(plain[name], lossy[name]) for name in plain)
+    assert torch.equal(plain["head.weight"], lossy["head.weight"])  # behind the checkpoints: the forwards are equal
+
+    none, own, every = (
+        measured(wrapped("lossy", drop=0.5), strategy, passes=("equality",)) for strategy in ("none", "own", "all")
+    )
+
+    assert (none.outcome, every.outcome, own.outcome) == ("ok", "ok", "invalid")
+    assert verdict(every) == "bit-equal"
+    assert verdict(own) == "differ"
+
+
+@pytest.mark.parametrize("way", [*WAYS, "none"])
+@pytest.mark.parametrize("strategy", ["none", "own", "all", "segments:k=2"])
+def test_both_forms_are_predicted_to_the_byte(way, strategy):
+    read = measured(wrapped(way), strategy).readings
+    case = make.case(strategy, model=wrapped(way), batch_size=8, warmup=0, samples=1)
+
+    record = predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
+
+    assert record.readings.peak_bytes == read.peak_bytes
+    assert record.readings.saved_bytes == read.saved_bytes
+    has_note = strategy == "none" and way != "none"
+    assert len(notes(record, "GCP047")) == has_note
+
+
+def test_own_says_where_a_model_has_no_checkpoints():
+    record = measured("mlp", "own")
+
+    assert record.readings == measured("mlp", "none").readings
+    assert ["no checkpoint of its own" in text for text in notes(record, "GCP001")] == [True]
+
+
+def test_outside_of_a_watched_forward_pytorch_is_as_it_was():
+    code = own_checkpoints._TARGET.__code__
+    measured(wrapped("name"), "none", passes=("equality", "memory"))
+
+    assert own_checkpoints._TARGET.__code__ is code
+    calls = []
+    value = torch.ones(2, requires_grad=True)
+    checkpoint(lambda x: calls.append(1) or x.exp(), value, use_reentrant=False).sum().backward()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("factory", "strategies"), [("bert", ("own", "hf")), ("vit", ("own",))])
+def test_switches_of_libraries_are_off_but_under_own_and_hf(factory, strategies):
+    model, passes = f"{switched.__file__}:{factory}", ("equality", "flops", "memory")
+    none, plain = (measured(choice, "none", passes=passes) for choice in (model, f"{model}:is_on=false"))
+
+    assert none.readings == plain.readings
+    assert len(notes(none, "GCP047")) == 1
+    assert notes(plain, "GCP047") == []
+    for strategy in strategies:
+        record = measured(model, strategy, passes=passes)
+        assert record.readings.saved_bytes < none.readings.saved_bytes
+        assert record.readings.backward_flops > none.readings.backward_flops
+        assert verdict(record) == "bit-equal"
+        case = msgspec.structs.replace(record.case, device="fake:cpu")
+        predicted = predict(Trial(case=case)).readings
+        assert predicted.saved_bytes == record.readings.saved_bytes
+
+
+def test_a_plan_starts_from_the_form_without_the_models_own_checkpoints():
+    plans = [
+        profiler.plan(lambda way=way: own_checkpoint.wrapped(way, batch_size=256), "70%", device="cpu")
+        for way in ("none", "module")
+    ]
+
+    assert plans[0].segments == plans[1].segments
+    assert plans[0].segments

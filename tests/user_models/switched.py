@@ -1,0 +1,22 @@
+"""Library models whose own checkpointing the user has switched on."""
+
+import torch
+
+
+def bert(is_on: bool = True, batch_size: int = 2):
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+    model = BertForMaskedLM(BertConfig(vocab_size=50, **sizes)).train()
+    if is_on:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    tokens = torch.randint(0, 50, (batch_size, 16))
+    return model, {"input_ids": tokens, "labels": tokens}
+
+
+def vit(is_on: bool = True, batch_size: int = 2):
+    import timm
+
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, embed_dim=32, num_heads=2).train()
+    model.set_grad_checkpointing(is_on)
+    return model, torch.randn(batch_size, 3, 32, 32), lambda output: output.square().mean()
