@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -33,6 +33,9 @@ class ValueReads(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         asks = _reads_values(func, args) or _is_copied_to_host(out, args)
         if asks and any(isinstance(value, torch.Tensor) and value.is_cuda for value in args):
+            files = {frame.f_code.co_filename for frame in _frames(sys._getframe(1))}
+            if torch.nn.init.__file__ in files:  # it draws until all numbers are within bounds: no size follows
+                return out
             line = _users_line(sys._getframe(1))
             name = str(func).removeprefix("aten.").partition(".")[0].removeprefix("_local_scalar_dense") or "item"
             self.places[f"{name} ({line})" if line else name] = None
@@ -57,13 +60,19 @@ def _is_copied_to_host(out: Any, arguments: Any) -> bool:
     return is_on_host and any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments)
 
 
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and all that called it, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _users_line(frame: FrameType | None) -> str | None:
     """`train.py:12`: the innermost line that is neither a library's nor the profiler's; None where there is none."""
-    while frame is not None:
-        path = frame.f_code.co_filename
+    for caller in _frames(frame):
+        path = caller.f_code.co_filename
         if is_theirs(path):
-            return f"{Path(path).name}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{Path(path).name}:{caller.f_lineno}"
     return None
 
 

@@ -21,7 +21,7 @@ from profiler.training.workload import Workload
 KEYS = ("module", "batch", "loss", "optimizer")
 
 
-def build(factory: str, /, batch_size: int | None = None, **options: Any) -> Workload:
+def build(name: str, /, batch_size: int | None = None, **options: Any) -> Workload:
     """Your own model: a function in your file that returns a module and a batch, optionally a loss and an optimizer.
 
     It returns them as a tuple or as a dict with these keys. Without a loss, the module is called with the whole batch
@@ -33,7 +33,7 @@ def build(factory: str, /, batch_size: int | None = None, **options: Any) -> Wor
     """
     if batch_size is not None:
         options["batch_size"] = batch_size
-    function = _function(factory)
+    function = _function(name)
     _refuse_unbound(function, options)
     return as_workload(function(**options))
 
