@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import Unsupported
+from profiler.training import plain_state
 from profiler.training.checkpointing.routed_block import route, unroute
 from profiler.training.checkpointing.split import ChainBytes
 from profiler.training.workload import Workload, restored, tensors
@@ -36,7 +37,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 def observe(workload: Workload) -> Observation:
     """Run one forward, which keeps nothing for a backward unless the model differentiates within it.
 
-    Leaves buffers, gradients and random state as they were. Parameters, buffers and the batch do not count as saved.
+    Leaves buffers, plain Python state, gradients and random state as they were. Parameters, buffers and the batch do
+    not count as saved.
     Raises Unsupported where a block does not run exactly once, or not in the order of the names.
     """
     try:
@@ -54,7 +56,12 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
         return tensor.detach() if keeps else None
 
     try:
-        with restored(workload.module), saved_tensors_hooks(pack, _unpack), _Uses(watcher):
+        with (
+            restored(workload.module),
+            plain_state.kept(workload.module),
+            saved_tensors_hooks(pack, _unpack),
+            _Uses(watcher),
+        ):
             workload.loss(workload.module, workload.batch)
     finally:
         watcher.remove()
