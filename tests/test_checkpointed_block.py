@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def keeping(function, x):
     return checkpoint(function, x, use_reentrant=False, context_fn=context)
 
 
-BY_HAND = {  # how four blocks are checkpointed in plain PyTorch
+BY_HAND: dict[str, Callable[..., torch.Tensor]] = {  # how four blocks are checkpointed in plain PyTorch
     "all": lambda a, b, c, d, x: under(d, under(c, under(b, under(a, x)))),
     "segments:k=2": lambda a, b, c, d, x: d(c(under(lambda x: b(a(x)), x))),
     "every:k=2": lambda a, b, c, d, x: under(d, c(under(b, a(x)))),

@@ -40,7 +40,8 @@ class RoutedBlock(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """By the block's own class, since pickle cannot find this one by name."""
-        function, arguments, *state = super().__reduce_ex__(protocol)
+        reduced: Any = super().__reduce_ex__(protocol)
+        function, arguments, *state = reduced
         own = tuple(_own(argument) if argument is type(self) else argument for argument in arguments)
         return _rebuilt, (function, own), *state
 
@@ -70,7 +71,9 @@ def _routed(kind: type[nn.Module]) -> type[nn.Module]:
     if there is not None:
         return there
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind)(kind.__name__, bases, {**names, "forward": _past_hooks(kind)})
+    make: Any = type(kind)
+    subclass: type[nn.Module] = make(kind.__name__, bases, {**names, "forward": _past_hooks(kind)})
+    return subclass
 
 
 def _past_hooks(kind: type[nn.Module]) -> Callable[..., Any]:
