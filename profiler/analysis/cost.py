@@ -113,9 +113,10 @@ def _untimed(trial: Trial) -> Bounds:
     case, passes = trial.case, trial.passes
     steps = Bounds(0, 0)
     if "equality" in passes and case.verify != "off":
-        # a baseline twice, in another precision also against fp32; else by digests, or with the baseline twice more
-        twice = 2 if case.precision == "fp32" else 4
-        steps = steps.plus(Bounds(twice, twice) if case == case.baseline else Bounds(1, 3))
+        # each run is of two steps: a baseline twice, in another precision also one step of each against fp32;
+        # else by digests, or with the baseline twice more, and itself once more from the baseline's weights
+        own = 4 if case.precision == "fp32" else 6
+        steps = steps.plus(Bounds(own, own) if case == case.baseline else Bounds(2, 8))
         if case.ranks and case == case.baseline:
             # against one process with all batches, and once more where bits differ
             steps = steps.plus(Bounds(1 + case.ranks, 1 + 2 * case.ranks))

@@ -119,6 +119,8 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     largest_difference: Real | None = None
     buffers_difference: Real | None = None
     worst_parameter: str | None = None
+    worst_step: Whole | None = None  # of the two steps that are compared, the one where they differ most: 1 or 2
+    moved: tuple[str, ...] = ()  # attributes of modules, plain Python, that a step changes otherwise: counters, caches
     missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
     num_gradients: Whole | None = None  # parameters that have one without checkpointing, where they were compared
     num_without_gradient: Whole | None = None  # parameters that train and get none in this trial's own step

@@ -78,11 +78,11 @@ class Bench:
         """A fresh model in this process alone; with the batch of a rank where one is named."""
         return assemble(case, data_directory=self.trial.data_directory, build=self._build, rank=rank)
 
-    def gradients(self, built: Assembled) -> torch.Tensor:
+    def gradients(self, built: Assembled, *, number: int = 1) -> torch.Tensor:
         """Run a forward and a backward, which count as a step; returns the loss."""
         self.num_steps += 1
         with self._warnings.heard() if built.case == self.trial.case else nullcontext():
-            return built.gradients()
+            return built.gradients(number=number)
 
     def counted(self, step: Callable[[Mark], torch.Tensor], mark: Mark) -> torch.Tensor:
         """Run a whole step; returns the loss."""

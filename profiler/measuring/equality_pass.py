@@ -11,12 +11,12 @@ from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality
-from profiler.measuring.meters.equality import GradientStep, Results
+from profiler.measuring.meters.equality import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
-from profiler.training import missing_gradients
+from profiler.training import missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import tensors
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
@@ -43,6 +43,12 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
         drawn = equality.unkept(result)
         source = f" from {', '.join(drawn)}, which checkpoints do not put back" if drawn else ""
         bench.note("GCP005", f"the step draws other random numbers than without checkpointing{source}")
+    if result and result.moved:
+        names = ", ".join(result.moved[:3]) + (", ..." if len(result.moved) > 3 else "")
+        text = (
+            f"{names}: plain Python that a step leaves otherwise than without checkpointing, as a recompute adds to it"
+        )
+        bench.note("GCP049", text)
     noise = equality.not_reproducible(result, case.precision) if result else None
     if noise and case == case.baseline:
         bench.note("GCP044", noise)
@@ -81,10 +87,14 @@ class _Comparison:
         case, digests = self._case, self._bench.trial.digests
         if digests is None:
             return None
-        built = self._bench.build()
-        applied = built.applied
-        self.is_repairable = not case.repair_batchnorm and is_repairable(built.workload, applied)
-        result = self._against(case.baseline, lambda: self._run(built), digests, applied)
+        ready = [self._bench.build()]  # taken by the first run, and gone with it
+        applied = ready[0].applied
+        self.is_repairable = not case.repair_batchnorm and is_repairable(ready[0].workload, applied)
+
+        def step() -> Ran:
+            return self._run(ready.pop()) if ready else self._gradients(case)
+
+        result = self._against(case.baseline, step, digests, applied)
         if applied.reference is None or equality.judge(result, strict=False) is None:
             return result
         if result.random_state_equal and not equality.is_rounding(result):
@@ -122,22 +132,31 @@ class _Comparison:
         nudged = (lambda: self._gradients(baseline, nudge=True)) if applied.changes_kernels else None
         return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged, group=self._group)
 
-    def _alone(self, rank: int, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
+    def _alone(self, rank: int, *, nudge: bool = False) -> Ran:
         """Runs the step of one process with the batch of a rank."""
         return self._run(self._bench.build_unwatched(self._case, rank=rank), nudge=nudge)
 
-    def _gradients(self, case: Case, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
+    def _gradients(self, case: Case, *, nudge: bool = False) -> Ran:
         return self._run(self._bench.build(case), nudge=nudge)
 
-    def _run(self, built: Assembled, *, nudge: bool = False) -> tuple[Workload, torch.Tensor]:
+    def _run(self, built: Assembled, *, nudge: bool = False) -> Ran:
+        module = built.workload.module
         if nudge:
             equality.nudge(built.workload)
+        before = plain_state.image(module)
         loss = self._bench.gradients(built)
+        moved = plain_state.moved(before, plain_state.image(module))
         if built.case.precision == self._case.precision:
             self.tells = self.tells or equality.tells(built.workload)
         if built.case == self._case:
             self._lost = missing_gradients.without_gradient(built.workload.module)
-        return built.workload, loss
+
+        def again() -> torch.Tensor:
+            optimizer, _ = built.trainer()
+            optimizer.step()
+            return self._bench.gradients(built, number=2)
+
+        return Ran(workload=built.workload, loss=loss, moved=moved, again=again)
 
 
 def _buffers(result: Equality, is_repairable: bool) -> str:

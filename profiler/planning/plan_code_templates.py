@@ -26,25 +26,25 @@ def apply_plan(model):
         _Run(model, run)
 
 
+class _Block:  # its call is above the hooks, which run where the block does its own work
+    def __call__(self, *args, **kwargs):
+        run, name = self._place
+        if run.inside:
+            return super().__call__(*args, **kwargs)
+        if name == next(iter(run.blocks)):
+            return run.checkpointed(run.run, *args, **kwargs)
+        return (args[0],) if name in run.in_tuples else args[0]
+
+
 class _Run:
-    """Consecutive blocks: the first one's forward computes them all, the others' pass on what they are given."""
+    """Consecutive blocks: a call of the first one computes them all, the others' pass on what they are given."""
 
     def __init__(self, model, run):
         self.run, self.inside, self.in_tuples = run, False, set()
         self.blocks = {name: model.get_submodule(name) for name in _names(run)}
-        self.forwards = {name: block.forward for name, block in self.blocks.items()}
         for name, block in self.blocks.items():
-            block.forward = partial(self.forward, name)
-
-    def forward(self, name, /, *args, **kwargs):
-        if not self.inside and name == next(iter(self.blocks)):
-            return self.checkpointed(self.run, *args, **kwargs)
-        if not self.inside:
-            return (args[0],) if name in self.in_tuples else args[0]
-        output = self.forwards[name](*args, **kwargs)
-        if isinstance(output, tuple) and len(output) == 1:
-            self.in_tuples.add(name)
-        return output
+            block._place, kind = (self, name), type(block)
+            block.__class__ = type(kind.__name__, (_Block, kind), {"__module__": kind.__module__})
 
     def checkpointed(self, run, /, *args, **kwargs):
         first = self.blocks[_names(run)[0]]
@@ -59,6 +59,7 @@ $checkpoint
                 step = self.blocks[item] if isinstance(item, str) else partial(self.checkpointed, item)
                 output = step(*args, **kwargs)
                 bare = output[0] if isinstance(output, tuple) and len(output) == 1 else output
+                self.in_tuples.update([] if bare is output else _names([item])[-1:])
                 args = (bare, *args[1:])
         finally:
             self.inside = before

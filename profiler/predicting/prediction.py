@@ -169,7 +169,7 @@ def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dic
     return {
         "static_bytes": _static(trace),
         "start_bytes": resting(trace, forwards[0][0] - 1),
-        "saved_bytes": max(resting(trace, last) - resting(trace, first - 1) for first, last in forwards),
+        "saved_bytes": max(_saved(trace, first, last) for first, last in forwards),
         "phases": {
             name: PhaseBytes(
                 allocated=max(nbytes for phase, _, nbytes in peaks if phase == name),
@@ -196,6 +196,12 @@ def _peak(trace: Trace, held: list[int], first: int, last: int) -> tuple[int, in
         return last, resting(trace, last)
     at = max(range(first, last + 1), key=held.__getitem__)
     return at, held[at]
+
+
+def _saved(trace: Trace, first: int, last: int) -> int:
+    """What operators of a forward have made, and is there when it has ended; what it frees is not taken off."""
+    made = [item for item in trace.allocations if first <= item.born <= last]
+    return sum(item.nbytes for item in made if item.died > last)
 
 
 def _static(trace: Trace) -> dict[str, int]:

@@ -41,13 +41,16 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
             split=self.applied.split,
         )
 
-    def gradients(self) -> torch.Tensor:
-        """Runs one step up to the gradients, scaled as in training and unscaled again; returns its loss."""
-        scaler = precision.scaler(self.case.precision, self.case.device)
-        return precision.unscaled(self.workload.module, scaler, self._from_the_seed)
+    def gradients(self, *, number: int = 1) -> torch.Tensor:
+        """Runs one step up to the gradients, scaled as in training and unscaled again; returns its loss.
 
-    def _from_the_seed(self, scaler: torch.amp.GradScaler | None) -> torch.Tensor:
-        random_sources.seed(self.workload, self.case.seed + self.rank)
+        The random numbers are those of the step's number.
+        """
+        scaler = precision.scaler(self.case.precision, self.case.device)
+        return precision.unscaled(self.workload.module, scaler, lambda scaler: self._from_the_seed(scaler, number))
+
+    def _from_the_seed(self, scaler: torch.amp.GradScaler | None, number: int) -> torch.Tensor:
+        random_sources.seed(self.workload, self.case.seed + self.rank + number - 1)
         return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:

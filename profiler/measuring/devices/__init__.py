@@ -31,6 +31,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     start_bytes: int
     peak_bytes: int
     end_bytes: int
+    freed_bytes: int = 0  # of what was there at the start, what had gone by the end, where that was asked for
     reserved_bytes: int | None = None
     device_bytes: int | None = None
     live_bytes: tuple[int, ...] = ()  # after every event, where the device tells each
@@ -41,7 +42,9 @@ class Watch(Protocol):
 
     def __enter__(self) -> Watch: ...
     def __exit__(self, *error: object) -> None: ...
-    def mark(self) -> None: ...
+    def mark(self, *, follow: bool = False) -> None:
+        """`follow`: tell of the span that begins also what it frees."""
+
     def spans(self) -> list[Span]:
         """One span fewer than there were marks; read after leaving the context."""
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -41,7 +42,7 @@ class CpuWatch:
     def __exit__(self, *error: object) -> None:
         self._profile.__exit__(None, None, None)
 
-    def mark(self) -> None:
+    def mark(self, *, follow: bool = False) -> None:
         with record_function(MARK):
             pass
 
@@ -49,7 +50,9 @@ class CpuWatch:
         profiler: Any = self._profile.profiler  # kineto's events are typed without their bytes
         events = [event for event in profiler.kineto_results.events() if event.name() in (MARK, "[memory]")]
         events.sort(key=lambda event: event.start_ns())
-        return sum_events([None if event.name() == MARK else event.nbytes() for event in events], self._resting)
+        spans = sum_events([None if event.name() == MARK else event.nbytes() for event in events], self._resting)
+        freed = sum_freed(_blocks(profiler.kineto_results.experimental_event_tree()))
+        return [msgspec.structs.replace(span, freed_bytes=nbytes) for span, nbytes in zip(spans, freed, strict=True)]
 
 
 def sum_events(events: list[int | None], resting_bytes: int) -> list[Span]:
@@ -67,6 +70,43 @@ def sum_events(events: list[int | None], resting_bytes: int) -> list[Span]:
             live += event
             held.append(live)
     return spans
+
+
+def _blocks(tree: list[Any]) -> list[tuple[int, int] | None]:
+    """Address and bytes of every event of the allocator, and None for every mark, in order of time."""
+    found: list[tuple[int, tuple[int, int] | None]] = []
+    events = list(tree)
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.name == MARK:
+            found.append((event.start_time_ns, None))
+        elif event.name == "[memory]":
+            found.append((event.start_time_ns, (event.extra_fields.ptr, event.extra_fields.alloc_size)))
+    return [block for _, block in sorted(found, key=lambda item: item[0])]
+
+
+def sum_freed(events: list[tuple[int, int] | None]) -> list[int]:
+    """Of what was there when each span began, the bytes that were freed in it.
+
+    Events are pairs of address and bytes, as of `sum_events`. What was there before all of them is not known.
+    """
+    spans: list[int] = []
+    older: set[int] = set()  # addresses of what was there at the last mark, and still is
+    newer: set[int] = set()
+    for event in events:
+        if event is None:
+            older |= newer
+            newer = set()
+            spans.append(0)
+        elif event[1] >= 0:
+            newer.add(event[0])
+        elif event[0] in older:
+            older.remove(event[0])
+            spans[-1:] = [spans[-1] - event[1]] if spans else []
+        else:
+            newer.discard(event[0])
+    return spans[:-1]
 
 
 class CpuStopwatch:

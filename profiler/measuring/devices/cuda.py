@@ -34,6 +34,7 @@ class CudaWatch:
         self._device = device
         self._spans: list[Span] = []
         self._start: int | None = None
+        self._held: dict[int, int] | None = None  # by address, the blocks at the start of a span that is followed
 
     def __enter__(self) -> CudaWatch:
         return self
@@ -41,7 +42,7 @@ class CudaWatch:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def mark(self) -> None:
+    def mark(self, *, follow: bool = False) -> None:
         """End a span and begin the next: the allocator's peaks since the last mark are read and reset."""
         live = torch.cuda.memory_allocated(self._device)
         if self._start is not None:
@@ -51,12 +52,37 @@ class CudaWatch:
                     start_bytes=self._start,
                     peak_bytes=torch.cuda.max_memory_allocated(self._device),
                     end_bytes=live,
+                    freed_bytes=self._freed(),
                     reserved_bytes=torch.cuda.max_memory_reserved(self._device),
                     device_bytes=total - free,  # sampled here, where the other two are exact
                 )
             )
         torch.cuda.reset_peak_memory_stats(self._device)
         self._start = live
+        if follow:
+            segments = torch.cuda.memory_snapshot()
+            self._held = {
+                block["address"]: block["size"]
+                for segment in segments
+                if segment["device"] == self._device.index
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            }
+            torch.cuda.memory._record_memory_history(context=None, clear_history=True)
+
+    def _freed(self) -> int:
+        """The bytes of the blocks that were there when the span began and were freed in it, by the allocator's trace.
+
+        An address may be given out again, so that a block's being there at the end says nothing.
+        """
+        if self._held is None:
+            return 0
+        events = torch.cuda.memory._snapshot()["device_traces"][self._device.index]
+        torch.cuda.memory._record_memory_history(enabled=None)
+        freed = {event["addr"] for event in events if event["action"] == "free_requested"} & self._held.keys()
+        nbytes = sum(self._held[address] for address in freed)
+        self._held = None
+        return nbytes
 
     def spans(self) -> list[Span]:
         return self._spans

@@ -11,39 +11,62 @@ import torch
 
 from profiler.core.record import Equality, is_reproducible
 from profiler.measuring.ranks import ALONE, Group
-from profiler.training import random_sources
+from profiler.training import plain_state, random_sources
 from profiler.training.workload import Workload, local
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
-GradientStep = Callable[[], tuple[Workload, torch.Tensor]]  # a fresh workload, run to its gradients, and its loss
+Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """A fresh workload that was run to its gradients."""
+
+    workload: Workload
+    loss: torch.Tensor
+    moved: Mapping[str, str] = {}  # what it keeps in plain Python, where the step has changed it
+    again: Callable[[], torch.Tensor]  # the optimizer's step by the gradients that are there, and the next gradients
+
+
+GradientStep = Callable[[], Ran]
+
+
+class Second(msgspec.Struct, frozen=True, kw_only=True):
+    """What the step after it left behind."""
+
+    loss: torch.Tensor
+    gradients: Gradients
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """What one step left behind, as copies on the host."""
 
     loss: torch.Tensor
-    gradients: dict[str, torch.Tensor | None]
+    gradients: Gradients
     buffers: dict[str, torch.Tensor]
     random_states: dict[str, torch.Tensor]  # by source
+    moved: Mapping[str, str] = {}  # by attribute, what it holds in plain Python where the step has changed it
+    second: Second | None = None
 
     def digests(self) -> dict[str, str]:
+        later = {"loss": self.second.loss, **self.second.gradients} if self.second else {}
         return {
             "loss": _digest({"loss": self.loss}),
             "gradients": _digest(self.gradients),
             "buffers": _digest(self.buffers),
             "random": _digest(self.random_states),
+            "second step": _digest(later),
+            "plain state": hashlib.blake2b(repr(sorted(self.moved.items())).encode(), digest_size=16).hexdigest(),
         }
 
 
 def noise_floor(step: GradientStep, group: Group = ALONE) -> Equality:
     """Compares the step without checkpointing with itself: `step` builds a workload and runs it to the gradients."""
-    first = collect(step)
-    second = collect(step)
+    first, second = _twice(step, group)
     result = compared(first, second, group)
     floor = result.largest_difference if result.largest_difference is not None else 0.0
-    return msgspec.structs.replace(result, noise_floor=floor, digests=_digests(first, group))
+    return msgspec.structs.replace(result, moved=(), noise_floor=floor, digests=_digests(first, group))
 
 
 def verify(
@@ -54,22 +77,46 @@ def verify(
     nudged: GradientStep | None = None,
     group: Group = ALONE,
 ) -> Equality:
-    """Compares a strategy's step with the baseline's: by digests alone where these are equal.
+    """Compares a strategy's two steps with the baseline's: by digests alone where these are equal.
 
-    Only where they differ is the baseline run again, twice, for the noise floor and the differences. `nudged` is the
-    baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, for
+    Only where they differ is the baseline run again, twice, for the noise floor and the differences; and the strategy,
+    where its first gradients differ within that noise, so that its second step has the baseline's weights. `nudged` is
+    the baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, for
     strategies that do the same work by other kernels.
     """
-    results = collect(step)
+    results = collect_two(step)
     own = _digests(results, group)
     if own == dict(digests):
         return Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=own)
-    first, second = collect(baseline), collect(baseline)
-    comparisons = compared(first, results, group), compared(second, results, group)
-    result = min(comparisons, key=lambda comparison: comparison.largest_difference or 0.0)
+    first, second = _twice(baseline, group)
     floor = compared(first, second, group).largest_difference or 0.0
     rounding = compared(first, collect(nudged), group).largest_difference or 0.0 if nudged else None
-    return msgspec.structs.replace(result, noise_floor=floor, rounding_floor=rounding, digests=own)
+    floors = {"noise_floor": floor, "rounding_floor": rounding, "digests": own}
+    alone = msgspec.structs.replace(results, second=None)
+    result = msgspec.structs.replace(_closest((first, second), alone, group), **floors)
+    if judge(result, strict=False) is not None:  # the weights of a second step would say nothing
+        return result
+    if not result.gradients_equal and group.mesh is None:
+        results = msgspec.structs.replace(results, second=collect_two(step, first.gradients).second)
+    return msgspec.structs.replace(_closest((first, second), results, group), **floors)
+
+
+def _twice(baseline: GradientStep, group: Group) -> tuple[Results, Results]:
+    """Two runs of two steps; the weights of both second steps are made by the first run's gradients.
+
+    But for sharded parameters, where each run takes its own.
+    """
+    first = collect_two(baseline)
+    return first, collect_two(baseline, first.gradients if group.mesh is None else None)
+
+
+def _closest(references: Sequence[Results], results: Results, group: Group) -> Equality:
+    """Compares with the reference that is nearest; state that moves otherwise in each reference is not named."""
+    comparisons = [compared(reference, results, group) for reference in references]
+    result = min(comparisons, key=lambda comparison: comparison.largest_difference or 0.0)
+    both = [name for name in result.moved if all(name in comparison.moved for comparison in comparisons)]
+    steady = [name for name in both if len({reference.moved.get(name) for reference in references}) == 1]
+    return msgspec.structs.replace(result, moved=tuple(steady))
 
 
 def apart(step: GradientStep, other: GradientStep, group: Group = ALONE) -> float:
@@ -94,19 +141,38 @@ def tells(workload: Workload) -> bool:
 
 def collect(step: GradientStep) -> Results:
     """Run a step and copy what it left to the host."""
-    workload, loss = step()
-    module = workload.module
+    return _results(step())
+
+
+def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
+    """Run a step, the optimizer's step, and the next one, and copy what they left to the host.
+
+    The optimizer takes the gradients of `update` where there are any, so that another model gets the same weights.
+    """
+    ran = step()
+    results, parameters = _results(ran), dict(ran.workload.module.named_parameters())
+    for name, gradient in (update or {}).items():
+        parameter = parameters[name]
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
+    loss = ran.again()
+    second = Second(loss=_copy(loss), gradients=_gradients(ran.workload))
+    return msgspec.structs.replace(results, second=second)
+
+
+def _results(ran: Ran) -> Results:
+    buffers = ran.workload.module.named_buffers()
     return Results(
-        loss=_copy(loss),
-        gradients={
-            name: None if parameter.grad is None else _copy(parameter.grad)
-            for name, parameter in module.named_parameters()
-        },
-        buffers={
-            name: _copy(buffer) for name, buffer in module.named_buffers() if not name.endswith("num_batches_tracked")
-        },
-        random_states=random_sources.states(workload, loss.device),
+        loss=_copy(ran.loss),
+        gradients=_gradients(ran.workload),
+        buffers={name: _copy(buffer) for name, buffer in buffers if not name.endswith("num_batches_tracked")},
+        random_states=random_sources.states(ran.workload, ran.loss.device),
+        moved=ran.moved,
     )
+
+
+def _gradients(workload: Workload) -> Gradients:
+    parameters = workload.module.named_parameters()
+    return {name: None if parameter.grad is None else _copy(parameter.grad) for name, parameter in parameters}
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:
@@ -119,18 +185,34 @@ def compared(reference: Results, other: Results, group: Group = ALONE) -> Equali
         **{name: all(getattr(comparison, name) for comparison in comparisons) for name in names},
         buffers_difference=max(comparison.buffers_difference or 0.0 for comparison in comparisons) or None,
         missing=next((comparison.missing for comparison in comparisons if comparison.missing), ()),
+        moved=tuple(dict.fromkeys(name for comparison in comparisons for name in comparison.moved)),
     )
 
 
 def compare(reference: Results, other: Results) -> Equality:
-    """Compares two steps bit by bit; where gradients differ, also by how much and in which parameter most."""
-    differences = {name: difference(tensor, other.gradients.get(name)) for name, tensor in reference.gradients.items()}
-    differences["(loss)"] = difference(reference.loss, other.loss)
-    worst = max(differences, key=lambda name: differences[name])
+    """Compares steps bit by bit; where gradients differ, also by how much and in which parameter and step most.
+
+    The second steps are compared where both have one.
+    """
+    pairs: list[tuple[Results | Second, Results | Second]] = [(reference, other)]
+    if reference.second and other.second:
+        pairs.append((reference.second, other.second))
+    differences = {
+        (name, number): amount
+        for number, pair in enumerate(pairs, start=1)
+        for name, amount in _differences(*pair).items()
+    }
+    worst = max(differences, key=lambda place: differences[place])
     mine, yours = reference.digests(), other.digests()
+    missing = {
+        name: None
+        for first, second in pairs
+        for name, gradient in first.gradients.items()
+        if gradient is not None and second.gradients.get(name) is None
+    }
     return Equality(
-        loss_equal=mine["loss"] == yours["loss"],
-        gradients_equal=mine["gradients"] == yours["gradients"],
+        loss_equal=all(_digest({"": first.loss}) == _digest({"": second.loss}) for first, second in pairs),
+        gradients_equal=all(_digest(first.gradients) == _digest(second.gradients) for first, second in pairs),
         buffers_equal=mine["buffers"] == yours["buffers"],
         random_state_equal=mine["random"] == yours["random"],
         random_sources=tuple(
@@ -140,14 +222,18 @@ def compare(reference: Results, other: Results) -> Equality:
         ),
         largest_difference=differences[worst] or None,
         buffers_difference=_largest_of_buffers(reference.buffers, other.buffers),
-        worst_parameter=worst if differences[worst] else None,
-        missing=tuple(
-            name
-            for name, gradient in reference.gradients.items()
-            if gradient is not None and other.gradients.get(name) is None
-        ),
+        worst_parameter=worst[0] if differences[worst] else None,
+        worst_step=worst[1] if differences[worst] else None,
+        moved=tuple(plain_state.moved(dict(reference.moved), dict(other.moved))),
+        missing=tuple(missing),
         num_gradients=sum(gradient is not None for gradient in reference.gradients.values()),
     )
+
+
+def _differences(reference: Results | Second, other: Results | Second) -> dict[str, float]:
+    """The difference of each gradient, and of the loss."""
+    gradients = {name: difference(tensor, other.gradients.get(name)) for name, tensor in reference.gradients.items()}
+    return {**gradients, "(loss)": difference(reference.loss, other.loss)}
 
 
 def judge(equality: Equality | None, *, strict: bool) -> str | None:
@@ -168,7 +254,9 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
     if not strict and allowed and largest <= allowed:
         return None
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
+    where += " of the second step, while those of the first agree" if equality.worst_step == 2 else ""
     cause = f": the recompute draws other numbers from {', '.join(drawn)}" if (drawn := unkept(equality)) else ""
+    cause = cause or (f": the recompute changes {', '.join(equality.moved)} once more" if equality.moved else "")
     return f"gradients differ by {largest:.1e}{where}; two runs without checkpointing differ by {floor:.1e}{cause}"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -23,7 +23,7 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
     """
     marks = _Marks(workload)
     with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:
-        marks.follow(lambda: None)
+        marks.follow(_unmarked)
         for _ in range(workload.settling):
             step(lambda phase: None)
         resting = static_bytes(workload, optimizer)
@@ -37,7 +37,7 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
     return {
         "static_bytes": resting,
         "start_bytes": forwards[0].start_bytes,
-        "saved_bytes": max(span.end_bytes - span.start_bytes for span in forwards),
+        "saved_bytes": max(span.end_bytes - span.start_bytes + span.freed_bytes for span in forwards),
         "phases": phases,
         "peak_bytes": top[1].peak_bytes,
         "peak_phase": top[0][0],
@@ -68,6 +68,16 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
     return counted | workload.held()
 
 
+class Mark(Protocol):
+    """Ends a span and begins the next, as that of a Watch."""
+
+    def __call__(self, *, follow: bool = False) -> None: ...
+
+
+def _unmarked(*, follow: bool = False) -> None:
+    """Marks nothing."""
+
+
 class _Marks:
     """Labels the spans of a watch: the phase, and the bytes of this step's gradients that are there when it begins.
 
@@ -76,13 +86,13 @@ class _Marks:
 
     def __init__(self, workload: Workload) -> None:
         self.labels: list[tuple[str, int]] = []
-        self._mark: Callable[[], None] = lambda: None
+        self._mark: Mark = _unmarked
         self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which several may share
         self._persistent: set[int] = set()
         self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
         self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
 
-    def follow(self, mark: Callable[[], None]) -> None:
+    def follow(self, mark: Mark) -> None:
         self._mark = mark
 
     def phase(self, name: str) -> None:
@@ -103,7 +113,7 @@ class _Marks:
     def _label(self, phase: str) -> None:
         held = {storage: nbytes for own in self._gradients.values() for storage, nbytes in own.items()}
         self.labels.append((phase, sum(held.values())))
-        self._mark()
+        self._mark(follow=phase == "forward")
 
 
 def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:

@@ -13,6 +13,7 @@ from profiler.core.errors import Unsupported
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.checkpointing.own_checkpoints import checkpoint
+from profiler.training.checkpointing.routed_block import RoutedBlock, route
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
@@ -83,53 +84,38 @@ def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
     return counts
 
 
-class RoutedForward:
-    """A block's forward: `inside` within its segment; `outside` where the module itself calls the block.
-
-    No closure, so that a deep copy of the module runs the copied blocks. `is_alone`: the segment is this block.
-    """
-
-    def __init__(
-        self, inside: Callable[..., Any], outside: Callable[..., Any], *, is_inside: Callable[[], bool], is_alone: bool
-    ) -> None:
-        self.inside, self.outside = inside, outside
-        self.is_alone = is_alone
-        self._is_inside = is_inside
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return (self.inside if self._is_inside() else self.outside)(*arguments, **keywords)
-
-
 class _CheckpointedSegment:
-    """One checkpointed segment. Each of its blocks gets a forward of its own, which asks `inside` what to do."""
+    """One checkpointed segment. Its blocks give it their calls, unless it is computing them."""
 
     def __init__(self, workload: Workload, segment: BlockSegment, checkpoint: Checkpoint, tuples: set[int]) -> None:
         self._blocks = {index: workload.module.get_submodule(workload.blocks[index]) for index in flat(segment)}
         self._segment = segment
         self._checkpoint = checkpoint
-        self._tuples = tuples
+        self._in_tuples = [self._blocks[index] for index in tuples if index in self._blocks]
         self.inside = False
         _keep_inputs(self._blocks, segment)
-        first, *others = self._blocks
-        self._wrap(self._blocks[first], self._enter)
-        for index in others:
-            self._wrap(self._blocks[index], _pass_on_in_a_tuple if index in tuples else _pass_on)
+        for block in self._blocks.values():
+            route(block, self)
 
-    def _wrap(self, block: nn.Module, outside: Callable[..., Any]) -> None:
-        block.forward = RoutedForward(
-            block.forward, outside, is_inside=self._is_inside, is_alone=len(self._blocks) == 1
-        )
+    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        """The whole segment's output where its first block is called, of the others what they are given."""
+        if block is next(iter(self._blocks.values())):
+            return self._under(self._segment)(*arguments, **keywords)
+        value, *_ = arguments
+        return (value,) if any(block is other for other in self._in_tuples) else value
 
-    def _is_inside(self) -> bool:
-        return self.inside
-
-    def _enter(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._under(self._segment)(*arguments, **keywords)
+    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """The block's own work under the checkpoint, where it is alone; others are called by the module's name only."""
+        if len(self._blocks) > 1:
+            return forward(*arguments, **keywords)
+        return self._chosen(self._segment)(forward, *arguments, **keywords)
 
     def _under(self, segment: BlockSegment) -> Callable[..., Any]:
         """The segment under its checkpoint."""
-        chosen = segment.checkpoint if isinstance(segment, OwnCheckpoint) else self._checkpoint
-        return partial(chosen, self._compute(segment))
+        return partial(self._chosen(segment), self._compute(segment))
+
+    def _chosen(self, segment: BlockSegment) -> Checkpoint:
+        return segment.checkpoint if isinstance(segment, OwnCheckpoint) else self._checkpoint
 
     def _compute(self, segment: BlockSegment) -> Callable[..., Any]:
         """The segment as one function; segments within it are under a checkpoint of their own."""
@@ -161,7 +147,7 @@ def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> None:
 def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
     """Raises Unsupported for blocks that another strategy has checkpointed."""
     for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
-        if isinstance(workload.module.get_submodule(name).forward, RoutedForward):
+        if isinstance(workload.module.get_submodule(name), RoutedBlock):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
 
 
@@ -196,11 +182,3 @@ def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[
 
 def _bare(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
-
-
-def _pass_on(value: Any, *arguments: Any, **keywords: Any) -> Any:
-    return value
-
-
-def _pass_on_in_a_tuple(value: Any, *arguments: Any, **keywords: Any) -> Any:
-    return (value,)

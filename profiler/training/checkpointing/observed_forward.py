@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import Unsupported
+from profiler.training import plain_state
+from profiler.training.checkpointing.routed_block import route, unroute
 from profiler.training.checkpointing.split import ChainBytes
 from profiler.training.workload import Workload, restored, tensors
 
@@ -34,7 +37,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 def observe(workload: Workload) -> Observation:
     """Run one forward, which keeps nothing for a backward unless the model differentiates within it.
 
-    Leaves buffers, gradients and random state as they were. Parameters, buffers and the batch do not count as saved.
+    Leaves buffers, plain Python state, gradients and random state as they were. Parameters, buffers and the batch do
+    not count as saved.
     Raises Unsupported where a block does not run exactly once, or not in the order of the names.
     """
     try:
@@ -52,7 +56,12 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
         return tensor.detach() if keeps else None
 
     try:
-        with restored(workload.module), saved_tensors_hooks(pack, _unpack), _Uses(watcher):
+        with (
+            restored(workload.module),
+            plain_state.kept(workload.module),
+            saved_tensors_hooks(pack, _unpack),
+            _Uses(watcher),
+        ):
             workload.loss(workload.module, workload.batch)
     finally:
         watcher.remove()
@@ -81,7 +90,7 @@ class _Saved:
 
 
 class _Watcher:
-    """Follows which block is at work by hooks on the blocks."""
+    """Follows which block is at work, its hooks included."""
 
     def __init__(self, workload: Workload) -> None:
         count = len(workload.blocks)
@@ -98,12 +107,10 @@ class _Watcher:
         self._random_state = torch.get_rng_state().nbytes if on_host else 0  # what every checkpoint keeps besides
         resident = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
         self.saved = _Saved(resident, count)
-        self._handles = [
-            handle
-            for index, name in enumerate(workload.blocks)
-            for handle in self._watch(index, workload.module.get_submodule(name))
-        ]
-        self._handles.append(workload.module.register_forward_hook(self._returned))
+        self._blocks = [workload.module.get_submodule(name) for name in workload.blocks]
+        for index, block in enumerate(self._blocks):
+            route(block, _Watched(self, index))
+        self._handle = workload.module.register_forward_hook(self._returned)
 
     def use(self, tensor: torch.Tensor) -> None:
         """Note that a tensor was used: a block's output may be used by the next block alone."""
@@ -112,8 +119,9 @@ class _Watcher:
             self._tapped.add(index)
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self._handle.remove()
+        for block in self._blocks:
+            unroute(block)
 
     def observation(self) -> Observation:
         """What the forward showed. Raises Unsupported where the blocks did not run once each, in order."""
@@ -128,38 +136,53 @@ class _Watcher:
             in_tuples=self._in_tuples,
         )
 
-    def _watch(self, index: int, block: nn.Module) -> list[Any]:
-        def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            self.saved.at = self._working = index
-            self._calls.append(index)
-            given = {
-                tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors(arguments)
-            }
-            self._inputs[index] = sum(given.values()) + self._random_state
-            if index and self._last and arguments:
-                output, version, further, named = self._last
-                untouched = arguments[0] is output and output._version == version
-                self._linked[index - 1] = untouched and _same(arguments[1:], further) and _same(keywords, named)
-            self._last = None
+    def enter(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Note what a block is given."""
+        self.saved.at = self._working = index
+        self._calls.append(index)
+        given = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors(arguments)}
+        self._inputs[index] = sum(given.values()) + self._random_state
+        if index and self._last and arguments:
+            output, version, further, named = self._last
+            untouched = arguments[0] is output and output._version == version
+            self._linked[index - 1] = untouched and _same(arguments[1:], further) and _same(keywords, named)
+        self._last = None
 
-        def leave(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-            self.saved.at = index + 1 if index + 1 == len(self._names) else index
-            self._working = None
-            if isinstance(output, tuple) and len(output) == 1:
-                self._in_tuples.add(index)
-                output = output[0]
-            is_one = isinstance(output, torch.Tensor)
-            self._last = (output, output._version, arguments[1:], keywords) if is_one else None
-            self._outputs |= {id(tensor): (TensorWeakRef(tensor), index) for tensor in tensors(output)}
-
-        return [
-            block.register_forward_pre_hook(enter, with_kwargs=True),
-            block.register_forward_hook(leave, with_kwargs=True),
-        ]
+    def leave(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        """Note what it returns."""
+        self.saved.at = index + 1 if index + 1 == len(self._names) else index
+        self._working = None
+        if isinstance(output, tuple) and len(output) == 1:
+            self._in_tuples.add(index)
+            output = output[0]
+        is_one = isinstance(output, torch.Tensor)
+        self._last = (output, output._version, arguments[1:], keywords) if is_one else None
+        self._outputs |= {id(tensor): (TensorWeakRef(tensor), index) for tensor in tensors(output)}
 
     def _returned(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         for tensor in tensors(output):
             self.use(tensor)
+
+
+class _Watched:
+    """The route of a block that is watched."""
+
+    def __init__(self, watcher: _Watcher, index: int) -> None:
+        self.inside = False
+        self._watcher, self._index = watcher, index
+
+    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        self._watcher.enter(self._index, arguments, keywords)
+        self.inside = True
+        try:
+            output = block(*arguments, **keywords)
+        finally:
+            self.inside = False
+        self._watcher.leave(self._index, arguments, keywords, output)
+        return output
+
+    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        return forward(*arguments, **keywords)
 
 
 class _Uses(TorchFunctionMode):

@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import GATHERED
-from profiler.training.checkpointing.block_segments import RoutedForward
 from profiler.training.distributed import gloo
 from profiler.training.workload import Workload, storage_bytes
 
@@ -31,7 +30,6 @@ def distribute(workload: Workload, mesh: DeviceMesh, *, reshard: bool = True) ->
     blocks = list(dict.fromkeys(workload.module.get_submodule(name) for name in workload.blocks))
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-        _gather_inside(block)
     if workload.module not in blocks:
         fully_shard(workload.module, mesh=mesh)
     if mesh.device_type == "cpu" and dist.get_backend(mesh.get_group()) == dist.Backend.GLOO:
@@ -60,33 +58,6 @@ def _refuse(workload: Workload) -> None:
         if owner.setdefault(parameter, block) != block:
             names = " and ".join(f"'{holder}'" if holder else "the rest" for holder in (owner[parameter], block))
             raise Unsupported(f"FSDP2 shards '{name}' once, and {names} share it")
-
-
-def _gather_inside(block: nn.Module) -> None:
-    """In a segment of several blocks under one checkpoint, gather where a block computes.
-
-    The hooks of `fully_shard` are on the module's call, and a block of such a segment is called twice: by the segment,
-    which computes it, and by the module's own forward, which gets its input back. There the hooks would gather what
-    nobody uses, and in the backward free what the recompute needs.
-    """
-    routed: Any = block.forward
-    if not isinstance(routed, RoutedForward) or routed.is_alone:
-        return
-    state: Any = block._get_fsdp_state()  # type: ignore[operator]  # fully_shard made it an FSDPModule
-    state._pre_forward_hook_handle.remove()
-    state._post_forward_hook_handle.remove()
-    routed.inside = _Gathered(block, state, routed.inside)
-
-
-class _Gathered:
-    """A block's forward between the two hooks of `fully_shard`."""
-
-    def __init__(self, block: nn.Module, state: Any, forward: Callable[..., Any]) -> None:
-        self._block, self._state, self._forward = block, state, forward
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        arguments, keywords = self._state._pre_forward(self._block, arguments, keywords)
-        return self._state._post_forward(self._block, arguments, self._forward(*arguments, **keywords))
 
 
 def _followed(module: nn.Module) -> Callable[[], int]:

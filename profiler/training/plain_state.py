@@ -1,0 +1,97 @@
+"""What modules keep in plain Python from call to call: counters, lists, dicts, tensors that are not registered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.training.workload import local
+
+OF_TORCH = {*vars(nn.Module()), "_route", "_compiled_call_impl"}  # what every module has, and a routed block besides
+DEEPEST = 8  # nestings that are read
+KINDS = (bool, int, float, complex, str, bytes, torch.Tensor, dict, list, tuple, set, frozenset, deque)
+Image = dict[str, str]  # by the full name of an attribute, what it holds
+
+
+def image(module: nn.Module) -> Image:
+    """Returns what every attribute holds that is plain, or a tensor that is not registered."""
+    return {name: text for name, value in _attributes(module) if (text := _text(value)) is not None}
+
+
+def moved(before: Image, after: Image) -> Image:
+    """Returns the attributes that are other than before, with what they hold now."""
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return {name: after.get(name, "gone") for name in names}
+
+
+@contextmanager
+def kept(module: nn.Module) -> Iterator[None]:
+    """Put plain attributes, tensors that are not registered, and what lists, dicts and sets hold back."""
+    before = [
+        (submodule, name, value, value if isinstance(value, torch.Tensor) else copy(value))
+        for submodule, name, value in _places(module)
+    ]
+    names = {(submodule, name) for submodule, name, _, _ in before}
+    try:
+        yield
+    finally:
+        for submodule, name, _ in list(_places(module)):
+            if (submodule, name) not in names:
+                del vars(submodule)[name]
+        for submodule, name, value, held in before:
+            if isinstance(value, (dict, set)):
+                value.clear()
+                value.update(held)
+            elif isinstance(value, (list, deque)):
+                value.clear()
+                value.extend(held)
+            vars(submodule)[name] = value
+
+
+def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Every attribute that the module keeps in plain Python."""
+    for submodule in module.modules():
+        for name, value in list(vars(submodule).items()):
+            if name not in OF_TORCH and (value is None or isinstance(value, KINDS)):
+                yield submodule, name, value
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for path, submodule in module.named_modules():
+        for name, value in list(vars(submodule).items()):
+            if name not in OF_TORCH:
+                yield f"{path}.{name}" if path else name, value
+
+
+def _text(value: Any, depth: int = DEEPEST) -> str | None:
+    """Returns what tells a plain value from another; None for what is neither plain nor holds anything plain."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return _digest(value)
+    if not depth:
+        return None
+    if isinstance(value, dict):
+        texts = [f"{key!r}: {_text(held, depth - 1)}" for key, held in value.items() if _text(key, 0) is not None]
+        return f"{{{', '.join(texts)}}}"
+    if isinstance(value, (list, tuple, deque)):
+        return f"[{', '.join(str(_text(held, depth - 1)) for held in value)}]"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(str(_text(held, depth - 1)) for held in value))}}}"
+    return None
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    own = local(tensor.detach())
+    if own.layout is not torch.strided or own.is_meta:
+        return f"{tuple(own.shape)} {own.dtype}"
+    values = own.cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    digest = hashlib.blake2b(values, digest_size=16).hexdigest()
+    return f"{tuple(own.shape)} {own.dtype} {digest}"

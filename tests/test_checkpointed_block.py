@@ -1,0 +1,213 @@
+"""A checkpointed block behaves as in `checkpoint(block, x)` by hand, which is the truth here."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import profiler
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported
+from profiler.measuring import measure
+from profiler.planning.plan_code import emit
+from tests import make, pasted
+from tests.conftest import measured
+from tests.plans import plan_of
+from tests.user_models import hooks
+
+HOOKS = Path(hooks.__file__)
+BLOCKS = tuple(f"layers.{index}" for index in range(4))
+PLAN = [[0, [1, 2]]]
+
+
+def under(function, x):
+    return checkpoint(function, x, use_reentrant=False)
+
+
+def keeping(function, x):
+    context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default])
+    return checkpoint(function, x, use_reentrant=False, context_fn=context)
+
+
+BY_HAND: dict[str, Callable[..., torch.Tensor]] = {  # how four blocks are checkpointed in plain PyTorch
+    "all": lambda a, b, c, d, x: under(d, under(c, under(b, under(a, x)))),
+    "segments:k=2": lambda a, b, c, d, x: d(c(under(lambda x: b(a(x)), x))),
+    "every:k=2": lambda a, b, c, d, x: under(d, c(under(b, a(x)))),
+    "recursive": lambda a, b, c, d, x: d(under(c, under(lambda x: b(under(a, x)), x))),
+    "selective:save=mm": lambda a, b, c, d, x: keeping(d, keeping(c, keeping(b, keeping(a, x)))),
+    "plan": lambda a, b, c, d, x: d(under(lambda x: under(lambda x: c(b(x)), a(x)), x)),
+    "emitted plan": lambda a, b, c, d, x: d(under(lambda x: under(lambda x: c(b(x)), a(x)), x)),
+}
+
+
+def by_hand(strategy, build):
+    torch.manual_seed(0)
+    net, x, loss = build()
+    scale = {"scale": 0.7} if net.named else {}
+    torch.manual_seed(1)
+    result = loss(BY_HAND[strategy](*(partial(layer, **scale) for layer in net.layers), x))
+    return step(net, result)
+
+
+def applied(strategy, build):
+    torch.manual_seed(0)
+    net, x, loss = build()
+    checkpoint_by(strategy, net, x)
+    torch.manual_seed(1)
+    return step(net, loss(net(x)))
+
+
+def checkpoint_by(strategy, net, x):
+    if strategy == "emitted plan":
+        pasted.apply(emit(plan_of(net, BLOCKS, PLAN), "python"), net)
+    else:
+        where = {} if strategy == "plan" else {"blocks": "layers.*"}
+        profiler.apply(net, plan_of(net, BLOCKS, PLAN) if strategy == "plan" else strategy, example=x, **where)
+
+
+def step(net, loss):
+    loss.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+    return {"loss": loss.detach(), **gradients}, list(getattr(net, "events", []))
+
+
+@pytest.mark.parametrize("strategy", BY_HAND)
+@pytest.mark.parametrize("build", [hooks.hooked, partial(hooks.hooked, named=False)], ids=["named", "unnamed"])
+def test_hooks_run_as_often_in_the_order_and_with_the_values_of_checkpoints_by_hand(strategy, build):
+    expected, events = by_hand(strategy, build)
+
+    found, seen = applied(strategy, build)
+
+    assert seen == events
+    assert len(seen) > 4 * 7  # each kind of hook once for each block, and more in the recompute
+    assert pasted.same(found, expected)
+
+
+@pytest.mark.parametrize("strategy", BY_HAND)
+def test_weights_that_are_computed_at_each_call_have_the_gradients_of_checkpoints_by_hand(strategy):
+    expected, _ = by_hand(strategy, hooks.reparametrized)
+
+    found, _ = applied(strategy, hooks.reparametrized)
+
+    assert pasted.same(found, expected)
+
+
+def test_a_hook_that_scales_a_block_scales_it_once():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.randn(8, 4)
+    net[0].register_forward_hook(lambda block, arguments, output: 1.5 * output)
+    plain = net(x).square().mean()
+    expected = torch.autograd.grad(plain, list(net.parameters()))
+
+    profiler.apply(net, "all")
+    loss = net(x).square().mean()
+
+    assert torch.equal(loss, plain)
+    assert all(map(torch.equal, torch.autograd.grad(loss, list(net.parameters())), expected))
+
+
+@pytest.mark.parametrize("strategy", ["all", "segments:k=2", "recursive"])
+def test_a_run_finds_the_gradients_of_hooked_blocks_right(strategy):
+    choice = Choice(f"{HOOKS}:hooked")
+    digests = measured(choice, "none", batch_size=None, passes=("equality",)).equality.digests
+
+    case = make.case(strategy, model=choice, batch_size=None)
+    record = measure(Trial(case=case, passes=("equality",), digests=digests))
+
+    assert record.outcome == "ok", record.detail
+    assert record.equality.gradients_equal
+
+
+@pytest.mark.parametrize("way", ["all", "emitted"])
+def test_a_checkpointed_block_is_of_its_class_and_is_shown_and_stored_as_before(way):
+    net = nn.Sequential(*(hooks.Block(8) for _ in range(3)))
+    shown, names, kinds = repr(net), list(net.state_dict()), [type(block).__name__ for block in net]
+
+    if way == "all":
+        profiler.apply(net, "all")
+    else:
+        pasted.apply(emit(plan_of(net, tuple("012"), [[0], [1, 2]]), "python"), net)
+
+    assert all(isinstance(block, hooks.Block) for block in net)
+    assert (repr(net), list(net.state_dict()), [type(block).__name__ for block in net]) == (shown, names, kinds)
+
+
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+def test_a_checkpointed_module_is_pickled_and_copied_with_its_checkpoints(protocol):
+    net, x = nn.Sequential(*(hooks.Block(8) for _ in range(4))), torch.randn(2, 8)
+    profiler.apply(net, "segments:k=2", example=x)
+    stored = io.BytesIO()
+    torch.save(net, stored)
+    stored.seek(0)
+
+    for twin in (
+        copy.deepcopy(net),
+        pickle.loads(pickle.dumps(net, protocol)),
+        torch.load(stored, weights_only=False),
+    ):
+        calls = []
+        twin[0].drop.register_forward_pre_hook(lambda block, arguments, calls=calls: calls.append(block))
+        twin(x).sum().backward()
+
+        assert calls == [twin[0].drop] * 2
+        assert all(parameter.grad is not None for parameter in twin[0].parameters())
+        with pytest.raises(Unsupported, match="checkpointed already"):
+            profiler.apply(twin, "all")
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_a_block_whose_forward_is_called_past_its_hooks_is_checkpointed_too():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(hooks.Block(8) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer.forward(x, scale=0.5)
+            return x
+
+    net, seen, calls = Net(), [], []
+    for layer in net.layers:
+        layer.register_forward_hook(lambda *_: seen.append(1))
+        layer.drop.register_forward_pre_hook(lambda *_: calls.append(1))
+    profiler.apply(net, "all")
+
+    net(torch.randn(2, 8)).sum().backward()
+
+    assert (len(seen), len(calls)) == (0, 4)
+
+
+def test_a_part_of_a_checkpointed_sequential_is_a_plain_sequential():
+    net = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    x = torch.ones(2, 3)
+    profiler.apply(net, "all", blocks="*")
+
+    assert torch.equal(net[0][:1](x), net[0][0](x))
+
+
+def test_a_register_of_subclasses_holds_what_the_user_wrote():
+    register = []
+
+    class Registered(nn.Linear):
+        def __init_subclass__(cls, *, name: str) -> None:
+            register.append(name)
+
+    class Layer(Registered, name="layer"):
+        pass
+
+    net = nn.Sequential(Layer(3, 3), Layer(3, 3))
+
+    profiler.apply(net, "all")
+
+    assert register == ["layer"]
+    assert type(net[0]) is type(net[1])

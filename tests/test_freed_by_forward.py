@@ -1,0 +1,50 @@
+"""What a forward frees is told apart from what it saves: the numbers are worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.core.case import Choice, Trial
+from profiler.measuring.devices.cpu import sum_freed
+from profiler.predicting.prediction import predict
+from tests import make
+from tests.conftest import measured
+from tests.user_models import grad_cam
+
+FILE = Path(grad_cam.__file__)
+BATCH, WIDTH, FLOAT = 64, 256, 4
+HIDDEN = BATCH * WIDTH * FLOAT  # the activation, and the gradient that is kept
+SAVED = HIDDEN + FLOAT  # ReLU's result, which the last layer takes too; and the loss
+
+
+@pytest.mark.parametrize("keeps", ["gradient", "nothing"])
+def test_a_forward_that_frees_a_kept_gradient_saves_what_it_makes(keeps):
+    readings = measured(
+        Choice.of(f"{FILE}:make", {"keeps": keeps}), "none", batch_size=BATCH, passes=("memory",)
+    ).readings
+
+    assert readings.saved_bytes == SAVED
+    kept = HIDDEN if keeps == "gradient" else 0
+    static = readings.static_bytes
+    assert readings.start_bytes == static["parameters"] + static["inputs"] + kept  # the gradients are zeroed to None
+
+
+@pytest.mark.parametrize("keeps", ["gradient", "nothing"])
+def test_it_is_predicted_as_it_is_measured(keeps):
+    case = make.case("none", model=Choice.of(f"{FILE}:make", {"keeps": keeps}), batch_size=BATCH, device="fake:cpu")
+
+    assert predict(Trial(case=case)).readings.saved_bytes == SAVED
+
+
+def test_only_what_was_there_at_the_mark_counts_as_freed():
+    events = [(1, 100), None, (1, -100), (1, 50), (2, 30), (2, -30), None, (1, -50), (3, 7), None]
+
+    assert sum_freed(events) == [100, 50]
+
+
+def test_an_address_that_is_given_out_again_is_another_block():
+    events = [(1, 100), None, (1, -100), (1, 100), (1, -100), None]
+
+    assert sum_freed(events) == [100]
