@@ -22,17 +22,20 @@ EQUAL = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, rand
 
 
 def left(gradients, loss=1.0, buffers=None):
-    """A workload and its loss, as a step with these gradients leaves them; they are written down as lists."""
+    """What a step with these gradients leaves; they are written down as lists, and the next step has the same."""
     module = nn.Module()
-    for name, gradient in gradients.items():
-        parameter = nn.Parameter(torch.ones(2))
-        parameter.grad = None if gradient is None else torch.tensor(gradient)
-        module.register_parameter(name, parameter)
+    for name in gradients:
+        module.register_parameter(name, nn.Parameter(torch.ones(2)))
     for name, values in (buffers or {}).items():
         module.register_buffer(name, torch.tensor(values))
-    return Workload(module=module, batch=(torch.ones(1),), loss=lambda module, batch: torch.ones(())), torch.tensor(
-        loss
-    )
+
+    def again():
+        for name, gradient in gradients.items():
+            module.get_parameter(name).grad = None if gradient is None else torch.tensor(gradient)
+        return torch.tensor(loss)
+
+    workload = Workload(module=module, batch=(torch.ones(1),), loss=lambda module, batch: torch.ones(()))
+    return equality.Ran(workload=workload, loss=again(), again=again)
 
 
 def step(gradients, **others):
@@ -51,6 +54,11 @@ def never():
 
 def results(gradients, **others):
     return equality.collect(step(gradients, **others))
+
+
+def two_results(gradients):
+    """Those of a step and of the next one."""
+    return equality.collect_two(step(gradients))
 
 
 class Two(Group):
@@ -123,13 +131,13 @@ def test_other_random_numbers_are_seen():
 
 
 def test_what_is_collected_does_not_change_with_the_model_and_is_dense():
-    workload, loss = left({"a": [1.0, 2.0]})
-    parameter = workload.module.a
+    ran = left({"a": [1.0, 2.0]})
+    parameter = ran.workload.module.get_parameter("a")
     sparse = nn.Parameter(torch.ones(2))
     sparse.grad = torch.tensor([0.0, 3.0]).to_sparse()
-    workload.module.register_parameter("b", sparse)
+    ran.workload.module.register_parameter("b", sparse)
 
-    found = equality.collect(lambda: (workload, loss))
+    found = equality.collect(lambda: ran)
     parameter.grad.zero_()
 
     assert found.gradients["a"].tolist() == [1.0, 2.0]
@@ -170,12 +178,12 @@ def test_the_noise_floor_is_the_difference_of_two_runs_and_the_digests_are_those
     found = equality.noise_floor(steps({"a": [4.0, 0.0]}, {"a": [3.0, 0.0]}))
 
     assert (found.noise_floor, found.largest_difference) == (0.25, 0.25)
-    assert found.digests == results({"a": [4.0, 0.0]}).digests()
+    assert found.digests == two_results({"a": [4.0, 0.0]}).digests()
     assert equality.noise_floor(step({"a": [4.0, 0.0]})).noise_floor == 0.0
 
 
 def test_equal_digests_need_no_run_of_the_baseline():
-    digests = results({"a": [1.0, 1.0]}).digests()
+    digests = two_results({"a": [1.0, 1.0]}).digests()
 
     found = equality.verify(step({"a": [1.0, 1.0]}), never, digests, nudged=never)
 
@@ -188,7 +196,7 @@ def test_where_digests_differ_the_nearer_of_two_runs_counts_and_their_difference
     found = equality.verify(step(mine), steps({"a": [8.0, 1.0]}, {"a": [8.0, 4.0]}), {})
 
     assert (found.largest_difference, found.noise_floor, found.rounding_floor) == (1 / 8, 3 / 8, None)
-    assert found.digests == results(mine).digests()
+    assert found.digests == two_results(mine).digests()
 
 
 def test_rounding_is_what_the_last_bit_of_the_weights_makes_of_the_first_run():
@@ -207,7 +215,7 @@ def test_two_steps_are_as_far_apart_as_their_gradients():
 
 
 def test_a_nudge_moves_every_weight_to_its_neighbour_upwards_and_to_zero_by_turns():
-    workload, _ = left({"a": None, "b": None, "c": None})
+    workload = left({"a": None, "b": None, "c": None}).workload
     whole = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
     workload.module.register_parameter("d", whole)
 
@@ -231,7 +239,7 @@ def test_a_nudge_moves_every_weight_to_its_neighbour_upwards_and_to_zero_by_turn
     ],
 )
 def test_a_step_tells_something_where_a_gradient_is_finite_and_not_zero(gradients, expected):
-    assert equality.tells(left(gradients)[0]) is expected
+    assert equality.tells(left(gradients).workload) is expected
 
 
 def test_the_root_of_the_last_bit_is_still_rounding():
@@ -401,15 +409,18 @@ class Scripted:
 
     def build(self, case=None, rank=None):
         case = case or self.trial.case
-        workload, loss = self._script(case, rank)
+        ran = self._script(case, rank)
         applied = self._applied or SimpleNamespace(reference=None, changes_kernels=False)
-        return SimpleNamespace(case=case, workload=workload, applied=applied, loss=loss)
+        trainer = SimpleNamespace(step=lambda: None)
+        return SimpleNamespace(
+            case=case, workload=ran.workload, applied=applied, ran=ran, trainer=lambda: (trainer, None)
+        )
 
     def build_unwatched(self, case, *, rank=None):
         return self.build(case, rank)
 
-    def gradients(self, built):
-        return built.loss
+    def gradients(self, built, *, number=1):
+        return built.ran.loss if number == 1 else built.ran.again()
 
 
 @pytest.fixture
@@ -459,7 +470,7 @@ def test_no_comparison_is_a_note_and_where_it_is_off_too(unrepairable):
 
 
 def test_a_strategy_with_the_digests_of_the_baseline_is_equal(unrepairable):
-    bench = Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}), digests=results({"a": [1.0, 1.0]}).digests())
+    bench = Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}), digests=two_results({"a": [1.0, 1.0]}).digests())
 
     found, reason = equality_pass.compare(bench)
 
@@ -522,15 +533,14 @@ def test_kernels_that_change_are_held_to_what_the_last_bit_of_the_weights_change
     applied = SimpleNamespace(reference=None, changes_kernels=True)
 
     def script(case, rank):
-        workload, loss = left({"a": [4.0, 1.0] if case.strategy.name == "all" else [4.0, 2.0]})
-        workload.module.a.grad.requires_grad_(False)
-        return workload, loss
+        return left({"a": [4.0, 1.0] if case.strategy.name == "all" else [4.0, 2.0]})
 
     class Nudged(Scripted):
-        def gradients(self, built):
-            moved = bool((built.workload.module.a != 1).any())
-            built.workload.module.a.grad[1] += 1.0 if moved else 0.0
-            return built.loss
+        def gradients(self, built, *, number=1):
+            loss = super().gradients(built, number=number)
+            parameter = built.workload.module.get_parameter("a")
+            parameter.grad[1] += 1.0 if bool((parameter != 1).any()) else 0.0
+            return loss
 
     bench = Nudged(make.case("all"), script, digests={}, applied=applied)
 
@@ -541,7 +551,7 @@ def test_kernels_that_change_are_held_to_what_the_last_bit_of_the_weights_change
 
 
 def test_other_random_numbers_than_without_checkpointing_are_a_note(unrepairable):
-    digests = {**results({"a": [1.0, 1.0]}).digests(), "random": "another"}
+    digests = {**two_results({"a": [1.0, 1.0]}).digests(), "random": "another"}
     draws = iter((True, False, False))
 
     def script(case, rank):
@@ -602,8 +612,9 @@ def ranked(own, batches=(1.0, 2.0)):
     """Two ranks whose own gradients are these; alone, with its own batch, a rank has a gradient of 1 or of 3."""
 
     def script(case, rank):
-        workload, loss = left({"a": own if rank is None else [1.0 + 2 * rank, 1.0 + 2 * rank]})
-        return msgspec.structs.replace(workload, batch=(torch.tensor([batches[0]]),)), loss
+        ran = left({"a": own if rank is None else [1.0 + 2 * rank, 1.0 + 2 * rank]})
+        workload = msgspec.structs.replace(ran.workload, batch=(torch.tensor([batches[0]]),))
+        return msgspec.structs.replace(ran, workload=workload)
 
     other = equality.digest([torch.tensor([batches[1]])])
     group = Two(lambda found: other if isinstance(found, str) else found)
