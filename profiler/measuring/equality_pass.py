@@ -16,7 +16,7 @@ from profiler.measuring.ranks import Group
 from profiler.training import missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
-from profiler.training.workload import tensors
+from profiler.training.workload import local, tensors
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
@@ -153,8 +153,13 @@ class _Comparison:
 
         def again() -> torch.Tensor:
             optimizer, _ = built.trainer()
+            weights = [local(parameter).detach().to("cpu", copy=True) for parameter in module.parameters()]
             optimizer.step()
-            return self._bench.gradients(built, number=2)
+            later = self._bench.gradients(built, number=2)
+            with torch.no_grad():  # a factory may return the same module each time
+                for parameter, weight in zip(module.parameters(), weights, strict=True):
+                    local(parameter).copy_(weight)
+            return later
 
         return Ran(workload=built.workload, loss=loss, moved=moved, again=again)
 
