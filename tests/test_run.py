@@ -424,7 +424,7 @@ def test_json_is_one_document_with_the_records_as_stored(here: Path, shared: Non
     assert answer(["run", "--model", "mlp", "--segments", "2,8", *QUICK, "--json", "-o", "run"]) == 0
 
     document = json.loads(capsys.readouterr().out)
-    stored = [json.loads(encode(record)) for record in records(here / "run")]
+    stored = [json.loads(encode(record)) | {"evidence": "measured"} for record in records(here / "run")]
     assert document == {"schema": 1, "run": "run", "status": "complete", "exit_code": 0, "records": stored}
     assert stored[1]["case"]["strategy"] == "segments:k=2"
     assert type(stored[1]["readings"]["peak_bytes"]) is int

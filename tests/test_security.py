@@ -28,6 +28,7 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "engines/local.py": "handed on to the server as it is",
     "engines/ray_driver.py": "whether its user wants Ray's telemetry",
     "engines/ray_task.py": "which GPU Ray gave",
+    "measuring/meters/allocations.py": "where torch.compile keeps its code, which is no line of the user's",
     "measuring/ranks.py": "which rank this is, as the launcher says, and its threads",
     "core/secret_filter.py": "what is secret, to hide it",
     "predicting/prediction.py": "settings of the caching allocator",

@@ -257,12 +257,17 @@ def _devices(request: Request, choose_device: Callable[[str], str], remarks: lis
         return _without_duplicates(
             [choose_device(kind) for kind in device_choice.kinds_of(request.gpus)], "--gpus", remarks
         )
-    words = ["auto"] if text is None else [str(word) for word in split_choices(text)]
+    words = ["auto"] if text is None else _device_words(text)
     device_choice.refuse_kinds(words)
     if len(words) > 1 and not any(all(word.startswith(kind) for word in words) for kind in (FAKE, REHEARSE)):
         hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"
         raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)
     return _without_duplicates([choose_device(word) for word in words], "--device", remarks)
+
+
+def _device_words(text: str) -> list[str]:
+    """The devices of a list; what has an empty item is one word, which is no device."""
+    return [str(word) for word in split_choices(text)] if all(map(str.strip, text.split(","))) else [text]
 
 
 def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:

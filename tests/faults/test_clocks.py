@@ -196,7 +196,7 @@ def test_fault_52_it_is_said_which_rule_was_not_met():
 def test_fault_52_a_trial_is_told_its_limit_by_the_engine(engine):
     asked: list[str] = []
     child = engine._child
-    engine._child = lambda entry, text, log: (asked.append(text), child(entry, text, log))[1]
+    engine._child = lambda entry, text, log, **how: (asked.append(text), child(entry, text, log, **how))[1]
     (found,) = engine.run([Trial(case=make.case(model=Choice("mlp"), batch_size=4), passes=("time",))])
     del engine._child
 

@@ -60,10 +60,10 @@ def after_a_kill(
         "profiler.engines.worker:free_bytes": {"free": free},
     }
     monkeypatch.setattr(local, "still_held", partial(still_held, clock=clock, sleep=clock.sleep))
-    monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing: answered[entry])
+    monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing, **how: answered[entry])
     child = SimpleNamespace(messages=[], damage=None, flooded=False, last_words=lambda: "")
     child.wait = lambda limit: Ended(status=status, stage="memory")
-    monkeypatch.setattr(Local, "_child", lambda self, entry, text, log: nullcontext(child))
+    monkeypatch.setattr(Local, "_child", lambda self, entry, text, log, **how: nullcontext(child))
     engine.survey()
     found = []
     for one in engine.run([Trial(case=make.case(device=device))] * 2):
