@@ -76,7 +76,7 @@ def test_a_step_of_emitted_code_holds_the_bytes_of_one_that_is_carried_out():
     code = emit(plan, "python")
 
     none, carried, pasted = (
-        memory_readings(traced(model, change=change)[0])
+        memory_readings(traced(model, "own", change=change)[0])  # what is pasted is the model's own code
         for change in (None, lambda built: carry_out(built, plan), lambda built: apply(code, built.module))
     )
 

@@ -77,7 +77,7 @@ def test_wrapped_for_fsdp_the_modules_of_the_plan_alone_run_again(build, runs):
 def test_wrapped_for_fsdp_a_save_option_keeps_what_it_names():
     model = "transformer:layers=6,width=32,sequence=64,vocabulary=16"
     saved = {
-        save: memory_readings(traced(model, change=changed)[0])["saved_bytes"]
+        save: memory_readings(traced(model, "own", change=changed)[0])["saved_bytes"]
         for save, changed in {
             save: lambda built, save=save: apply(
                 emit(planned(built, [Saving([2], save) if save else [2]]), "fsdp"), built.module

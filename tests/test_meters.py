@@ -41,7 +41,7 @@ class Watched:
 
     def __exit__(self, *args): ...
 
-    def mark(self):
+    def mark(self, *, follow=False):
         self.marks += 1
 
     def spans(self):

@@ -257,17 +257,25 @@ def _saved_until(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -
     return until
 
 
+def _caller(module: str, called: set[str]) -> str:
+    """The module that calls another, where its checkpoint is taken: the nearest above it that is called itself."""
+    above = module.rpartition(".")[0]
+    while above and above not in called:
+        above = above.rpartition(".")[0]
+    return above
+
+
 def _random_states(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> Iterator[Allocation]:
     """On a CPU, where no operator makes them: each checkpoint's, and the one to go back to after a recompute."""
     if trace.device != "cpu":
         return
     forward_ends = _forward_ends(trace)
+    called = {call.module for call in trace.calls}
     for segment in placed:
         first = segment.piece.first
         category = "saved" if segment.held > moved[forward_ends[first]] else "temporaries"
-        yield Allocation(
-            RANDOM_STATE, moved[first], segment.held, "random state", segment.piece.module, "forward", category
-        )
+        caller = _caller(segment.piece.module, called)
+        yield Allocation(RANDOM_STATE, moved[first], segment.held, "random state", caller, "forward", category)
         if segment.start is not None:
             yield Allocation(
                 RANDOM_STATE, segment.start + 1, segment.end, "random state", "", "backward", "temporaries"
