@@ -133,6 +133,15 @@ def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):
     assert not codes & {"GCP040", "GCP041", "GCP042"}
 
 
+def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(hollow, tmp_path):
+    words = ("torchvision:vit_b_16:size=32,classes=10", "--batch-size", "1", "--strategies", "offload")
+    done = gcprof("rehearse", *words, "-o", "run", cwd=tmp_path)
+    codes = {note.code for record in store.load(tmp_path / "run").records for note in record.notes}
+
+    assert done.returncode == 0, done.stderr
+    assert not codes & {"GCP040", "GCP041"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_one_process_as_the_first_of_two_ranks_holds_what_it_holds_beside_the_other(hollow, tmp_path, way):

@@ -18,6 +18,10 @@ from profiler.core.user_code import is_theirs
 from profiler.training.workload import Workload
 
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+HARMLESS = {  # no size follows from what these read
+    torch.nn.init.__file__,  # draws until all numbers are within bounds
+    torch.autograd.graph.__file__,  # moves what is saved to the host and back
+}
 MOST_NAMED = 3
 T = TypeVar("T")
 
@@ -34,7 +38,7 @@ class ValueReads(TorchDispatchMode):
         asks = _reads_values(func, args) or _is_copied_to_host(out, args)
         if asks and any(isinstance(value, torch.Tensor) and value.is_cuda for value in args):
             files = {frame.f_code.co_filename for frame in _frames(sys._getframe(1))}
-            if torch.nn.init.__file__ in files:  # it draws until all numbers are within bounds: no size follows
+            if files & HARMLESS:
                 return out
             line = _users_line(sys._getframe(1))
             name = str(func).removeprefix("aten.").partition(".")[0].removeprefix("_local_scalar_dense") or "item"
