@@ -37,7 +37,7 @@ def test_a_record_from_a_child_is_whole(engine):
     assert record.environment.torch is not None
     assert set(record.stage_seconds) == {"start", "build", "equality", "flops", "memory", "time"}
     sample = record.readings.steps_per_sample
-    assert record.num_steps == 2 + 1 + 2 + 1 + sample  # the noise floor; counting; settle, read; settle, a sample
+    assert record.num_steps == 4 + 1 + 2 + 1 + sample  # two runs of two steps; counting; settle, read; settle, a sample
 
 
 def test_a_later_round_runs_the_time_pass_alone(engine):
