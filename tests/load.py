@@ -208,8 +208,8 @@ def _temporary(folder: Path) -> Path:
 
 
 def _server_bytes() -> int:
-    """Returns the memory that the one fork server of this process has for itself."""
-    (server,) = psutil.Process().children()
+    """Returns the memory that the fork server that was started last by this process has for itself."""
+    server = max(psutil.Process().children(), key=lambda child: child.create_time())
     return int(server.memory_full_info().uss)
 
 
