@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -25,9 +23,9 @@ from benchmarks.hollow_rows import CAUSES, DEVICES, MODELS, Row, rows
 from profiler import __version__
 from profiler.core import catalogue
 from profiler.core.case import FAKE, Case, Choice, Trial, encode
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
-from profiler.rehearsal.device import ASKED
 from profiler.training import models, optimizers, strategies
 
 PEAK, SAVED, RESERVED = "peak_bytes", "saved_bytes", "reserved_bytes"
@@ -75,47 +73,20 @@ def main() -> int:
     until = time.monotonic() + asked.within * 60
     found: list[Compared] = []
     torch = None
-    for device in DEVICES:
-        with engines(device) as (real, plain):
-            for row in (one for one in chosen if one.device == device):
-                if time.monotonic() > until:
-                    break
-                compared, torch = compare(row, real, plain)
-                found.append(compared)
-                print(_line(compared), flush=True)
-                if asked.requests:
-                    show_requests(row, real)
+    with Local(stage_seconds=600.0, rehearses=True) as real, Local(stage_seconds=600.0) as plain:
+        for row in sorted(chosen, key=lambda one: DEVICES.index(one.device)):
+            if time.monotonic() > until:
+                break
+            compared, torch = compare(row, real, plain)
+            found.append(compared)
+            print(_line(compared), flush=True)
+            if asked.requests:
+                show_requests(row, real)
     text = _summary(found) + _by_kind(found) + _table(found)
     print(f"\n{len(found)} of {len(chosen)} rows\n{text}")
     if asked.output:
         _write(asked.output, HEAD.format(count=len(found), base=DEVICES[0], version=__version__, torch=torch) + text)
     return int(any(one.failed or (one.beyond and not _cause(one.row)) for one in found))
-
-
-@contextmanager
-def engines(device: str) -> Iterator[tuple[Local, Local]]:
-    """One whose processes have a hollow device of this kind, and one whose processes have none."""
-    with ExitStack() as stack:
-        plain = stack.enter_context(Local(stage_seconds=600.0))
-        with _environment(hollow(device)):
-            real = stack.enter_context(Local(stage_seconds=600.0, entry="benchmarks.hollow_worker:run_trial"))
-        yield real, plain
-
-
-def hollow(device: str) -> dict[str, str]:
-    """The environment in which processes find the device."""
-    return {ASKED: device}
-
-
-@contextmanager
-def _environment(words: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(words)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def compare(row: Row, real: Local, plain: Local) -> tuple[Compared, str | None]:
@@ -145,7 +116,7 @@ def case(row: Row, *, fake: bool = False) -> Case:
         optimizer=catalogue.resolve(Choice(row.optimizer), optimizers.TABLE),
         batch_size=row.batch_size,
         precision=row.precision,
-        device=FAKE + row.device if fake else "cuda:0",
+        device=(FAKE if fake else REHEARSE) + row.device,
         verify="off",
     )
 
@@ -166,7 +137,7 @@ def _error(name: str, measured: Record, predicted: Record) -> float:
 
 def show_requests(row: Row, engine: Local) -> None:
     """Print what has no counterpart on the other side."""
-    told = engine.ask("benchmarks.hollow_requests:compare", encode(case(row, fake=True)).decode(), failing=row.model)
+    told = engine.ask("benchmarks.hollow_requests:compare", encode(case(row)).decode(), failing=row.model)
     print(f"    requests: {told['requests'][0]} real, {told['requests'][1]} traced")
     for side in ("real", "traced"):
         for nbytes, times, operators in told[side][:16]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.hollow_worker import whole_sequences
 from profiler.core.case import Case, decode
 from profiler.engines.worker import tell
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.traced_case import trace_case
+from profiler.rehearsal import device
 from profiler.training.assemble import assemble
 from profiler.training.workload import GRANULE
 
@@ -33,11 +32,10 @@ class _Named(TorchDispatchMode):
 
 
 def compare(request: str, channel: int) -> None:
-    """Tell the requests of the case in `request` that only the real step has, and those that only the trace has."""
+    """Tell the requests of a rehearsed case that only the real step has, and those that only its trace has."""
     case: Case = decode(request, Case)
-    with whole_sequences():
-        real = _real(msgspec.structs.replace(case, device="cuda:0"))
-    traced = _traced(case)
+    device.choose(case.device)
+    real, traced = _real(case), _traced(case.foreseen)
     sizes = Counter({}), Counter({})
     for count, requests in zip(sizes, (real, traced), strict=True):
         for (_, nbytes), times in requests.items():

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from profiler.training.checkpointing.observed_forward import METADATA
+from profiler.training.checkpointing.observed_forward import TensorUses
 from profiler.training.workload import Workload, restored, tensors
 
 MOST_NAMED = 3
@@ -48,27 +46,21 @@ def causes(workload: Workload, names: Iterable[str]) -> dict[str, str]:
     """Returns why each of these parameters gets no gradient, by how one forward uses it."""
     parameters = dict(workload.module.named_parameters())
     uses = _Uses([parameters[name] for name in names])
-    with restored(workload.module), uses:
+    with restored(workload.module), TensorUses(uses.use):
         workload.loss(workload.module, workload.batch)
     return {name: uses.cause(parameters[name]) for name in names}
 
 
-class _Uses(TorchFunctionMode):
+class _Uses:
     """Notes how parameters are used: with gradients, without, or in a checkpoint that loses them."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__()
         self._uses: dict[int, list[str]] = {id(parameter): [] for parameter in parameters}
 
-    def __torch_function__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
-    ) -> Any:
-        result = function(*arguments, **(keywords or {}))
-        if tensors(result) or function.__name__ not in METADATA:
-            for tensor in tensors((arguments, keywords)):
-                if id(tensor) in self._uses:
-                    self._uses[id(tensor)].append(_way(sys._getframe(1)))
-        return result
+    def use(self, tensor: torch.Tensor) -> None:
+        """Note a use, where the tensor is one of the parameters."""
+        if id(tensor) in self._uses:
+            self._uses[id(tensor)].append(_way(sys._getframe(1)))
 
     def cause(self, parameter: nn.Parameter) -> str:
         """Returns the cause that says most: what was used with gradients on was lost later."""

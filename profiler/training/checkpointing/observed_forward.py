@@ -60,7 +60,7 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
             restored(workload.module),
             plain_state.kept(workload.module),
             saved_tensors_hooks(pack, _unpack),
-            _Uses(watcher),
+            TensorUses(watcher.use),
         ):
             workload.loss(workload.module, workload.batch)
     finally:
@@ -185,12 +185,12 @@ class _Watched:
         return forward(*arguments, **keywords)
 
 
-class _Uses(TorchFunctionMode):
-    """Notes every tensor that is used, in Python or by an operator."""
+class TensorUses(TorchFunctionMode):
+    """Tells of every tensor that is used, in Python or by an operator."""
 
-    def __init__(self, watcher: _Watcher) -> None:
+    def __init__(self, use: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
-        self._watcher = watcher
+        self._use = use
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
@@ -198,7 +198,7 @@ class _Uses(TorchFunctionMode):
         result = function(*arguments, **(keywords or {}))
         if tensors(result) or function.__name__ not in METADATA:
             for tensor in tensors((arguments, keywords)):
-                self._watcher.use(tensor)
+                self._use(tensor)
         return result
 
 
