@@ -23,7 +23,7 @@ from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
-from profiler.workflows.typed_words import refuse_code
+from profiler.workflows.typed_words import refuse_cases
 
 
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,9 +125,9 @@ def _trials_of_model(request: StepRequest) -> list[Trial]:
 def _trials_of_run(records: Sequence[Record], request: StepRequest) -> list[Trial]:
     """The first case's rows under these strategies; what is traced, with what was read of their operators."""
     first = records[0].case.baseline
-    refuse_code(first, request.target, request.typed)
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(request.words, cases)]
+    refuse_cases(chosen, request.target, named=_wanted(request.words, cases), typed=request.typed)
     followed = [case if case.is_rehearsed else case.foreseen for case in chosen]
     calibrated = calibrations(records)
     return [

@@ -18,7 +18,7 @@ from profiler.core.record import Environment
 from profiler.core.schedule import Shard
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
-from profiler.request import device_choice, spec, sweep
+from profiler.request import consent, device_choice, spec, sweep
 from profiler.request.spec import Plan, Request
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.store import Run
@@ -80,8 +80,12 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     typed: tuple[str, ...] = ()  # the words of the command line
 
     def checked(self) -> Request:
-        """The words over those of the sweep file."""
-        return spec.override(sweep.read(self.config), self.words) if self.config else self.words
+        """The words over those of the sweep file. Raises UserError for what it may not say by itself."""
+        if self.config is None:
+            return self.words
+        asked = spec.override(sweep.read(self.config), self.words)
+        consent.refuse_file(asked, self.words, path=self.config)
+        return asked
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
