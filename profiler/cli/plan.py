@@ -144,7 +144,7 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
         from profiler.planning.plan import recipe
         from profiler.planning.plan_code import emit
 
-        print(emit(recipe(planned.chain, planned.fitted.point.plan), asked.emit), end="")
+        say_bytes(emit(recipe(planned.chain, planned.fitted.point.plan), asked.emit).encode())
     else:
         _print_plan(planned, planned.fitted, planned.budget_bytes, asked)
         _say_next(planned, request, asked, words)

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from profiler.core import safe_files
 from profiler.core.errors import UserError
 
 LARGEST = 2**63  # bytes, FLOPs, seconds: more than there is; whole numbers below it are of 64 bits
@@ -38,9 +39,18 @@ class Malformed(msgspec.DecodeError):
 
 
 def read_json(path: Path) -> bytes:
-    """A whole document. Raises OSError, and Malformed for one that is larger than any that gcprof writes."""
+    """A whole document of a run folder, or a plan.
+
+    Raises OSError, also for what is no regular file, and Malformed for one that is larger than any that gcprof writes.
+    """
+    with safe_files.opened(path) as file:
+        return read_document(file)
+
+
+def read_document(file: BinaryIO) -> bytes:
+    """The whole of an open file. Raises OSError and Malformed as `read_json` does."""
     text = bytearray()
-    with path.open("rb") as file:
+    with file:
         while piece := file.read(PIECE_BYTES):
             text += piece
             if len(text) > JSON_BYTES:
@@ -53,7 +63,7 @@ def json_lines(path: Path) -> Iterator[bytes]:
 
     A line that is too long is cut, to one byte more than `check_line_length` takes. Raises OSError.
     """
-    with path.open("rb") as file:
+    with safe_files.opened(path) as file:
         while line := file.readline(LINE_BYTES + 1):
             yield line
             if len(line) > LINE_BYTES:

@@ -1,7 +1,7 @@
 """Consent: what a file says counts only as a word of gcprof's own tables, or where the user typed the same word.
 
-Run folders and sweep files may come from anyone. Nothing is imported, opened or looked for to decide this, and no name
-of theirs is resolved before it is decided.
+Run folders and sweep files may come from anyone. To decide this nothing is imported or opened, and outside of the run
+folder nothing is looked for. No name of theirs is resolved before it is decided.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from profiler.core import catalogue
+from profiler.core import catalogue, safe_files
 from profiler.core.case import SETTINGS, Case, Choice, split_choices
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
@@ -67,9 +67,10 @@ def _is_number(text: str) -> bool:
 
 
 def _is_plan_of(folder: Path, file: Path) -> bool:
-    """Whether a file is named as one directly in the folder `plans` of a run folder, which is no link."""
+    """Whether a file is named as one directly in the folder `plans` of a run folder, and neither is a link."""
     plans = folder.absolute() / "plans"
-    return ".." not in file.parts and file.absolute().parent == plans and not plans.is_symlink()
+    is_below = ".." not in file.parts and file.absolute().parent == plans
+    return is_below and safe_files.is_regular(file)
 
 
 def _is_choice(choice: Any, folder: Path | None, *, table: Mapping[str, str]) -> bool:
@@ -102,20 +103,15 @@ FIELDS: dict[str, Check] = {  # every field of a case
     "data": partial(_is_one_of, words=("synthetic", "files")),  # whose folder is always typed
     "precision": partial(_is_one_of, words=PRECISIONS),
     "verify": partial(_is_one_of, words=SETTINGS["verify"].choices),
-    **dict.fromkeys(
-        (
-            "batch_size",
-            "accumulate",
-            "keep_gradients",
-            "repair_batchnorm",
-            "seed",
-            "warmup",
-            "samples",
-            "sampling",
-            "ranks",
-        ),
-        _has_no_word,
-    ),
+    "batch_size": _has_no_word,
+    "accumulate": _has_no_word,
+    "keep_gradients": _has_no_word,
+    "repair_batchnorm": _has_no_word,
+    "seed": _has_no_word,
+    "warmup": _has_no_word,
+    "samples": _has_no_word,
+    "sampling": _has_no_word,
+    "ranks": _has_no_word,
 }
 FLAGS = {
     "model": "model",

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import strict_files
+from profiler.core import safe_files, strict_files
 from profiler.core.case import decode, encode
 from profiler.core.errors import UserError
 from profiler.core.migration import lifted
@@ -35,10 +35,8 @@ def whole(path: Path) -> bytes:
 
 def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
     """The lines of a file, which may be missing, by where they are: `FOLDER/trials.jsonl:3`. Raises as `whole` does."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    if not path.is_file():  # a device or a pipe may have no end
-        raise _damaged(path, OSError("it is no regular file"))
     try:
         for number, line in enumerate(strict_files.json_lines(path), start=1):
             yield f"{path}:{number}", line
@@ -55,7 +53,7 @@ def is_torn(line: bytes) -> bool:
 def unended(path: Path) -> bytes:
     """The end of a file that has no newline behind it; of one too long for a line only the last LINE_BYTES and more."""
     line = b""
-    with path.open("rb") as file:
+    with safe_files.opened(path) as file:
         at = file.seek(0, os.SEEK_END)
         while at and len(line) <= strict_files.LINE_BYTES:
             before, at = at, max(0, at - strict_files.PIECE_BYTES)

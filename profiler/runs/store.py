@@ -21,8 +21,6 @@ from profiler.core.record import SCHEMA, Environment, Record
 from profiler.core.schedule import Shard
 from profiler.runs import reading
 
-APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-
 
 def log_name(case: Case, round: int) -> str:
     """What the log of a trial is called, in the folder `logs` and without its ending."""
@@ -66,7 +64,7 @@ class Writer:
         safe_files.sign_lock(self._signature)
         safe_files.sweep(folder)
         try:
-            _cut_torn_line(folder / "trials.jsonl")
+            _cut_torn_line(folder / "trials.jsonl", self._file)
         except UserError:
             self.close()
             raise
@@ -225,7 +223,7 @@ def _locked(folder: Path) -> tuple[int, bool]:
     path = folder / "trials.jsonl"
     while True:
         try:
-            file = os.open(path, APPENDING, 0o644)
+            file = safe_files.opened_to_append(path)
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
@@ -267,7 +265,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _cut_torn_line(path: Path) -> None:
+def _cut_torn_line(path: Path, file: int) -> None:
     """Raises UserError (exit code 4) where the end is no torn record, but damage."""
     line = reading.unended(path)
     if not line:
@@ -275,4 +273,4 @@ def _cut_torn_line(path: Path) -> None:
     if not reading.is_torn(line):
         message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
         raise UserError(message, hint=f"gcprof validate {path.parent}", exit_code=4)
-    os.truncate(path, path.stat().st_size - len(line))
+    os.ftruncate(file, os.fstat(file).st_size - len(line))

@@ -13,7 +13,7 @@ from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.core.units import count_text
-from profiler.runs import store
+from profiler.runs import reading, store
 
 KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", "shards", "jobs", ".writer")
 Key = tuple[Case, int]
@@ -69,7 +69,7 @@ def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:
     except UserError as error:
         findings.append(Finding(where=where, text=error.message.removeprefix(f"{where}: ")))
         return None
-    findings += _old(where, manifest.schema, (folder / "manifest.json").read_bytes())
+    findings += _old(where, manifest.schema, reading.whole(folder / "manifest.json"))
     return {(trial.case, trial.round): trial for trial in manifest.plan}
 
 
