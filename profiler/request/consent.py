@@ -19,13 +19,13 @@ from profiler.core.case import SETTINGS, Case, Choice, split_choices
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.core.stats import Sampling
+from profiler.request.device_choice import any_device
 from profiler.request.spec import PRECISIONS, Request
 from profiler.training import distributed, models, optimizers, strategies
 
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # of a family: resnet18, vit_base_patch16_224.augreg
 WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # of an option of our own: own, 224, matmul+gelu, 16+32
 PATTERN = re.compile(r"[\w.*?\[\]!-]{1,200}", re.ASCII)  # of names of modules: model.layers.*
-DEVICE = re.compile(r"[\w:=,.-]{1,200}", re.ASCII)  # looked up in tables, and part of a file's name
 LOADS = re.compile(  # options of other libraries that make them load what they were not given, by a number or `true`
     r"_.*|(?:.*_)?(?:pretrained|trust|remote|hub|download|weights|kernels)(?:_.*)?", re.IGNORECASE
 )
@@ -86,7 +86,10 @@ def _is_pattern(word: Any, _: Path | None) -> bool:
 
 
 def _is_device(word: Any, _: Path | None) -> bool:
-    return DEVICE.fullmatch(word) is not None
+    try:
+        return bool(any_device(word))
+    except UserError:
+        return False
 
 
 def _has_no_word(value: Any, _: Path | None) -> bool:
