@@ -1,7 +1,8 @@
-"""The commands that open a folder, and combinations of what they are given, of which some are quick tests."""
+"""The commands that open a folder, and combinations of what they are given: a sample, or all."""
 
 from __future__ import annotations
 
+import os
 import signal
 import zlib
 from collections.abc import Iterator
@@ -26,21 +27,20 @@ RUNNING = {
     "resume, half named": ("run", "--resume", "base", "--model", "mlp"),
     "new run": ("run", "--resume", "base", "--new-run", "-o", "new"),
 }
-SAMPLE = 16  # one of so many combinations is among the quick tests
+SAMPLE = 18  # one of so many
+IS_WHOLE = os.environ.get("GCPROF_ATTACK") == "whole"
 LIMIT_SECONDS = 60
 
 
 def combinations(*axes: Any) -> list[Any]:
-    """All of them, most of them slow; which are quick does not change from one day to the next."""
+    """A sample of all of them, which does not change from one day to the next; with `just attack` every one."""
     every: list[tuple[str, ...]] = [()]
     for axis in axes:
         every = [(*before, name) for before in every for name in axis]
-    return [
-        pytest.param(*names, marks=() if _is_quick(names) else pytest.mark.slow, id="-".join(names)) for names in every
-    ]
+    return [pytest.param(*names, id="-".join(names)) for names in every if IS_WHOLE or _is_in_sample(names)]
 
 
-def _is_quick(names: tuple[str, ...]) -> bool:
+def _is_in_sample(names: tuple[str, ...]) -> bool:
     return zlib.crc32("|".join(names).encode()) % SAMPLE == 0
 
 

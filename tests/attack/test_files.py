@@ -57,7 +57,6 @@ def _limit() -> Iterator[None]:
 def folders(here: Path, no_server: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two complete runs, and outside of them a secret, a pipe, and the files of a run that is private."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setenv("GCPROF_ATTACK", hostile.SECRET)  # in /proc/self/environ of a child; this process's is older
     hostile.plant(here)
     examples.run(here / "outside" / "private", [make.record(case=make.case(model=PRIVATE))])
     for name in ("base", "base2"):

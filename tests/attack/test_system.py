@@ -103,7 +103,7 @@ def elsewhere(paths: list[str], here: Path) -> list[str]:
     made = ("base", "base2", "report.html", "merged", "home", "results", ".report.html.", ".merged.", "events", "calls")
     roots = [str(ROOT), sys.prefix, sys.base_prefix, *(str(here / name) for name in made), *SYSTEM]
     links = [os.path.realpath(root) for root in roots]
-    own = (str(here), f"{here}/", f"{here}/.", str(here.parent), "/")  # folders that are looked through
+    own = (str(here), f"{here}/", f"{here}/.", str(here.parent), "/", *sys.path)  # folders that are looked through
     return [path for path in paths if path not in own and not os.path.normpath(path).startswith((*roots, *links))]
 
 
