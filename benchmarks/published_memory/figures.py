@@ -236,7 +236,7 @@ def _lora() -> Iterator[Figure]:
         f"{OPEN} what stays with the micro-batch agrees within 0.4 %, what grows with it is 2 % more than here;"
         " the logits are in fp32, to which Fabric converts what a model returns"
     )
-    wide = "its RMS norms are in fp32 since LitGPT's \"Half precision fixes\" (#606), three days before the table came"
+    wide = 'its RMS norms are in fp32 since LitGPT\'s "Half precision fixes" (#606), three days before the table came'
     for name, model, corrected, tables in (
         ("phi-1.5", "phi", "", ((1, 4.82), (2, 6.76), (4, 10.68))),
         ("StableLM Alpha 3B", "stablelm", "", ((1, 9.69), (2, 12.10), (4, 16.92))),
