@@ -101,7 +101,12 @@ def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
 
     Raises OSError, also where it is a link, a pipe or a device, or larger than `most_bytes`.
     """
-    descriptor = os.open(path, READING)
+    try:
+        descriptor = os.open(path, READING)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link and no regular file") from None
+        raise
     try:
         size = regular(descriptor).st_size
         if most_bytes is not None and size > most_bytes:
@@ -137,7 +142,7 @@ def regular(descriptor: int) -> os.stat_result:
 
 def is_replaceable(path: Path) -> bool:
     """Whether nothing is there, or a regular file, or a link to one: never a device, a pipe or a folder."""
-    return path.is_file() or not os.path.lexists(path)
+    return os.path.isfile(path) or not os.path.lexists(path)  # which say no for a name that is too long
 
 
 def anew(path: Path) -> FileIO:

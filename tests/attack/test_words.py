@@ -13,6 +13,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.request import consent
+from profiler.runs import store
 from tests.attack import hostile
 from tests.attack.commands import READING, RUNNING, combinations, limited
 from tests.attack.watch import PROCESSES, SOCKETS, watched
@@ -141,7 +142,7 @@ def test_a_plan_of_the_folder_itself_needs_no_naming_unless_it_leads_elsewhere(p
     plan = planted / "base" / "plans" / "one.json"
     hostile.folder(planted / "base", strategy="plan:file=base/plans/one.json")
     plan.parent.mkdir()
-    case = hostile.store.load(planted / "base").manifest.plan[0].case
+    case = store.load(planted / "base").manifest.plan[0].case
 
     def unnamed() -> dict[str, list[str]]:
         return consent.unnamed([case], folder=planted / "base", named={})
