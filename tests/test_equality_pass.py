@@ -13,7 +13,7 @@ from torch import nn
 from profiler.core.case import Choice
 from profiler.core.record import Equality
 from profiler.measuring import equality_pass
-from profiler.measuring.meters import equality
+from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.ranks import Group
 from profiler.training.workload import Workload
 from tests import make
@@ -167,8 +167,8 @@ def test_a_digest_is_of_names_shapes_types_and_values():
 def test_the_digest_of_a_batch_is_of_its_tensors_in_order():
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
 
-    assert equality.digest([one, two]) == equality.digest([one.clone(), two])
-    assert len({equality.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
+    assert tensor_values.digest([one, two]) == tensor_values.digest([one.clone(), two])
+    assert len({tensor_values.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
 
 
 # --- noise and rounding
@@ -616,7 +616,7 @@ def ranked(own, batches=(1.0, 2.0)):
         workload = msgspec.structs.replace(ran.workload, batch=(torch.tensor([batches[0]]),))
         return msgspec.structs.replace(ran, workload=workload)
 
-    other = equality.digest([torch.tensor([batches[1]])])
+    other = tensor_values.digest([torch.tensor([batches[1]])])
     group = Two(lambda found: other if isinstance(found, str) else found)
     return Scripted(make.case(), script, group=group)
 

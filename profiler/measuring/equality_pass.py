@@ -10,7 +10,7 @@ import torch
 from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import equality
+from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.meters.equality import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
 from profiler.training import missing_gradients, plain_state
@@ -116,7 +116,7 @@ class _Comparison:
 
     def _across(self, result: Equality) -> Equality:
         """Compares also with one process that takes all ranks' batches, one after the other."""
-        batch = equality.digest(tensors(self._bench.build().workload.batch))
+        batch = tensor_values.digest(tensors(self._bench.build().workload.batch))
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
             self._bench.note("GCP035", text)

@@ -1,0 +1,49 @@
+"""Values of tensors on the host: copies, digests, and how far two are apart."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+
+def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest absolute difference over the largest absolute value of both: 0 to 2; 2 where one is not finite."""
+    if reference is None or other is None:
+        return 0.0 if reference is other else 2.0
+    if torch.equal(bytes_of(reference), bytes_of(other)):
+        return 0.0
+    wide, other_wide = reference.double(), other.double()
+    scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
+    relative = float((wide - other_wide).abs().max() / scale)
+    return relative if math.isfinite(relative) else 2.0
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy on the host, whole where the tensor is sharded over the ranks."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return dense(whole.detach()).to("cpu", copy=True).contiguous()
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Returns a digest of the values of tensors, in order."""
+    return digest_of({str(number): copied(tensor) for number, tensor in enumerate(tensors)})
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor | None]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
+        if tensor is not None:
+            digest.update(bytes_of(tensor).numpy().data)
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().view(torch.uint8)  # (bytes,)
