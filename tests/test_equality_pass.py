@@ -15,7 +15,7 @@ from profiler.core.record import Equality
 from profiler.measuring import equality_pass
 from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.ranks import Group
-from profiler.training.workload import Workload
+from profiler.training.workload import Workload, read_buffers
 from tests import make
 
 EQUAL = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
@@ -111,14 +111,15 @@ def test_gradients_that_are_there_without_checkpointing_alone_are_missing_and_no
     assert found.largest_difference == 2.0
 
 
-def test_buffers_are_compared_but_for_the_count_of_batches():
+def test_buffers_are_compared_but_for_a_norms_count_of_batches():
     one = results({}, buffers={"mean": [4.0], "num_batches_tracked": [1.0]})
 
     counted_twice = equality.compare(one, results({}, buffers={"mean": [4.0], "num_batches_tracked": [2.0]}))
     moved = equality.compare(one, results({}, buffers={"mean": [3.0], "num_batches_tracked": [1.0]}))
 
-    assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (True, None)
+    assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (False, 0.5)  # no norm's: the user's own
     assert (moved.buffers_equal, moved.buffers_difference) == (False, 0.25)
+    assert set(read_buffers(nn.BatchNorm1d(2))) == {"running_mean", "running_var"}
 
 
 def test_other_random_numbers_are_seen():

@@ -16,7 +16,7 @@ from profiler.measuring.ranks import Group
 from profiler.training import missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
-from profiler.training.workload import local, tensors
+from profiler.training.workload import local, tensors, trained
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
@@ -153,11 +153,12 @@ class _Comparison:
 
         def again() -> torch.Tensor:
             optimizer, _ = built.trainer()
-            weights = [local(parameter).detach().to("cpu", copy=True) for parameter in module.parameters()]
+            parameters = list(trained(built.workload).values())
+            weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
             optimizer.step()
             later = self._bench.gradients(built, number=2)
             with torch.no_grad():  # a factory may return the same module each time
-                for parameter, weight in zip(module.parameters(), weights, strict=True):
+                for parameter, weight in zip(parameters, weights, strict=True):
                     local(parameter).copy_(weight)
             return later
 

@@ -12,7 +12,7 @@ from profiler.core.record import Equality, is_reproducible
 from profiler.measuring.meters.tensor_values import copied, dense, difference, digest_of
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state, random_sources
-from profiler.training.workload import Workload, local
+from profiler.training.workload import Workload, local, read_buffers, trained
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
@@ -135,7 +135,7 @@ def nudge(workload: Workload) -> None:
 
 def tells(workload: Workload) -> bool:
     """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
-    gradients = [local(parameter.grad) for parameter in workload.module.parameters() if parameter.grad is not None]
+    gradients = [local(parameter.grad) for parameter in trained(workload).values() if parameter.grad is not None]
     return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(dense, gradients))
 
 
@@ -150,7 +150,7 @@ def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
     The optimizer takes the gradients of `update` where there are any, so that another model gets the same weights.
     """
     ran = step()
-    results, parameters = _results(ran), dict(ran.workload.module.named_parameters())
+    results, parameters = _results(ran), trained(ran.workload)
     for name, gradient in (update or {}).items():
         parameter = parameters[name]
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
@@ -160,19 +160,20 @@ def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
 
 
 def _results(ran: Ran) -> Results:
-    buffers = ran.workload.module.named_buffers()
     return Results(
         loss=copied(ran.loss),
         gradients=_gradients(ran.workload),
-        buffers={name: copied(buffer) for name, buffer in buffers if not name.endswith("num_batches_tracked")},
+        buffers={name: copied(buffer) for name, buffer in read_buffers(ran.workload.module).items()},
         random_states=random_sources.states(ran.workload, ran.loss.device),
         moved=ran.moved,
     )
 
 
 def _gradients(workload: Workload) -> Gradients:
-    parameters = workload.module.named_parameters()
-    return {name: None if parameter.grad is None else copied(parameter.grad) for name, parameter in parameters}
+    return {
+        name: None if parameter.grad is None else copied(parameter.grad)
+        for name, parameter in trained(workload).items()
+    }
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
@@ -15,16 +16,33 @@ def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> fl
         return 0.0 if reference is other else 2.0
     if torch.equal(bytes_of(reference), bytes_of(other)):
         return 0.0
-    wide, other_wide = reference.double(), other.double()
+    wide, other_wide = _widest(reference), _widest(other)
     scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
     relative = float((wide - other_wide).abs().max() / scale)
     return relative if math.isfinite(relative) else 2.0
 
 
+def _widest(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy on the host, whole where the tensor is sharded over the ranks."""
+    """Returns a copy on the host: whole where the tensor is sharded over the ranks, and plain where it is a subclass.
+
+    So tensors of a class of the user's own are compared by their values, not by what the class makes of operators. Of
+    one that holds other tensors instead of values, those are copied one after the other.
+    """
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return dense(whole.detach()).to("cpu", copy=True).contiguous()
+    if is_traceable_wrapper_subclass(whole):
+        names, _ = whole.__tensor_flatten__()
+        parts = [copied(getattr(whole, name)).flatten() for name in names]
+        return torch.cat([torch.view_as_real(part).flatten() if part.is_complex() else part for part in parts])
+    plain = whole.detach()
+    return (
+        dense(plain if type(plain) is torch.Tensor else plain.as_subclass(torch.Tensor))
+        .to("cpu", copy=True)
+        .contiguous()
+    )
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
