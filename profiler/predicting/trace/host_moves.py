@@ -18,13 +18,13 @@ from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.tracer import on_host
 from profiler.training.workload import tensors
 
-Tensor = torch.Tensor
+TENSOR: Any = torch.Tensor
 DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
-NUM_OPTIONS = 2  # of `Tensor.to` by place: non_blocking and copy
+NUM_OPTIONS = 2  # of `TENSOR.to` by place: non_blocking and copy
 ANSWERS = {  # what a tensor says of where it is, by whether that is the host
-    Tensor.is_cuda.__get__: (True, False),
-    Tensor.is_cpu.__get__: (False, True),
-    Tensor.get_device: (0, -1),
+    TENSOR.is_cuda.__get__: (True, False),
+    TENSOR.is_cpu.__get__: (False, True),
+    TENSOR.get_device: (0, -1),
 }
 
 OWN_DEVICE = FakeTensor.device
@@ -35,24 +35,25 @@ class HostMoves(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         FakeTensor.device = property(_said_device)  # type: ignore[method-assign,assignment]  # a property of its own, past all modes
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         FakeTensor.device = OWN_DEVICE  # type: ignore[method-assign]
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         named = dict(keywords or {})
         if function in ANSWERS:
             return ANSWERS[function][is_on_host(arguments[0])]
-        if function in (Tensor.cpu, Tensor.cuda):
-            return _moved(arguments[0], to_host=function is Tensor.cpu, **_blocking(named))
-        if function is Tensor.to:
+        if function in (TENSOR.cpu, TENSOR.cuda):
+            non_blocking = named.get("non_blocking", False)
+            return _moved(arguments[0], to_host=function is TENSOR.cpu, non_blocking=non_blocking)
+        if function is TENSOR.to:
             return _to(*arguments, **named)
-        if function is Tensor.copy_:
+        if function is TENSOR.copy_:
             return _copied(*arguments, **named)
-        if function is Tensor.pin_memory:
-            return _run(Tensor.clone, arguments[:1], {}, to_host=True)
+        if function is TENSOR.pin_memory:
+            return _run(TENSOR.clone, arguments[:1], {}, to_host=True)
         named.pop("pin_memory", None)
         given = tensors((arguments, named))
         to_host = is_on_host(given[0]) if given else True  # where torch makes what has no device
@@ -79,12 +80,8 @@ def _run(function: Any, arguments: Any, keywords: Any, *, to_host: bool) -> Any:
     return out
 
 
-def _blocking(named: dict[str, Any]) -> dict[str, bool]:
-    return {"non_blocking": named.get("non_blocking", False)}
-
-
-def _to(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
-    """`Tensor.to` in all its forms: of a device, a type, both, or another tensor."""
+def _to(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+    """`TENSOR.to` in all its forms: of a device, a type, both, or another tensor."""
     flags = [argument for argument in arguments if isinstance(argument, bool)]
     non_blocking, copy = (*flags, *(False,) * NUM_OPTIONS)[:NUM_OPTIONS]
     options = {
@@ -92,7 +89,7 @@ def _to(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
         "copy": copy or named.get("copy", False),
     }
     other = named.get("other", arguments[0] if arguments else None)
-    if isinstance(other, Tensor):
+    if isinstance(other, torch.Tensor):
         return _moved(tensor, to_host=is_on_host(other), dtype=other.dtype, **options)
     named = {name: value for name, value in named.items() if name != "copy"}
     device, dtype, _, _ = torch._C._nn._parse_to(*(one for one in arguments if not isinstance(one, bool)), **named)
@@ -101,28 +98,34 @@ def _to(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
 
 
 def _moved(
-    tensor: Tensor, *, to_host: bool, dtype: torch.dtype | None = None, non_blocking: bool = False, copy: bool = False
-) -> Tensor:
+    tensor: torch.Tensor,
+    *,
+    to_host: bool,
+    dtype: torch.dtype | None = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+) -> torch.Tensor:
     wanted = dtype or tensor.dtype
     if is_on_host(tensor) == to_host:
         return (
             tensor
             if wanted == tensor.dtype and not copy
-            else _run(Tensor.to, (tensor, wanted), {"copy": True}, to_host=to_host)
+            else _run(TENSOR.to, (tensor, wanted), {"copy": True}, to_host=to_host)
         )
     if to_host:
         tensor = _straight(tensor.to(wanted) if non_blocking else tensor)
     elif non_blocking and wanted != tensor.dtype:
         tensor = tensor.clone()  # on the device in the host's type, and converted there
-    return _run(Tensor.to, (tensor, wanted), {"copy": True}, to_host=to_host)
+    moved: torch.Tensor = _run(TENSOR.to, (tensor, wanted), {"copy": True}, to_host=to_host)
+    return moved
 
 
-def _straight(tensor: Tensor) -> Tensor:
+def _straight(tensor: torch.Tensor) -> torch.Tensor:
     """What is copied to the host at once: what does not lie dense is first copied on the device."""
     return tensor if is_non_overlapping_and_dense_or_false(tensor) else tensor.contiguous()
 
 
-def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     to_host = is_on_host(target)
     if is_on_host(source) != to_host:
         if to_host:
@@ -130,7 +133,7 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
             source = source if source.stride() == target.stride() else source.contiguous()
         elif (non_blocking and source.dtype != target.dtype) or not is_non_overlapping_and_dense_or_false(target):
             source = torch.empty_like(target, dtype=source.dtype)
-    _run(Tensor.copy_, (target, source), {}, to_host=to_host)
+    _run(TENSOR.copy_, (target, source), {}, to_host=to_host)
     return target
 
 
