@@ -24,6 +24,7 @@ from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Builder, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
 from profiler.predicting.trace.tracer import Hidden
+from profiler.predicting.trace.user_hooks import user_hooks
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Observation, observe
 from profiler.training.workload import Step
@@ -109,7 +110,8 @@ def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
 def _fakes(case: Case) -> Iterator[FakeTensors]:
     rates = known_rates(case.device)
     capability = (rates.compute_capability,) if rates else ()
-    with fake_tensors() as fakes, cuda_like(*capability) if kind_of(case) == "cuda" else nullcontext():
+    on_cuda = kind_of(case) == "cuda"
+    with fake_tensors() as fakes, user_hooks(on_cuda=on_cuda), cuda_like(*capability) if on_cuda else nullcontext():
         try:
             yield fakes
         except DATA_DEPENDENT as error:

@@ -105,7 +105,7 @@ class Tracer(TorchDispatchMode):
         phase, module = self._place()
         flops = kind.flops(*args, **(kwargs or {}), out_val=out) if kind.flops else 0
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
-        hidden = self._hidden(func, args, kwargs) if self._hidden else 0
+        hidden = self._hidden(func, args, kwargs) if self._hidden and not _ON_HOST.get() else 0
         requests = hidden.parts if isinstance(hidden, Requests) else ()
         self.operators.append(Operator(kind.name, module, phase, flops, moved, int(hidden), requests=requests))
         self.uses_host = self.uses_host or _ON_HOST.get()
