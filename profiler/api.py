@@ -24,6 +24,7 @@ from profiler.measuring import measure as measure_trial
 from profiler.planning import candidates, solver
 from profiler.planning.chain import Chain
 from profiler.planning.plan import recipe as recipe_of
+from profiler.predicting.prediction import better_choice
 from profiler.predicting.prediction import predict as predict_trial
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import known_rates
@@ -243,10 +244,13 @@ def plan(
                 return plan
             if frontier.peak_bytes[0] <= floor:
                 break  # deeper plans are no smaller
+        better = better_choice(case, build=fresh)
     smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
+    named = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
+    others = f"{named} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
     raise UserError(
         f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself",
-        hint="a smaller batch lowers it; so do 16 bits, or an optimizer with less state",
+        hint=f"{others}a smaller batch lowers it; so do 16 bits, or an optimizer with less state",
         exit_code=GATE,
     )
 

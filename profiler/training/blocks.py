@@ -5,6 +5,7 @@ A block is what checkpointing works on: a layer of a transformer, a bottleneck o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -34,6 +35,34 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
     if pattern and not names:
         raise Unsupported(f"no blocks match '{pattern}'")
     return tuple(names)
+
+
+def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The blocks that a module could be cut into, coarse and fine, by their pattern; those that are found have none.
+
+    Modules at places that differ by numbers alone go together (`layers.*.attention`), and so do all children of such
+    modules (`layers.*.*`). Single operators of torch.nn are offered with their siblings alone.
+    """
+    modules = {name: child for name, child in module.named_modules() if name and _is_called(child)}
+    alike = {re.sub(r"\d+", "*", name): None for name, child in modules.items() if not _is_operator(child)}
+    siblings = {f"{pattern}.*": None for pattern in alike}
+    patterns = sorted((*alike, *siblings, "*"), key=lambda pattern: (pattern.count("."), pattern))
+    offered: dict[tuple[str, ...], str] = {find_blocks(module): ""}
+    for pattern in patterns:
+        names = tuple(_matching(module, pattern))
+        if names and all(name in modules for name in names):
+            offered.setdefault(names, pattern)
+    return {pattern: names for names, pattern in offered.items() if names}
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether it has a forward, as lists and dicts of modules have not."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _is_operator(module: nn.Module) -> bool:
+    """Whether it is a single module of PyTorch, such as Linear, which saves little besides its input."""
+    return type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
 
 
 def refuse_none(blocks: tuple[str, ...]) -> None:
