@@ -31,7 +31,8 @@ from profiler.predicting.traced_case import known_rates
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.training import blocks as finding
-from profiler.training import optimizers, random_sources, strategies
+from profiler.training import marked_functions, optimizers, random_sources, strategies
+from profiler.training.checkpointing import called_blocks
 from profiler.training.models.user import as_workload, call
 from profiler.training.strategies.plan import carry_out
 from profiler.training.workload import Workload
@@ -81,7 +82,15 @@ def apply(
         return _carry_out(module, strategy, example, blocks)
     choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
     function, options = catalogue.load(choice, strategies.TABLE)
-    applied: Applied = function(_workload(module, finding.find_blocks(module, blocks), example), **options)
+    return _applied(_workload(module, finding.find_blocks(module, blocks), example), choice.name, function, options)
+
+
+def _applied(workload: Workload, strategy: str, function: Callable[..., Applied], options: dict[str, Any]) -> Applied:
+    """As the strategy; its blocks are calls where functions are marked, or blocks run several times."""
+    if marked_functions.are_there() and workload.batch is not None:
+        workload = called_blocks.marked(workload)
+    chain, applied = called_blocks.applied(workload, strategy, lambda chain: function(chain, **options))
+    called_blocks.follow_forwards(chain)
     return applied
 
 
@@ -89,7 +98,9 @@ def _carry_out(module: nn.Module, plan: Recipe | Path, example: Any, blocks: str
     if blocks is not None:
         raise UserError(f"blocks='{blocks}' has no effect: a plan names its own blocks", hint="leave it out")
     recipe = plan if isinstance(plan, Recipe) else plan_file.read(plan)
-    return carry_out(_workload(module, tuple(recipe.fingerprint), example), recipe)
+    names = tuple(recipe.fingerprint)
+    own = tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in names))
+    return _applied(_workload(module, own, example), "plan", carry_out, {"plan": recipe})
 
 
 def _workload(module: nn.Module, blocks: tuple[str, ...], example: Any) -> Workload:

@@ -68,7 +68,10 @@ def _is_operator(module: nn.Module) -> bool:
 def refuse_none(blocks: tuple[str, ...]) -> None:
     """Raises Unsupported where there are no blocks, for what works on them."""
     if not blocks:
-        raise Unsupported("no blocks were found; name them with --blocks")
+        raise Unsupported(
+            "no blocks were found; name them with --blocks, or mark the function that the forward calls in a loop with"
+            " profiler.block"
+        )
 
 
 def _matching(module: nn.Module, pattern: str) -> list[str]:
@@ -145,7 +148,7 @@ def _children(module: nn.Module) -> list[str]:
     children = [
         (name, child)
         for name, child in module.named_children()
-        if name not in HEADS and not name.lower().startswith("aux")
+        if name not in HEADS and not name.lower().startswith("aux") and _is_called(child)
     ]
     while children and not num_parameters(children[-1][1]):
         children.pop()
