@@ -256,10 +256,11 @@ class Calls:
         self._done, self.is_open = 0, True
         marked_functions.push(self)
 
-    def end(self, *_: Any) -> None:
-        """A forward has ended; raises as `forward` does."""
+    def end(self, *given: Any) -> None:
+        """A forward has ended; raises as `forward` does. As a hook it is given the output, None where it raised."""
         self._close()
-        if 0 < self._done < len(self._blocks):
+        has_raised = bool(given) and given[-1] is None
+        if not has_raised and 0 < self._done < len(self._blocks):
             raise Unsupported(f"the forward ended before its call '{self._blocks[self._done].name}', {CHANGED}")
 
     def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
