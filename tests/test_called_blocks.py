@@ -168,7 +168,7 @@ def test_a_marked_function_is_the_function_where_nobody_looks():
         assert module(batch).requires_grad
 
     marked = profiler.block(torch.tanh)
-    assert marked.__name__ == "tanh"
+    assert vars(marked)["__name__"] == "tanh"
     assert torch.equal(marked(torch.ones(2)), torch.tanh(torch.ones(2)))
 
 

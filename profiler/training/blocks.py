@@ -18,6 +18,7 @@ from profiler.training.workload import num_parameters
 LEAST = 2  # a list of fewer children is no stack
 SHARE = 0.2  # of the parameters of all lists: a shorter one with less is no second stack
 MANY = 3  # modules of one class that hold Sequentials are blocks, and their Sequentials branches within
+OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)  # which never run
 HEADS = {"classifier", "head", "heads", "fc"}  # what follows the trunk, and seldom takes its output as it is
 
 Named = tuple[str, nn.Module]
@@ -148,7 +149,7 @@ def _children(module: nn.Module) -> list[str]:
     children = [
         (name, child)
         for name, child in module.named_children()
-        if name not in HEADS and not name.lower().startswith("aux") and _is_called(child)
+        if name not in HEADS and not name.lower().startswith("aux") and not isinstance(child, OF_PARAMETERS)
     ]
     while children and not num_parameters(children[-1][1]):
         children.pop()

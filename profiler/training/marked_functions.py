@@ -66,9 +66,11 @@ def block(function: Callable[..., Any]) -> MarkedFunction:
 
     Example::
 
-        @profiler.block
         def layer(x, weight):
             return torch.tanh(x @ weight)
+
+
+        layer = profiler.block(layer)  # or @profiler.block above it
 
 
         class Net(nn.Module):

@@ -216,9 +216,9 @@ class CalledBlock(nn.Module):
 
     def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, nn.Module]]:
         """Those of the module that is called; of a function, itself."""
-        if isinstance(self.called, nn.Module):
-            return self.called.named_modules(*arguments, **keywords)
-        return super().named_modules(*arguments, **keywords)
+        named = self.called.named_modules if isinstance(self.called, nn.Module) else super().named_modules
+        modules: Iterator[tuple[str, nn.Module]] = named(*arguments, **keywords)
+        return modules
 
     def bind(self, function: Callable[..., Any]) -> None:
         """Take the function as it is called now. Raises Unsupported where another one was computed ahead."""
