@@ -19,7 +19,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
-from profiler.training.checkpointing.called_blocks import CalledBlock
+from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs

@@ -11,7 +11,7 @@ from torch import nn
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import refuse_none
-from profiler.training.checkpointing.called_blocks import run_ahead
+from profiler.training.checkpointing.call_routes import run_ahead
 from profiler.training.checkpointing.observed_forward import Observation, observe
 from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.checkpointing.routed_block import RoutedBlock, route
