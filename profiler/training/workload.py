@@ -42,6 +42,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     held: Callable[[], dict[str, int]] = dict
     gathered: Callable[[], int] | None = None
     settling: int = 1
+    calls: dict[str, nn.Module] = {}  # blocks that are no submodules but calls, by name
+
+    def block(self, name: str) -> nn.Module:
+        """The block of this name."""
+        return self.calls[name] if name in self.calls else self.module.get_submodule(name)
 
 
 def trained(workload: Workload) -> dict[str, torch.Tensor]:

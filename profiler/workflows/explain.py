@@ -59,14 +59,15 @@ def prediction(*, strategies: str, device: str | None, **others: Any) -> Request
 
 def explain(request: StepRequest) -> Explained:
     """Where the peak of the last step is and why it is no lower, against the first. Raises UserError."""
-    steps = followed_steps(request)
+    steps = followed_steps(request, with_choices=True)
     chosen = steps[-1]
     if chosen.case.ranks:
         hint = f"gcprof timeline {request.target} draws what one of them holds"
         raise UserError("what ranks gather for each other has no floor yet: it cannot be explained", hint=hint)
     followed = chosen.followed
+    baseline = steps[0].followed
     explanation = explain_trace(
-        followed.trace, blocks=followed.blocks, baseline=steps[0].followed.trace, split=followed.split
+        followed.trace, blocks=followed.blocks, baseline=baseline.trace, split=followed.split, choices=baseline.choices
     )
     beside = next(iter(beside_traced([chosen])), None)
     return Explained(step=chosen, explanation=explanation, beside=beside)
@@ -88,11 +89,12 @@ def _traced(engine: Engine, case: Case) -> FollowedStep | UserError:
         return error
 
 
-def followed_steps(request: StepRequest) -> list[FollowedStep]:
+def followed_steps(request: StepRequest, *, with_choices: bool = False) -> list[FollowedStep]:
     """The steps of a model, or of the cases of a run, under the strategies of the request; `none` first.
 
-    Raises UserError where there is no such model, run or strategy, or where a step cannot be followed. What a run has
-    measured or predicted is traced, what it has rehearsed is rehearsed.
+    `with_choices` also asks of a traced `none` what other blocks would come to. Raises UserError where there is no such
+    model, run or strategy, or where a step cannot be followed. What a run has measured or predicted is traced, what it
+    has rehearsed is rehearsed.
     """
     records = _records(request)
     trials = _trials_of_model(request) if records is None else _trials_of_run(records, request)
@@ -101,7 +103,11 @@ def followed_steps(request: StepRequest) -> list[FollowedStep]:
         raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
     with engines.connect(plan=trials) as engine:
         return [
-            FollowedStep(case=trial.case, followed=_followed(engine, trial), record=_record_of(records, trial.case))
+            FollowedStep(
+                case=trial.case,
+                followed=_followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline),
+                record=_record_of(records, trial.case),
+            )
             for trial in trials
         ]
 
@@ -146,9 +152,10 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     return named
 
 
-def _followed(engine: Engine, trial: Trial) -> Followed:
+def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
-    entry = "follow_rehearsed" if trial.case.is_rehearsed else "follow"
+    traced = "follow_with_choices" if with_choices and not trial.case.ranks else "follow"
+    entry = "follow_rehearsed" if trial.case.is_rehearsed else traced
     answer = engine.ask(f"profiler.engines.worker:{entry}", encode(trial).decode(), failing=failing)
     followed: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
     return followed
