@@ -118,6 +118,7 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     random_sources: tuple[str, ...] = ()  # which were drawn from more or less often: torch, random, numpy.random, ...
     largest_difference: Real | None = None
     buffers_difference: Real | None = None
+    differing_buffers: tuple[str, ...] = ()  # the one that differs most is the first
     worst_parameter: str | None = None
     worst_step: Whole | None = None  # of the two steps that are compared, the one where they differ most: 1 or 2
     moved: tuple[str, ...] = ()  # attributes of modules, plain Python, that a step changes otherwise: counters, caches

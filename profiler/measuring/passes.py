@@ -17,9 +17,10 @@ from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import growth, memory, operators
 from profiler.measuring.meters import time as timing
+from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.training.assemble import Assembled
 from profiler.training.rehearsed_build import ValueReads
-from profiler.training.workload import Step
+from profiler.training.workload import Step, Workload
 
 
 def read(bench: Bench, passes: Collection[str]) -> Readings:
@@ -38,11 +39,19 @@ def _flops(bench: Bench) -> dict[str, Any]:
     built = bench.build(calls=calls)
     reads = ValueReads()
     with reads if bench.device.is_hollow else nullcontext():
-        flops = operators.read_flops(built.workload)
+        flops = operators.read_flops(built.workload, lambda loss: _tell_ctx(bench, loss, built.workload))
     if reads.places:
         text = f"the step reads values, which are zeros here: {reads}; sizes that follow from them are not real"
         bench.note("GCP041", text)
     return {**flops, "block_calls": tuple(calls)}
+
+
+def _tell_ctx(bench: Bench, loss: torch.Tensor, workload: Workload) -> None:
+    """Note what custom Functions keep past every checkpoint, where there are checkpoints."""
+    kept = {} if bench.trial.case == bench.trial.case.baseline else kept_on_ctx(loss, workload)
+    if kept:
+        text = f"{bytes_text(sum(kept.values()))} are attributes of ctx, which no checkpoint frees"
+        bench.note("GCP054", f"{text}: {', '.join(kept)}; ctx.save_for_backward lets them be recomputed")
 
 
 def _memory(bench: Bench) -> dict[str, Any]:

@@ -210,6 +210,11 @@ def compare(reference: Results, other: Results) -> Equality:
         for name, gradient in first.gradients.items()
         if gradient is not None and second.gradients.get(name) is None
     }
+    buffers = {
+        name: amount
+        for name, buffer in reference.buffers.items()
+        if (amount := difference(buffer, other.buffers.get(name)))
+    }
     return Equality(
         loss_equal=all(_digest({"": first.loss}) == _digest({"": second.loss}) for first, second in pairs),
         gradients_equal=all(_digest(first.gradients) == _digest(second.gradients) for first, second in pairs),
@@ -221,7 +226,8 @@ def compare(reference: Results, other: Results) -> Equality:
             if not torch.equal(state, other.random_states.get(name, torch.empty(0)))
         ),
         largest_difference=differences[worst] or None,
-        buffers_difference=_largest_of_buffers(reference.buffers, other.buffers),
+        buffers_difference=max(buffers.values(), default=None),
+        differing_buffers=tuple(sorted(buffers, key=lambda name: -buffers[name])),
         worst_parameter=worst[0] if differences[worst] else None,
         worst_step=worst[1] if differences[worst] else None,
         moved=tuple(plain_state.moved(dict(reference.moved), dict(other.moved))),
@@ -283,19 +289,20 @@ def is_rounding(equality: Equality) -> bool:
 
 
 def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """The largest absolute difference over the largest absolute value of both: 0 to 2; 2 where one is not finite."""
+    """The largest absolute difference over the largest absolute value of both: 0 to 2.
+
+    2 where one is not finite, is not there, or is of another shape.
+    """
     if reference is None or other is None:
         return 0.0 if reference is other else 2.0
+    if reference.shape != other.shape:
+        return 2.0
     if torch.equal(_bytes(reference), _bytes(other)):
         return 0.0
     wide, other_wide = reference.double(), other.double()
     scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
     relative = float((wide - other_wide).abs().max() / scale)
     return relative if math.isfinite(relative) else 2.0
-
-
-def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float | None:
-    return max((difference(buffer, other.get(name)) for name, buffer in reference.items()), default=0.0) or None
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
