@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from collections.abc import Iterator
 from functools import cache
@@ -12,12 +13,13 @@ OURS = Path(__file__).parents[1]
 MODELS = OURS / "training" / "models"
 ADAPTERS = ("user.py",)  # models' files that only call what is the user's
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+ELSEWHERE = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|^\?\?$")  # or a line in C++
 
 
 @cache
 def is_theirs(filename: str) -> bool:
-    """Whether a file of a traceback is neither a library's nor the profiler's."""
-    return not is_ours(filename) and not filename.startswith((*INSTALLED, "<"))
+    """Whether a file of a traceback, of this machine or another, is neither a library's nor the profiler's."""
+    return not is_ours(filename) and not filename.startswith((*INSTALLED, "<")) and not ELSEWHERE.search(filename)
 
 
 @cache
