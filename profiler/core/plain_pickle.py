@@ -44,13 +44,11 @@ def _refuse(opcode: str) -> Callable[[Any], None]:
     return refuse
 
 
-class _Unpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]  # in Python: the C one obeys all opcodes
+class _Unpickler(pickle._Unpickler):  # in Python: the C one obeys all opcodes
     """Knows only the opcodes of plain data; its memo is a dict, which a large index does not blow up."""
 
     dispatch = {  # noqa: RUF012  as the class has it
-        ord(opcode.code): pickle._Unpickler.dispatch[ord(opcode.code)]  # type: ignore[attr-defined]
-        if opcode.name in PLAIN
-        else _refuse(opcode.name)
+        ord(opcode.code): pickle._Unpickler.dispatch[ord(opcode.code)] if opcode.name in PLAIN else _refuse(opcode.name)
         for opcode in pickletools.opcodes
     }
 

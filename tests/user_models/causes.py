@@ -43,6 +43,8 @@ class Counting(nn.Module):
 class Buffered(nn.Module):
     """Keeps a buffer that is longer after every call."""
 
+    keys: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)

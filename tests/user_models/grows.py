@@ -18,6 +18,7 @@ class Recorder:
 
 
 class Net(nn.Module):
+    history: torch.Tensor
     seen: ClassVar = []  # all models share it
 
     def __init__(self, how: str) -> None:

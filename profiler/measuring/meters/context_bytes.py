@@ -18,7 +18,8 @@ def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
     """
     module = workload.module
     resident = bytes_by_storage([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
-    seen, found = set(resident), {}
+    seen = set(resident)
+    found: dict[str, int] = {}
     for node in _nodes(loss):
         function = getattr(type(node), "_forward_cls", None)
         if function is None or function.__module__.startswith("torch."):

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from profiler.core.allocator_history import Event
 from profiler.core.trace_data import WORKSPACES, Allocation, Operator, Trace
-from profiler.measuring.meters.allocations import MODULE, PHASE, Event, Recording
+from profiler.measuring.meters.allocations import MODULE, PHASE, Recording
 from profiler.training.workload import rounded
 
 NODE = "autograd::engine::evaluate_function: "  # what the profiler calls the run of one node of autograd
