@@ -10,7 +10,8 @@ from profiler.analysis.advice import budget_frontier
 from profiler.analysis.pairing import Side, without_strategy
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
-from profiler.core.gpu_specs import CONTEXT_BYTES, Rates
+from profiler.core.gpu_specs import Rates
+from profiler.core.record import needed_bytes
 
 MOST_TRIED = 2**24
 FARTHEST = 8  # how many times the last number that fitted is tried next
@@ -24,7 +25,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     case: Case  # without checkpointing
     strategy: str | None
-    needed_bytes: int  # of that strategy, or of the one that needs least, with CONTEXT_BYTES
+    needed_bytes: int  # of that strategy, or of the one that needs least, with CUDA's context
     extra_flops: float | None  # over those of `none`, as a fraction
 
 
@@ -42,10 +43,7 @@ def fits(rows: Sequence[Row], devices: Iterable[Rates]) -> list[Fit]:
 
 def needed(row: Row) -> int:
     """What a process takes of the device at its peak: what the allocator reserves, and CUDA itself. Bytes."""
-    readings = row.readings
-    taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
-    assert taken is not None, "an ok row was measured"
-    return taken + CONTEXT_BYTES
+    return needed_bytes(row.readings)
 
 
 def _fit(device: Rates, case: Case, rows: Sequence[Row]) -> Fit:

@@ -18,6 +18,8 @@ from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.workload import local, tensors, trained
 
+MOST_NAMED = 3
+
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     """Compares with the digests of the baseline's trial; returns the result, and why the trial is invalid, if it is.
@@ -166,12 +168,15 @@ class _Comparison:
 
 
 def _buffers(result: Equality, is_repairable: bool) -> str:
-    apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
     if result.buffers_difference is not None and result.buffers_difference <= equality.AGREE:
         return f"buffers agree but for rounding ({result.buffers_difference:.1e})"
+    apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
+    more = len(result.differing_buffers) - MOST_NAMED
+    names = ", ".join(result.differing_buffers[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    told = f"buffers {apart}" + (f" ({names})" if names else "")
     if is_repairable:
-        return f"buffers {apart}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
-    return f"buffers {apart}: what a recompute writes into them it writes again"
+        return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
+    return f"{told}: what a recompute writes into them it writes again"
 
 
 def verify_averaging(

@@ -13,6 +13,8 @@ from profiler import engines
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.progress import calibrations
+from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
+from profiler.core import plain_pickle
 from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
@@ -71,6 +73,11 @@ def explain(request: StepRequest) -> Explained:
     )
     beside = next(iter(beside_traced([chosen])), None)
     return Explained(step=chosen, explanation=explanation, beside=beside)
+
+
+def recorded(path: Path) -> SnapshotExplanation:
+    """Where the peak of a CUDA memory snapshot is, what held it and what stayed. Raises UserError."""
+    return explain_snapshot(plain_pickle.load(path))
 
 
 def beside_traced(steps: Sequence[FollowedStep]) -> list[FollowedStep | UserError]:

@@ -211,6 +211,11 @@ def compare(reference: Results, other: Results) -> Equality:
         for name, gradient in first.gradients.items()
         if gradient is not None and second.gradients.get(name) is None
     }
+    buffers = {
+        name: amount
+        for name, buffer in reference.buffers.items()
+        if (amount := difference(buffer, other.buffers.get(name)))
+    }
     return Equality(
         loss_equal=all(digest_of({"": first.loss}) == digest_of({"": second.loss}) for first, second in pairs),
         gradients_equal=all(digest_of(first.gradients) == digest_of(second.gradients) for first, second in pairs),
@@ -222,7 +227,8 @@ def compare(reference: Results, other: Results) -> Equality:
             if not torch.equal(state, other.random_states.get(name, torch.empty(0)))
         ),
         largest_difference=differences[worst] or None,
-        buffers_difference=_largest_of_buffers(reference.buffers, other.buffers),
+        buffers_difference=max(buffers.values(), default=None),
+        differing_buffers=tuple(sorted(buffers, key=lambda name: -buffers[name])),
         worst_parameter=worst[0] if differences[worst] else None,
         worst_step=worst[1] if differences[worst] else None,
         moved=tuple(plain_state.moved(dict(reference.moved), dict(other.moved))),
@@ -281,10 +287,6 @@ def not_reproducible(equality: Equality, precision: str) -> str | None:
 def is_rounding(equality: Equality) -> bool:
     """Whether the differences are as small as other rounding makes them, with no gradient missing."""
     return not equality.missing and (equality.largest_difference or 0.0) <= ROUNDING
-
-
-def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float | None:
-    return max((difference(buffer, other.get(name)) for name, buffer in reference.items()), default=0.0) or None
 
 
 def _digests(results: Results, group: Group) -> dict[str, str]:

@@ -11,9 +11,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """The largest absolute difference over the largest absolute value of both: 0 to 2; 2 where one is not finite."""
+    """The largest absolute difference over the largest absolute value of both: 0 to 2.
+
+    2 where one is not finite, is not there, or is of another shape.
+    """
     if reference is None or other is None:
         return 0.0 if reference is other else 2.0
+    if reference.shape != other.shape:
+        return 2.0
     if torch.equal(bytes_of(reference), bytes_of(other)):
         return 0.0
     wide, other_wide = _widest(reference), _widest(other)

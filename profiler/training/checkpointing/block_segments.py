@@ -180,6 +180,8 @@ def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observ
         if fed != feeding + 1 or not seen.linked[feeding]:
             names = f"'{workload.blocks[feeding]}' and '{workload.blocks[fed]}'"
             reason = "the second takes more than the first's output, or it is not alone in taking that"
+            if fed in seen.takes:
+                reason = f"the second takes {seen.takes[fed]}, and what runs together passes tensors on"
             raise Unsupported(f"{names} cannot be run together: {reason}")
     return seen
 

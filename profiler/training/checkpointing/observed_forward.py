@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     chain: ChainBytes
     linked: tuple[bool, ...]  # whether a block's output is all new that the next one takes, and goes nowhere else
     in_tuples: set[int]  # blocks that return a tuple of one
+    takes: dict[int, str]  # by block, what it is given first where that is no tensor, in words
     given: dict[int, Given] = {}  # calls that take other values than the one before
 
 
@@ -144,6 +146,7 @@ class _Watcher:
         self._outputs: dict[int, tuple[TensorWeakRef, int]] = {}  # by id: of which block it is the output
         self._working: int | None = None  # the block whose forward runs
         self._in_tuples: set[int] = set()
+        self._takes: dict[int, str] = {}
         self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
         on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
         self._random_state = torch.get_rng_state().nbytes if on_host else 0  # what every checkpoint keeps besides
@@ -179,6 +182,7 @@ class _Watcher:
             linked=tuple(fed and index not in self._tapped for index, fed in enumerate(self._linked)),
             in_tuples=self._in_tuples,
             given=self._given,
+            takes=self._takes,
         )
 
     def enter(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -187,6 +191,8 @@ class _Watcher:
         self._calls.append(index)
         given = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors(arguments)}
         self._inputs[index] = sum(given.values()) + self._random_state
+        if arguments and not isinstance(arguments[0], torch.Tensor):
+            self._takes[index] = _kind(arguments[0])
         if index and self._last and arguments:
             output, version, further, named = self._last
             untouched = arguments[0] is output and output._version == version
@@ -238,6 +244,12 @@ class _Watcher:
     def _returned(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         for tensor in tensors(output):
             self.use(tensor)
+
+
+def _kind(value: Any) -> str:
+    """What a value is that is no tensor: `a dataclass (State)`, `a dict`."""
+    name = type(value).__name__
+    return f"a dataclass ({name})" if dataclasses.is_dataclass(value) else f"a {name}"
 
 
 class _Watched:
