@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -273,7 +274,8 @@ def _device_words(text: str) -> list[str]:
 def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:
     unique = list(dict.fromkeys(items))
     if len(unique) < len(items):
-        twice = [str(item) for item in unique if items.count(item) > 1]
+        numbers = Counter(items)
+        twice = [str(item) for item in unique if numbers[item] > 1]
         remarks.append(f"{option}: {', '.join(twice)} was given more than once and is measured once")
     return unique
 
