@@ -23,6 +23,7 @@ MEMORY_BYTES = 768 << 20  # that reading one document or line takes, Python and 
 LINE_BYTES = 32 << 20  # a record of 100,000 samples of each kind and of 10,000 parameters takes half of it
 JSON_BYTES = 64 << 20  # a document; the manifest of 100,000 trials takes 55 MiB
 JSON_VALUES = 3_200_000  # of either, counted by what stands before them; those 100,000 trials have 2.7 million
+PIECE_BYTES = 1 << 20  # that the end of a file is looked through by
 JSON_DEPTH = 64  # records have six levels; what goes deepest are the segments within segments of a plan
 TOML_BYTES = 1 << 20  # a hundred times the longest in configs/
 TOML_DEPTH = 8  # of tables and arrays in each other, and of the parts of a key; gcprof's own have four
