@@ -21,6 +21,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Environment, Record
 from profiler.core.schedule import Shard
 from profiler.runs import reading
+from profiler.runs.sharing import Shared
 
 APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -259,12 +260,14 @@ def load(folder: Path) -> Run:
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
     path = folder / "trials.jsonl"
-    records, warnings = [], []
+    records, warnings, shared = [], [], Shared(manifest.plan)
     for where, line in reading.numbered(path):
         if reading.is_torn(line):
             warnings.append("the last line of trials.jsonl is torn and was ignored")
         else:
-            records.append(read_record(line.removesuffix(b"\n"), where))
+            record = read_record(line.removesuffix(b"\n"), where)
+            shared.record(record)
+            records.append(record)
     return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
 
 
