@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests import make
 from tests.program import gcprof
 
 MODEL = "transformer:layers=4,width=64"
+USER_MODELS = Path(__file__).parent / "user_models"
 READS = """
 import torch
 from torch import nn
@@ -157,6 +159,24 @@ def test_one_process_as_the_first_of_two_ranks_holds_what_it_holds_beside_the_ot
         assert readings.peak_bytes == first.peak_bytes
         assert readings.saved_bytes == first.saved_bytes
         assert readings.static_bytes == first.static_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["called", "wrapped"])
+def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pytorch_does_both_by_hand(
+    hollow, tmp_path, how
+):
+    model = f"{USER_MODELS / 'sharded.py'}:make"
+    words = ("rehearse", model, "--ranks", "8", "--parallel", "fsdp2", "--strategies", "none,all", "--device", "h100")
+    done = gcprof(*words, "-o", "run", cwd=tmp_path)
+    code = (
+        f"import sys; sys.path.insert(0, {str(USER_MODELS)!r}); import sharded; found = sharded.peak_by_hand({{!r}}, 8)"
+    )
+    assert done.returncode == 0, done.stderr
+    stored = records(tmp_path / "run")
+
+    assert stored["rehearse:h100", "none"].readings.peak_bytes == hollow.python(code.format("plain"))
+    assert stored["rehearse:h100", "all"].readings.peak_bytes == hollow.python(code.format(how))
 
 
 @pytest.mark.slow

@@ -48,15 +48,16 @@ def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
 
 
 class RmsNorm(nn.Module):
-    """An RMS norm in the type of its input."""
+    """An RMS norm in fp32 whatever the type of its input, as LitGPT's is since 24 October 2023."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean = torch.mean(x * x, dim=-1, keepdim=True)
-        return self.weight * (x * torch.rsqrt(mean + 1e-5))
+        wide = x.float()
+        mean = torch.mean(wide * wide, dim=-1, keepdim=True)
+        return (self.weight * (wide * torch.rsqrt(mean + 1e-5))).to(x.dtype)
 
 
 class GatedMlp(nn.Module):

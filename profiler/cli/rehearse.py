@@ -36,6 +36,10 @@ def rehearse(
     cudnn_workspace: Annotated[
         str | None, typer.Option(help="What cuDNN takes for a convolution, as 64MiB. [default: nothing]")
     ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(help="A measured run of this GPU: what CUDA and cuDNN took there, where it is not said here."),
+    ] = None,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
 ) -> None:
@@ -45,13 +49,15 @@ def rehearse(
     """
     from profiler.request.device_choice import to_rehearse
     from profiler.request.spec import Request
+    from profiler.workflows.rehearsal import calibrated
     from profiler.workflows.run import RunRequest, run
 
+    sizes = {"memory": memory, "context": context, "cudnn_workspace": cudnn_workspace}
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks,
         **switches or {},
-        device=to_rehearse(device, memory=memory, context=context, cudnn_workspace=cudnn_workspace),
+        device=calibrated(device, calibrate, **sizes) if calibrate else to_rehearse(device, **sizes),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
     end_with(lambda: print_run(run(request, Terminal()), json=json), json=json)

@@ -1,0 +1,56 @@
+"""What CUDA and cuDNN took of a GPU in a measured run, given to its rehearsal."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from profiler.analysis import taken_besides
+from profiler.core import gpu_specs
+from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import HOLLOW
+from profiler.core.record import Conditions, PhaseBytes
+from profiler.core.units import GIB, MIB
+from profiler.workflows.rehearsal import calibrated
+from tests import examples, make
+
+H100 = gpu_specs.find("h100").name
+
+
+def measured(*, device_name: str = H100, others_bytes: int | None = None, context: int = 500 * MIB):
+    """1,000 MiB reserved at most in the backward; the device was read when 40 MiB of them were given back."""
+    record = make.record(case=make.case(device="cuda:0"))
+    readings = msgspec.structs.replace(
+        record.readings,
+        phases={
+            "forward": PhaseBytes(allocated=600 * MIB, reserved=700 * MIB, device=700 * MIB + context),
+            "backward": PhaseBytes(allocated=900 * MIB, reserved=1000 * MIB, device=960 * MIB + context),
+        },
+        hidden_bytes={"aten.convolution(a)": 3 * MIB, "aten.convolution_backward(a)": 64 * MIB, "aten.mm(b)": 99 * MIB},
+        conditions=(Conditions(at_seconds=1.0, others_bytes=others_bytes),),
+    )
+    environment = msgspec.structs.replace(record.environment, device_name=device_name)
+    return msgspec.structs.replace(record, readings=readings, environment=environment)
+
+
+def test_the_context_is_what_the_device_lost_beside_the_allocator_and_the_workspace_the_largest_of_a_convolution():
+    assert taken_besides.sizes([measured()], "h100") == {"context": 500 * MIB, "cudnn_workspace": 64 * MIB}
+
+
+def test_the_memory_of_other_processes_is_no_context():
+    assert taken_besides.sizes([measured(others_bytes=GIB)], "h100") == {"cudnn_workspace": 64 * MIB}
+
+
+@pytest.mark.parametrize(
+    "record", [measured(device_name=HOLLOW + H100), measured(device_name="NVIDIA T4"), make.record()]
+)
+def test_a_rehearsed_record_and_one_of_another_gpu_tell_nothing(record):
+    with pytest.raises(UserError, match="nothing in it was measured on h100"):
+        taken_besides.sizes([record], "h100")
+
+
+def test_what_is_said_goes_before_what_was_measured(tmp_path):
+    run = str(examples.run(tmp_path / "run", [measured()]).folder)
+
+    assert calibrated("h100", run) == f"rehearse:h100:context={500 * MIB},cudnn_workspace={64 * MIB}"
+    assert calibrated("H100", run, context="1GiB", memory=None).startswith("rehearse:H100:context=1GiB,cudnn")
