@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core import strict_files
-from profiler.core.case import Choice, encode
+from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.engines import child_outcome
 from profiler.request import sweep
@@ -127,7 +128,7 @@ def test_twin_bounds_where_contents_are_kept_it_takes_more(here: Path):
 def test_bounds_the_manifest_of_100_000_trials_is_within_them():
     trials = 100_000
     record = make.record("segments:k=12345")
-    text = encode(store.Trial(case=record.case))
+    text = encode(Trial(case=record.case))
 
     assert trials * len(text) * 1.3 < strict_files.JSON_BYTES  # with its indents
     assert trials * (text.count(b",") + text.count(b"{") + text.count(b"[") + 1) < strict_files.JSON_VALUES
@@ -148,7 +149,7 @@ def test_bounds_a_record_that_nobody_could_read_again_is_not_believed(monkeypatc
     monkeypatch.setattr(strict_files, "JSON_VALUES", 20)
 
     with pytest.raises(strict_files.Malformed, match="it has more than 20 values"):
-        child_outcome._believed(store.Trial(case=record.case), [record], _Undamaged(), 0.0)
+        child_outcome._believed(Trial(case=record.case), [record], _Undamaged(), 0.0)
 
 
 class _Undamaged:
@@ -170,7 +171,7 @@ DEEP_TOML = {
 @pytest.mark.parametrize("kind", DEEP_TOML)
 def test_bounds_toml_that_is_nested_too_deep_is_not_parsed(kind: str, here: Path, monkeypatch: pytest.MonkeyPatch):
     Path("sweep.toml").write_text(DEEP_TOML[kind], encoding="utf-8")
-    monkeypatch.setattr(strict_files.tomllib, "loads", lambda text: pytest.fail("it was parsed"))
+    monkeypatch.setattr(tomllib, "loads", lambda text: pytest.fail("it was parsed"))
 
     with pytest.raises(UserError, match=r"sweep\.toml:1: this is not TOML: it is nested deeper than 8 levels"):
         sweep.read(Path("sweep.toml"))

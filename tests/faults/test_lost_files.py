@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from profiler.cli import answer
+from profiler.core import safe_files
 from profiler.core.case import Trial
 from profiler.core.record import Record
 from profiler.runs import store
@@ -151,7 +152,7 @@ def test_lost_where_nothing_can_be_kept_the_run_says_so(owed: Path, monkeypatch:
     trials = runner.carry_out(Idle(), owed)
     next(trials)
     (owed / "trials.jsonl").unlink()
-    monkeypatch.setattr(store.safe_files, "beside", lambda path: Path("/proc/none"))
+    monkeypatch.setattr(safe_files, "beside", lambda path: Path("/proc/none"))
 
     with pytest.raises(store.LostFileError, match="its records cannot be kept: cannot write to") as lost:
         next(trials)
