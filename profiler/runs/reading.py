@@ -20,7 +20,12 @@ class _Schema(msgspec.Struct):
     schema: int
 
 
-SCHEMA_OF = msgspec.json.Decoder(_Schema)
+_SCHEMA_OF = msgspec.json.Decoder(_Schema)
+
+
+def written_schema(text: bytes) -> int:
+    """The schema that a line or a document says that it is of. Raises msgspec.DecodeError."""
+    return _SCHEMA_OF.decode(text).schema
 
 
 def whole(path: Path) -> bytes:
@@ -69,8 +74,8 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
     """A line or a document of any schema as the present kind. Raises UserError (exit code 4), `where` first."""
     try:
         if kind is Record:
-            strict_files.check_line_length(text)
-        schema = SCHEMA_OF.decode(text).schema
+            strict_files.check_line(text)
+        schema = written_schema(text)
         if schema > SCHEMA:
             raise UserError(
                 f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
@@ -88,7 +93,9 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
 def _is_own(document: Any, text: bytes) -> bool:
     """Whether gcprof would write the same: then nothing is in it twice or hidden, and there is no need to look."""
     own = encode(document)
-    return own == text or (not isinstance(document, Record) and msgspec.json.format(own, indent=1) == text)
+    if own == text or isinstance(document, Record) or len(own) > len(text):
+        return own == text
+    return msgspec.json.format(own, indent=1) == text
 
 
 def _lifted(text: bytes, kind: type[Any]) -> bytes:

@@ -93,7 +93,7 @@ def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Recor
 
 def _old(where: str, schema: int, text: bytes) -> list[Finding]:
     """Whether what was read in the present schema is in an older one on disk."""
-    written = msgspec.json.decode(text)["schema"]
+    written = reading.written_schema(text)
     remark = f"schema {written}, and {SCHEMA} is the present one"
     return [Finding(where=where, text=remark, is_damage=False)] if written != schema or written < SCHEMA else []
 

@@ -137,6 +137,9 @@ def _trials_of_model(request: StepRequest) -> list[Trial]:
 
 def _trials_of_run(records: Sequence[Record], request: StepRequest) -> list[Trial]:
     """The first case's rows under these strategies; what is traced, with what was read of their operators."""
+    if not records:
+        hint = "let it run to its end: gcprof run --resume"
+        raise UserError(f"'{request.target}' has no records yet", hint=hint, exit_code=4)
     first = records[0].case.baseline
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(request.words, cases)]

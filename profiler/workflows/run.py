@@ -167,8 +167,10 @@ def go_on(
     """Run what a folder owes; what there is then, also after an interrupt."""
     for line in opening(store.load(folder).manifest.plan, devices, plan.remarks):
         screen.say(line)
-    code = runner.follow(engine, folder, screen, data_directory=plan.data_directory, exclusive=request.exclusive)
-    return ran(store.load(folder), code=code, data_directory=plan.data_directory)
+    code, stored = runner.follow(
+        engine, folder, screen, data_directory=plan.data_directory, exclusive=request.exclusive
+    )
+    return ran(store.load(stored), code=code, data_directory=plan.data_directory)
 
 
 def ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:
