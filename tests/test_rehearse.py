@@ -197,6 +197,9 @@ def test_a_gpu_is_named_by_its_word_and_sizes_in_bytes(word, resolved):
         ("rehearse:h1000", "no GPU is called 'h1000'"),
         ("rehearse:", "no GPU is called ''"),
         ("rehearse:t4:memory=0", "--device memory cannot be '0'"),
+        ("rehearse:t4:memory=11", "has 11 B, of which CUDA takes 0 B: nothing is left for tensors"),
+        ("rehearse:t4:memory=1GiB,context=1GiB", "nothing is left for tensors"),
+        ("rehearse:t4:context=16GiB", "nothing is left for tensors"),
         ("rehearse:t4:size=8GiB", "has no size"),
         ("rehearse:t4:memory=9999TiB", "Expected `int` <="),
     ],
@@ -206,6 +209,12 @@ def test_what_is_no_such_gpu_is_refused(word, message):
         rehearsed_gpu.of_device(rehearsed_gpu.resolve(word))
 
     assert message in refused.value.message
+
+
+def test_two_mib_beside_the_context_are_enough_to_try():
+    word = f"rehearse:t4:memory={3 * MIB},context={MIB}"
+
+    assert rehearsed_gpu.resolve(word) == word
 
 
 def test_sizes_are_added_to_every_gpu_of_a_list():
