@@ -13,6 +13,7 @@ from profiler.core.record import Environment, evidence
 from profiler.core.units import GIB, MIB
 from profiler.request.device_choice import choose_device, to_rehearse
 from profiler.runs import store
+from profiler.workflows.typed_words import refuse_code
 from tests import make
 from tests.program import gcprof
 
@@ -258,6 +259,15 @@ def test_options_that_a_rehearsal_has_not_are_refused_before_anything_starts(no_
 
     assert answer(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_command_that_names_the_code_again_rehearses_it_again():
+    case = make.case(model=Choice("train.py:make"), device="rehearse:t4")
+
+    with pytest.raises(UserError) as refused:
+        refuse_code(case, "results/base", ["explain", "results/base"])
+
+    assert refused.value.hint == "name the code itself: gcprof explain train.py:make --device rehearse:t4"
 
 
 def test_a_choice_of_gpu_without_options_has_none():

@@ -51,7 +51,8 @@ def refuse_unnamed(cases: Iterable[Case], named: Iterable[Choice], typed: Sequen
 def refuse_code(case: Case, target: str, typed: Sequence[str]) -> None:
     """Raises UserError for a case of a user's own model: where a run is read, its code cannot be named besides."""
     if _code([case]):
-        words = [str(case.model) if word == target else word for word in typed]
+        device = ["--device", case.device] if case.is_rehearsed else []
+        words = [str(case.model) if word == target else word for word in [*typed, *device]]
         raise _refusal(case.model, hint=f"name the code itself: {shlex.join(['gcprof', *words])}")
 
 
