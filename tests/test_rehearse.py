@@ -35,6 +35,20 @@ class Net(nn.Module):
 def make(batch_size: int = 8):
     return Net(), torch.zeros(batch_size, 64), lambda output: output
 """
+ASKS = """
+import torch
+import torchvision
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        torch.eye(8, device=x.device).to_sparse().coalesce()
+        torchvision.ops.nms(x[:, :4], x[:, 4], 0.5)
+        return super().forward(x).mean()
+
+def make(batch_size: int = 8):
+    return nn.Sequential(Net(64, 64)), torch.zeros(batch_size, 64), lambda output: output
+"""
 
 
 def records(folder):
@@ -126,6 +140,17 @@ def test_a_factory_that_reads_values_is_called_on_the_cpu_and_reads_in_the_step_
     assert record.built.num_parameters == 64 * (32 + 48 + 64)  # under the device every rate would read 0
     assert "it reads values: item (net.py:8)" in notes["GCP040"]
     assert "nonzero (net.py:13)" in notes["GCP041"]
+
+
+def test_sizes_without_a_tag_are_named_as_reads_of_values(hollow, tmp_path):
+    (tmp_path / "net.py").write_text(ASKS)
+    done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
+    (record,) = store.load(tmp_path / "run").records
+    (text,) = [note.text for note in record.notes if note.code == "GCP041"]
+
+    assert done.returncode == 0, done.stderr
+    assert "_to_sparse (net.py:8)" in text
+    assert "nms (net.py:9)" in text
 
 
 def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):

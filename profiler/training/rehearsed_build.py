@@ -18,6 +18,15 @@ from profiler.core.user_code import is_theirs
 from profiler.training.workload import Workload
 
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+UNTAGGED = {  # have sizes that follow from values too, and no tag that says so
+    "aten::_coalesce",
+    "aten::_to_sparse",
+    "aten::_to_sparse_csr",
+    "aten::_to_sparse_csc",
+    "aten::_to_sparse_bsr",
+    "aten::_to_sparse_bsc",
+    "torchvision::nms",
+}
 HARMLESS = {  # no size follows from what these read
     torch.nn.init.__file__,  # draws until all numbers are within bounds
     torch.autograd.graph.__file__,  # moves what is saved to the host and back
@@ -41,7 +50,7 @@ class ValueReads(TorchDispatchMode):
             if files & HARMLESS:
                 return out
             line = _users_line(sys._getframe(1))
-            name = str(func).removeprefix("aten.").partition(".")[0].removeprefix("_local_scalar_dense") or "item"
+            name = func.name().partition("::")[2].partition(".")[0].removeprefix("_local_scalar_dense") or "item"
             self.places[f"{name} ({line})" if line else name] = None
         return out
 
@@ -55,7 +64,7 @@ def _reads_values(func: Any, arguments: Any) -> bool:
     """Whether an operator's result or its size follows from values; indices do not, unless they are a mask."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
-    return bool(BY_VALUE & set(func.tags))
+    return bool(BY_VALUE & set(func.tags)) or func.name().partition(".")[0] in UNTAGGED
 
 
 def _is_copied_to_host(out: Any, arguments: Any) -> bool:
