@@ -35,6 +35,7 @@ class Net(nn.Module):
 def make(batch_size: int = 8):
     return Net(), torch.zeros(batch_size, 64), lambda output: output
 """
+
 ASKS = """
 import torch
 import torchvision
@@ -44,7 +45,10 @@ class Net(nn.Linear):
     def forward(self, x):
         torch.eye(8, device=x.device).to_sparse().coalesce()
         torchvision.ops.nms(x[:, :4], x[:, 4], 0.5)
-        return super().forward(x).mean()
+        out = super().forward(x)
+        if not out.isfinite().all():
+            raise ValueError("not finite")
+        return out.mean()
 
 def make(batch_size: int = 8):
     return nn.Sequential(Net(64, 64)), torch.zeros(batch_size, 64), lambda output: output
@@ -142,15 +146,16 @@ def test_a_factory_that_reads_values_is_called_on_the_cpu_and_reads_in_the_step_
     assert "nonzero (net.py:13)" in notes["GCP041"]
 
 
-def test_sizes_without_a_tag_are_named_as_reads_of_values(hollow, tmp_path):
+def test_sizes_without_a_tag_and_the_users_own_checks_are_named_as_reads_of_values(hollow, tmp_path):
     (tmp_path / "net.py").write_text(ASKS)
     done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
     (record,) = store.load(tmp_path / "run").records
     (text,) = [note.text for note in record.notes if note.code == "GCP041"]
 
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr  # the check for finite values passes
     assert "_to_sparse (net.py:8)" in text
     assert "nms (net.py:9)" in text
+    assert "item (net.py:11)" in text
 
 
 def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):

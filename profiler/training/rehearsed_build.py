@@ -130,7 +130,8 @@ def made_without_storages(build: Callable[[], Workload], device: str) -> Workloa
 def pass_tests() -> None:
     """Answers, from now on in this process, what transformers asks of masks and positions, as whole sequences would.
 
-    `tensor.all()` of a CUDA tensor is true: masks mask nothing, and positions are those of one sequence each.
+    `tensor.all()` of a CUDA tensor is true: masks mask nothing, and positions are those of one sequence each. In the
+    user's own code it is true too, so that checks for NaN pass; ValueReads sees it there.
     """
     if not getattr(torch.Tensor.all, "is_passed", False):
         torch.Tensor.all = _passing(torch.Tensor.all)  # type: ignore[method-assign]
@@ -145,7 +146,10 @@ def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         out = every(tensor, *args, **kwargs)  # takes what it takes
         if args or kwargs or not tensor.is_cuda:
             return out
-        return torch.ones((), dtype=torch.bool, device="cpu")
+        true = torch.ones((), dtype=torch.bool, device="cpu")
+        if not torch.compiler.is_compiling() and is_theirs(sys._getframe(1).f_code.co_filename):
+            return out.copy_(true)  # on the device, where reading it is seen by ValueReads
+        return true
 
     passed.is_passed = True  # type: ignore[attr-defined]
     return passed
