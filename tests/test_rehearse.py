@@ -54,6 +54,18 @@ def make(batch_size: int = 8):
     return nn.Sequential(Net(64, 64)), torch.zeros(batch_size, 64), lambda output: output
 """
 
+FAILS = """
+from torch import nn, zeros
+
+class Net(nn.Linear):
+    def forward(self, x):
+        kept = (x[:, 0] > -1).nonzero().shape[0]
+        return super().forward(x.view(kept, 64)).mean()
+
+def make(batch_size: int = 8):
+    return nn.Sequential(Net(64, 64)), zeros(batch_size, 64), lambda output: output
+"""
+
 
 def records(folder):
     return {(record.case.device, str(record.case.strategy)): record for record in store.load(folder).records}
@@ -156,6 +168,19 @@ def test_sizes_without_a_tag_and_the_users_own_checks_are_named_as_reads_of_valu
     assert "_to_sparse (net.py:8)" in text
     assert "nms (net.py:9)" in text
     assert "item (net.py:11)" in text
+
+
+def test_a_step_that_fails_after_it_read_values_says_that_they_were_zeros(hollow, tmp_path):
+    (tmp_path / "net.py").write_text(FAILS)
+    done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
+    (record,) = store.load(tmp_path / "run").records
+
+    assert done.returncode == 1, done.stderr
+    assert record.outcome == "failed"
+    assert [(note.code, note.text) for note in record.notes] == [
+        ("GCP041", "the step reads values, which are zeros here: nonzero (net.py:6)")
+    ]
+    assert "nonzero (net.py:6)" in done.stdout
 
 
 def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):

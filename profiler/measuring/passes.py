@@ -16,7 +16,7 @@ from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import memory, operators
 from profiler.measuring.meters import time as timing
-from profiler.training.rehearsed_build import ValueReads
+from profiler.training.rehearsed_build import ZEROS, ValueReads
 
 
 def read(bench: Bench, passes: Collection[str]) -> Readings:
@@ -34,11 +34,15 @@ def _flops(bench: Bench) -> dict[str, Any]:
     calls: list[int] = []
     built = bench.build(calls=calls)
     reads = ValueReads()
-    with reads if bench.device.is_hollow else nullcontext():
-        flops = operators.read_flops(built.workload)
+    try:
+        with reads if bench.device.is_hollow else nullcontext():
+            flops = operators.read_flops(built.workload)
+    except Exception as error:
+        if reads.places:
+            error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
+        raise
     if reads.places:
-        text = f"the step reads values, which are zeros here: {reads}; sizes that follow from them are not real"
-        bench.note("GCP041", text)
+        bench.note("GCP041", f"{ZEROS}: {reads}; sizes that follow from them are not real")
     return {**flops, "block_calls": tuple(calls)}
 
 

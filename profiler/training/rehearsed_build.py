@@ -17,6 +17,7 @@ from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.user_code import is_theirs
 from profiler.training.workload import Workload
 
+ZEROS = "the step reads values, which are zeros here"
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 UNTAGGED = {  # have sizes that follow from values too, and no tag that says so
     "aten::_coalesce",
