@@ -91,7 +91,11 @@ def compare(seed: int, number: int) -> Iterator[Compared]:
 
 def strategies(plan: Plan, chance: random.Random) -> list[str]:
     """`all`, another, and the module's own checkpoints where it has any."""
-    others = [name for name in BY_HAND if name != "all" and not (plan.shared == "block" and name in CHAINS)]
+    others = [
+        name
+        for name in (*EACH, *CHAINS)
+        if name != "all" and not ((plan.shared == "block" or plan.loop) and name in CHAINS)
+    ]
     own = ["own"] if any("own" in block for block in plan.blocks) else []
     return ["all", chance.choice(others), *own]
 
@@ -126,18 +130,18 @@ def by_hand(strategy: str) -> Forward:
     """A generated module's forward by hand: its blocks under checkpoints, or what it saves on the host."""
 
     def forward(module: nn.Module, values: torch.Tensor) -> torch.Tensor:
+        if strategy in CHAINS:
+            return module.head(CHAINS[strategy](list(module.blocks), module.stem(values)))
+        chosen, options = EACH[strategy]
+        blocks = list(dict.fromkeys(module.blocks))[chosen]  # one that is there twice is one block
+
+        def call(block: nn.Module, *given: torch.Tensor) -> torch.Tensor:
+            return under(block, *given, **options) if block in blocks else block(*given)
+
         with save_on_cpu() if strategy == "offload" else nullcontext():
-            return module.head(BY_HAND[strategy](list(module.blocks), module.stem(values)))
+            return module.through(values, call)
 
     return forward
-
-
-def _each(blocks: list[nn.Module], values: torch.Tensor, chosen: slice, **options: Any) -> torch.Tensor:
-    """Each chosen block under a checkpoint; one that is there twice is one block."""
-    names = list(dict.fromkeys(blocks))[chosen]
-    for block in blocks:
-        values = under(block, values, **options) if block in names else block(values)
-    return values
 
 
 def _segments(blocks: list[nn.Module], values: torch.Tensor) -> torch.Tensor:
@@ -167,22 +171,24 @@ def _products() -> Any:
     return create_selective_checkpoint_contexts([torch.ops.aten.mm.default, torch.ops.aten.addmm.default])
 
 
-BY_HAND: dict[str, Callable[[list[nn.Module], torch.Tensor], torch.Tensor]] = {
-    "all": partial(_each, chosen=slice(None)),
-    "every:k=2": partial(_each, chosen=slice(1, None, 2)),
-    "first:n=1": partial(_each, chosen=slice(1)),
-    "selective:save=mm+addmm": partial(_each, chosen=slice(None), context_fn=_products),
-    "offload": partial(_each, chosen=slice(0)),
+EACH: dict[str, tuple[slice, dict[str, Any]]] = {  # the blocks that are under a checkpoint each, and how
+    "all": (slice(None), {}),
+    "every:k=2": (slice(1, None, 2), {}),
+    "first:n=1": (slice(1), {}),
+    "selective:save=mm+addmm": (slice(None), {"context_fn": _products}),
+    "offload": (slice(0), {}),
+}
+CHAINS: dict[str, Callable[[list[nn.Module], torch.Tensor], torch.Tensor]] = {  # which want each block once, in a row
     "segments:k=2": _segments,
     "recursive": _recursive,
     "from-start": _from_start,
 }
-CHAINS = ("segments:k=2", "recursive", "from-start")  # which want each block once
 
 
 def _measured(plan: Plan, strategy: str, digests: dict[str, str] | None) -> Record | Exception:
     """What gcprof says, or what it raises."""
-    case = make.case(strategy, model=Choice("generated"), batch_size=None, warmup=0, samples=1)
+    blocks = "blocks.*" if plan.shared == "block" else None  # of two, one is left, which is no stack
+    case = make.case(strategy, model=Choice("generated"), batch_size=None, blocks=blocks, warmup=0, samples=1)
     trial = Trial(case=case, passes=("equality",), digests=digests)
     try:
         return measure(trial, build=lambda: as_workload(generated_modules.make(plan)))

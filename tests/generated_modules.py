@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, BATCH = 8, 6
@@ -29,13 +30,21 @@ CHOICES: dict[str, dict[str, float]] = {
     },
     "hook": dict.fromkeys(("forward", "before", "backward", "before-backward", "tensor"), 0.06),
     "frozen": {"layer": 0.1, "whole": 0.05},
-    "own": dict.fromkeys(OWN_CHECKPOINTS, 0.08),
+    "own": {"reentrant": 0.14, "not-reentrant": 0.08, "lossy": 0.08},
     "own_place": {"body": 0.5},
     "in_place": {"relu": 0.15, "add": 0.1, "input": 0.04},
     "eval": {"block": 0.05},
     "branch": {"mean": 0.12, "rows": 0.12, "draw": 0.04},
     "keeps": {"counter": 0.03, "buffer": 0.03, "list": 0.03},
+    "weight": {"weight-norm": 0.05, "spectral": 0.03},
+    "patched": {"forward": 0.05},
+    "detached": {"body": 0.03},
 }
+LOOPS = {
+    "skip": 0.1,
+    "sum": 0.1,
+    "gate": 0.1,
+}  # of the module over its blocks: not each, of each its mean, one more input
 
 
 class Plan(NamedTuple):
@@ -44,11 +53,12 @@ class Plan(NamedTuple):
     blocks: tuple[dict[str, str], ...]
     shared: str | None  # "weight": the last block's is the first's; "block": the last is the first
     frozen_stem: bool
+    loop: str | None
 
     def __str__(self) -> str:
         blocks = [" ".join(f"{key}={value}" for key, value in block.items()) or "plain" for block in self.blocks]
         shared = f" shared {self.shared}" if self.shared else ""
-        return f"[{', '.join(blocks)}]{shared}{' frozen stem' if self.frozen_stem else ''}"
+        return f"[{', '.join(blocks)}]{shared}{' frozen stem' if self.frozen_stem else ''} {self.loop or ''}"
 
 
 def plan(name: str) -> Plan:
@@ -61,7 +71,7 @@ def plan(name: str) -> Plan:
     shared = _drawn(chance, {"weight": 0.1, "block": 0.05})
     if shared == "block":
         blocks = (*blocks[:-1], blocks[0])
-    return Plan(blocks, shared, chance.random() < 0.2)
+    return Plan(blocks, shared, chance.random() < 0.35, _drawn(chance, LOOPS))
 
 
 def make(plan: Plan, *, has_own: bool = True) -> tuple[nn.Module, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
@@ -77,16 +87,27 @@ class Generated(nn.Module):
         self.stem = nn.Linear(WIDTH, WIDTH).requires_grad_(not plan.frozen_stem)
         self.blocks = nn.ModuleList(Block(chosen, has_own=has_own) for chosen in plan.blocks)
         self.head = nn.Linear(WIDTH, 1)
+        self.gate = nn.Linear(WIDTH, 1)
+        self.loop = plan.loop
         if plan.shared == "block":
             self.blocks[-1] = self.blocks[0]
-        elif plan.shared == "weight":
+        elif plan.shared == "weight" and not any("weight" in block for block in plan.blocks):
             self.blocks[-1].layer.weight = self.blocks[0].layer.weight
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.through(values, lambda block, *given: block.own(block, *given) if block.is_whole else block(*given))
+
+    def through(self, values: torch.Tensor, call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """The forward, in which blocks are called by `call`."""
         values = self.stem(values)
+        gates = (torch.sigmoid(self.gate(values)),) if self.loop == "gate" else ()
+        means = []
         for block in self.blocks:
-            values = block.own(block, values) if block.own_place == "whole" else block(values)
-        return self.head(values)
+            if self.loop == "skip" and random.random() < 0.3:
+                continue
+            values = call(block, values, *gates)
+            means.append(values.mean())
+        return self.head(values) + (sum(means) if self.loop == "sum" else 0.0)
 
 
 class Block(nn.Module):
@@ -107,7 +128,11 @@ class Block(nn.Module):
         self.noise, self.in_place = chosen.get("noise"), chosen.get("in_place")
         self.branch, self.keeps = chosen.get("branch"), chosen.get("keeps")
         self.options = OWN_CHECKPOINTS.get(chosen.get("own", "")) if has_own else None
-        self.own_place = chosen.get("own_place", "whole")
+        self.is_whole = "own_place" not in chosen
+        self.is_detached = "detached" in chosen
+        if "weight" in chosen:
+            kinds = {"weight-norm": parametrizations.weight_norm, "spectral": parametrizations.spectral_norm}
+            kinds[chosen["weight"]](self.layer)
         if chosen.get("drop") == "eval":
             self.drop.eval()
         if "eval" in chosen:
@@ -116,15 +141,18 @@ class Block(nn.Module):
             (self if chosen["frozen"] == "whole" else self.layer).requires_grad_(False)
         self.on_tensor = chosen.get("hook") == "tensor"
         _hook(self, chosen.get("hook"))
+        if "patched" in chosen:
+            theirs = self.forward
+            self.forward = lambda *given: 1.1 * theirs(*given)
 
-    def own(self, function: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor) -> torch.Tensor:
+    def own(self, function: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
         """The function under the user's own checkpoint, where there is one."""
-        return checkpoint(function, values, **self.options) if self.options else function(values)
+        return checkpoint(function, *given, **self.options) if self.options else function(*given)
 
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
+    def forward(self, values: torch.Tensor, gate: torch.Tensor | float = 1.0) -> torch.Tensor:
         if self.in_place == "input":
             values.mul_(1.1)
-        changed = self.own(self.body, values) if self.own_place == "body" else self.body(values)
+        changed = gate * (self.body(values) if self.is_whole else self.own(self.body, values))
         if self.on_tensor and changed.requires_grad:
             changed.register_hook(lambda gradient: 0.9 * gradient)
         return values + changed
@@ -135,7 +163,7 @@ class Block(nn.Module):
             values = torch.relu_(values)
         elif self.in_place == "add":
             values = values.add_(0.5)
-        values = self.drop(self.second(torch.tanh(values)))
+        values = self.drop(self.second(torch.tanh(values.detach() if self.is_detached else values)))
         return self.branched(values) * torch.full((), 0.5 + self.drawn())
 
     def branched(self, values: torch.Tensor) -> torch.Tensor:
@@ -180,7 +208,7 @@ def _hook(block: Block, kind: str | None) -> None:
     if kind == "forward":
         block.register_forward_hook(lambda module, arguments, output: 1.2 * output)
     elif kind == "before":
-        block.register_forward_pre_hook(lambda module, arguments: (1.1 * arguments[0],))
+        block.register_forward_pre_hook(lambda module, arguments: (1.1 * arguments[0], *arguments[1:]))
     elif kind == "backward":
         block.register_full_backward_hook(lambda module, inputs, outputs: _scaled(inputs, 1.3))
     elif kind == "before-backward":
