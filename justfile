@@ -136,6 +136,10 @@ cases:
 faults *words:
     {{python}} -m benchmarks.faults {{words}}
 
+# a stranger's folders and files: every field, word and kind of file against every command that opens a folder
+attack *words:
+    GCPROF_ATTACK=whole {{python}} -m pytest -m "" tests/attack tests/test_consent.py {{words}}
+
 # mutated files for as long as you like
 fuzz *words:
     {{python}} -m tests.fuzz {{words}}

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from profiler.api import apply, measure, plan, predict
+    from profiler.training.marked_functions import block
     from profiler.workflows.stored_run import load
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "load", "measure", "plan", "predict"]
-_HOMES = {  # imported on first use: all but `load` import torch, which takes seconds
+__all__ = ["__version__", "apply", "block", "load", "measure", "plan", "predict"]
+_HOMES = {  # imported on first use: all but `block` and `load` import torch, which takes seconds
     "apply": "profiler.api",
+    "block": "profiler.training.marked_functions",
     "measure": "profiler.api",
     "plan": "profiler.api",
     "predict": "profiler.api",

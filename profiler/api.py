@@ -24,13 +24,15 @@ from profiler.measuring import measure as measure_trial
 from profiler.planning import candidates, solver
 from profiler.planning.chain import Chain
 from profiler.planning.plan import recipe as recipe_of
+from profiler.predicting.prediction import better_choice
 from profiler.predicting.prediction import predict as predict_trial
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import known_rates
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.training import blocks as finding
-from profiler.training import optimizers, random_sources, strategies
+from profiler.training import marked_functions, optimizers, random_sources, strategies
+from profiler.training.checkpointing import called_blocks
 from profiler.training.models.user import as_workload, call
 from profiler.training.strategies.plan import carry_out
 from profiler.training.workload import Workload
@@ -80,7 +82,15 @@ def apply(
         return _carry_out(module, strategy, example, blocks)
     choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
     function, options = catalogue.load(choice, strategies.TABLE)
-    applied: Applied = function(_workload(module, finding.find_blocks(module, blocks), example), **options)
+    return _applied(_workload(module, finding.find_blocks(module, blocks), example), choice.name, function, options)
+
+
+def _applied(workload: Workload, strategy: str, function: Callable[..., Applied], options: dict[str, Any]) -> Applied:
+    """As the strategy; its blocks are calls where functions are marked, or blocks run several times."""
+    if marked_functions.are_there() and workload.batch is not None:
+        workload = called_blocks.marked(workload)
+    chain, applied = called_blocks.applied(workload, strategy, lambda chain: function(chain, **options))
+    called_blocks.follow_forwards(chain)
     return applied
 
 
@@ -88,7 +98,9 @@ def _carry_out(module: nn.Module, plan: Recipe | Path, example: Any, blocks: str
     if blocks is not None:
         raise UserError(f"blocks='{blocks}' has no effect: a plan names its own blocks", hint="leave it out")
     recipe = plan if isinstance(plan, Recipe) else plan_file.read(plan)
-    return carry_out(_workload(module, tuple(recipe.fingerprint), example), recipe)
+    names = tuple(recipe.fingerprint)
+    own = tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in names))
+    return _applied(_workload(module, own, example), "plan", carry_out, {"plan": recipe})
 
 
 def _workload(module: nn.Module, blocks: tuple[str, ...], example: Any) -> Workload:
@@ -243,10 +255,13 @@ def plan(
                 return plan
             if frontier.peak_bytes[0] <= floor:
                 break  # deeper plans are no smaller
+        better = better_choice(case, build=fresh)
     smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
+    named = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
+    others = f"{named} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
     raise UserError(
         f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself",
-        hint="a smaller batch lowers it; so do 16 bits, or an optimizer with less state",
+        hint=f"{others}a smaller batch lowers it; so do 16 bits, or an optimizer with less state",
         exit_code=GATE,
     )
 

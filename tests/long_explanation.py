@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from profiler.analysis.explanation import Explanation, Remedy
 from profiler.analysis.floor import Floor
 from profiler.analysis.live_bytes import Peak, Share
 from profiler.analysis.reasons import Reason
-from profiler.core.trace_data import CATEGORIES
+from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, BlockChoice, BlockChoices
 from profiler.views.tables.explanation import REMEDIES
+
+OF_RANKS = (BUCKETS, GATHERED)  # whose steps are not explained
 
 
 def longest() -> Explanation:
@@ -19,14 +23,18 @@ def longest() -> Explanation:
         "one segment dominates: 'encoder.layers.encoder_layer_10' to 'encoder.layers.encoder_layer_110', 101 of 128"
         " blocks, are recomputed at once and hold 1,021 MiB of the peak's 1,022 MiB"
     )
+    coarse = BlockChoice(pattern="model.decoder.layers.*", num_blocks=128, floor_bytes=2**36, all_bytes=2**37 - 1)
+    fine = msgspec.structs.replace(coarse, pattern="model.decoder.layers.*.self_attention", all_bytes=2**36)
     return Explanation(
         peak=Peak(nbytes=2**37 - 1, number=9, phase="recompute", operator=work, module=name),
-        categories=tuple(Share(name=category, nbytes=2**35) for category in CATEGORIES),
+        categories=tuple(Share(name=category, nbytes=2**35) for category in CATEGORIES if category not in OF_RANKS),
         modules=shares,
         num_others=1234,
         others_bytes=2**34,
         floor=least,
         remedies=tuple(Remedy(kind=kind, nbytes=1021 * 2**20) for kind in REMEDIES),
+        choices=BlockChoices(own=coarse, others=(fine,)),
+        better=fine,
         baseline_bytes=2**38,
         split="1+2+3+4+5+6+7+8+9+10+11+12+13+14+15+16+17",
         reason=Reason(kind="segment", text=text),

@@ -69,7 +69,11 @@ ROOMS = {
         slow="mnist or transformer or compiled or (checkpoint_sequential and (8 or 32))",
     ),
     "equality": Room(
-        ("profiler/measuring/meters/equality.py", "profiler/measuring/equality_pass.py"),
+        (
+            "profiler/measuring/meters/equality.py",
+            "profiler/measuring/meters/tensor_values.py",
+            "profiler/measuring/equality_pass.py",
+        ),
         ("tests/test_equality_pass.py", "tests/test_equality.py", "tests/test_ranks.py"),
         slow="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",
     ),

@@ -18,7 +18,7 @@ from tests import machines
 from tests.killed import TAG
 
 ROOT = Path(__file__).parents[1]
-PATIENCE_SECONDS = 120.0  # for what surely comes; nothing waits so long unless it is broken
+PATIENCE_SECONDS = 600.0  # for what surely comes; nothing waits so long unless it is broken
 
 Done = subprocess.CompletedProcess[str]
 

@@ -19,7 +19,7 @@ from tests import machines
 LOOPBACK = "127.0.0.2"  # of 127.0.0.1 Ray makes the address that others see
 STORE_BYTES = 80 << 20
 NICENESS = "RAY_worker_niceness"  # 15 where nobody says otherwise: tests would wait for whoever works here besides
-PATIENCE_SECONDS = 120.0  # for what surely comes
+PATIENCE_SECONDS = 600.0  # for what surely comes
 
 # A module that begins with a file, named by its node and its process, and goes on once there is the file `go`.
 WAITING = """

@@ -9,12 +9,13 @@ import sys
 import textwrap
 import traceback
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 import profiler
-from profiler.core import plan_file
+from profiler.core import gpu_specs, plan_file
 from profiler.core.errors import Unsupported, UserError
 from tests import examples as stored
 from tests.chain_models import Branching, Counted, Looping
@@ -209,6 +210,25 @@ def test_a_model_larger_than_any_machine_is_predicted():
     assert record.readings.peak_bytes > record.environment.device_bytes
 
 
+def test_a_prediction_says_which_gpus_hold_it():
+    """Adam's four times the weights: 4 * 4 * width * width * layers bytes, and 600 MiB of CUDA's own."""
+    width, layers = 16384, 4  # 16 GiB
+    record = profiler.predict(deep(width=width, layers=layers, batch_size=1), device="h100", optimizer="adamw")
+
+    assert record.readings.static_bytes["optimizer"] > 2 * 4 * width * width * layers
+    assert {gpu: record.fits(gpu) for gpu in ("t4", "a100-80", "h100")} == {"t4": False, "a100-80": True, "h100": True}
+    room = gpu_specs.find("t4").memory_bytes - 600 * 2**20
+    reserved = [msgspec.structs.replace(record.readings, reserved_bytes=room + more) for more in (0, 1)]
+    assert [msgspec.structs.replace(record, readings=readings).fits("t4") for readings in reserved] == [True, False]
+
+
+def test_what_cannot_be_asked_of_a_prediction_is_refused():
+    with pytest.raises(UserError, match="no GPU is called 'h1000'"):
+        profiler.predict(factory, device="h100").fits("h1000")
+    with pytest.raises(UserError, match="bytes of a CPU"):
+        profiler.predict(factory, device="cpu").fits("h100")
+
+
 @pytest.mark.parametrize(("device", "has_time"), [("h100", True), ("fake:t4", True), ("cuda", False), ("cpu", False)])
 def test_time_is_estimated_for_a_gpu_that_is_known_by_name(device, has_time):
     record = profiler.predict(factory, device=device)
@@ -322,7 +342,7 @@ def test_what_is_no_plan_of_the_model_is_refused():
 
 def test_the_package_lists_what_is_public():
     assert sorted(dir(profiler)) == sorted(profiler.__all__)
-    assert set(profiler.__all__) == {"__version__", "apply", "load", "measure", "plan", "predict"}
+    assert set(profiler.__all__) == {"__version__", "apply", "block", "load", "measure", "plan", "predict"}
 
 
 @pytest.mark.slow

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +95,46 @@ def test_a_factory_may_be_imported_from_beside_the_file_or_be_another_name(tmp_p
     for name in ("loop", "absent"):
         with pytest.raises(UserError, match=f"has no function '{name}'|has no function 'pool'|has no function 'loop'"):
             catalogue.read(f"{tmp_path}/train.py:{name}", models.TABLE)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Modules that leave a mark when they are imported: in packages, in folders without `__init__.py`, in a zip."""
+    mark = f"open({str(tmp_path / 'sprung')!r}, 'w').close()\n"
+    make = f"{mark}def make(*, depth=3):\n    pass\n"
+    for name in ("outer/__init__.py", "outer/inner/__init__.py", "outer/inner/leaf.py", "bare/below/leaf.py"):
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_text(make)
+    with zipfile.ZipFile(tmp_path / "site.zip", "w") as archive:
+        archive.writestr("zipped/__init__.py", make)
+        archive.writestr("zipped/leaf.py", make)
+    for place in ("site", "site.zip"):
+        monkeypatch.syspath_prepend(tmp_path / place)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["outer", "outer.inner", "outer.inner.leaf", "bare.below.leaf", "zipped", "zipped.leaf"]
+)
+def test_a_module_is_found_without_importing_the_packages_around_it(name: str, packages: Path):
+    entry = catalogue.read(f"{name}:make", models.TABLE)
+
+    assert [(option.name, option.default) for option in entry.options] == [("depth", "3")]
+    assert not (packages / "sprung").exists()
+    assert name.partition(".")[0] not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name", ["outer.gone", "outer.inner.leaf.gone", "bare.gone", "bare", "zipped.gone", "gone.leaf"]
+)
+def test_a_module_that_is_not_there_is_said_to_be(name: str, packages: Path):
+    with pytest.raises(UserError, match=f"there is no module '{name}'"):
+        catalogue.read(f"{name}:make", models.TABLE)
+
+    assert not (packages / "sprung").exists()
+
+
+def test_twin_pythons_own_search_imports_what_is_around_a_module(packages: Path):
+    importlib.util.find_spec("outer.inner")
+
+    assert (packages / "sprung").exists()

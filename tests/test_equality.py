@@ -16,7 +16,7 @@ from profiler.analysis.rows import verdict
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
-from profiler.measuring.meters import equality
+from profiler.measuring.meters import equality, tensor_values
 from profiler.training import models
 from profiler.training.strategies import TABLE, compile_budget
 from tests import make
@@ -133,12 +133,12 @@ def test_a_loss_that_is_not_finite_is_a_note():
     ],
 )
 def test_differences_are_relative_to_the_largest_value(reference, other, expected):
-    assert equality.difference(torch.tensor(reference), torch.tensor(other)) == expected
+    assert tensor_values.difference(torch.tensor(reference), torch.tensor(other)) == expected
 
 
 def test_a_gradient_on_one_side_only_is_as_different_as_can_be():
-    assert equality.difference(None, torch.zeros(2)) == 2.0
-    assert equality.difference(None, None) == 0.0
+    assert tensor_values.difference(None, torch.zeros(2)) == 2.0
+    assert tensor_values.difference(None, None) == 0.0
 
 
 def test_negative_zero_is_not_bit_equal_to_zero():

@@ -13,9 +13,9 @@ from torch import nn
 from profiler.core.case import Choice
 from profiler.core.record import Equality
 from profiler.measuring import equality_pass
-from profiler.measuring.meters import equality
+from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.ranks import Group
-from profiler.training.workload import Workload
+from profiler.training.workload import Workload, read_buffers
 from tests import make
 
 EQUAL = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
@@ -111,14 +111,15 @@ def test_gradients_that_are_there_without_checkpointing_alone_are_missing_and_no
     assert found.largest_difference == 2.0
 
 
-def test_buffers_are_compared_but_for_the_count_of_batches():
+def test_buffers_are_compared_but_for_a_norms_count_of_batches():
     one = results({}, buffers={"mean": [4.0], "num_batches_tracked": [1.0]})
 
     counted_twice = equality.compare(one, results({}, buffers={"mean": [4.0], "num_batches_tracked": [2.0]}))
     moved = equality.compare(one, results({}, buffers={"mean": [3.0], "num_batches_tracked": [1.0]}))
 
-    assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (True, None)
+    assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (False, 0.5)  # no norm's: the user's own
     assert (moved.buffers_equal, moved.buffers_difference) == (False, 0.25)
+    assert set(read_buffers(nn.BatchNorm1d(2))) == {"running_mean", "running_var"}
 
 
 def test_other_random_numbers_are_seen():
@@ -167,8 +168,8 @@ def test_a_digest_is_of_names_shapes_types_and_values():
 def test_the_digest_of_a_batch_is_of_its_tensors_in_order():
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
 
-    assert equality.digest([one, two]) == equality.digest([one.clone(), two])
-    assert len({equality.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
+    assert tensor_values.digest([one, two]) == tensor_values.digest([one.clone(), two])
+    assert len({tensor_values.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
 
 
 # --- noise and rounding
@@ -616,7 +617,7 @@ def ranked(own, batches=(1.0, 2.0)):
         workload = msgspec.structs.replace(ran.workload, batch=(torch.tensor([batches[0]]),))
         return msgspec.structs.replace(ran, workload=workload)
 
-    other = equality.digest([torch.tensor([batches[1]])])
+    other = tensor_values.digest([torch.tensor([batches[1]])])
     group = Two(lambda found: other if isinstance(found, str) else found)
     return Scripted(make.case(), script, group=group)
 

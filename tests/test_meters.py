@@ -167,15 +167,17 @@ def test_the_readings_of_memory_are_those_of_the_spans():
             span(50, 90, 80, reserved_bytes=200),
             span(80, 120, 70, reserved_bytes=300, device_bytes=900),
             span(70, 75, 60),
+            span(60, 60, 57),
         ]
     )
     training = workload()
     optimizer = torch.optim.SGD(training.module.parameters(), momentum=0.9)
 
-    read = memory.read(training, optimizer, device, phases_alone)
+    read, left_bytes = memory.read(training, optimizer, device, phases_alone)
 
     assert device.resting_bytes == LAYER + BATCH
-    assert device.marks == 5
+    assert device.marks == 6  # the phases, and when the step has returned
+    assert left_bytes == 57 - 50
     assert read["static_bytes"] == {"parameters": LAYER, "buffers": 0, "inputs": BATCH, "gradients": 0, "optimizer": 0}
     assert (read["start_bytes"], read["saved_bytes"]) == (50, 30)
     assert (read["peak_bytes"], read["peak_phase"], read["peak_gradient_bytes"]) == (120, "backward", 0)
@@ -190,14 +192,14 @@ def test_the_readings_of_memory_are_those_of_the_spans():
 
 def test_of_micro_batches_the_one_that_saves_most_counts_and_the_first_is_the_start():
     device = Watched([span(10, 10, 10), span(10, 30, 20), span(20, 40, 15), span(15, 45, 40), span(40, 44, 15),
-                      span(15, 15, 15)])  # fmt: skip
+                      span(15, 15, 15), span(15, 15, 15)])  # fmt: skip
 
     def step(mark):
         for phase in ("zero", "forward", "backward", "forward", "backward", "optimizer", "end"):
             mark(phase)
 
     training = workload()
-    read = memory.read(training, torch.optim.SGD(training.module.parameters()), device, step)
+    read, _ = memory.read(training, torch.optim.SGD(training.module.parameters()), device, step)
 
     assert (read["start_bytes"], read["saved_bytes"]) == (10, 25)
     assert (read["peak_bytes"], read["peak_phase"]) == (45, "forward")
@@ -219,11 +221,12 @@ def test_a_gradient_that_arrives_ends_a_span_and_is_in_the_next_one():
         mark("end")
 
     spans = [span(0, 1, 0), span(0, 2, 0), span(0, 3, 0), span(0, 9, 0), span(0, 4, 0), span(0, 1, 0)]
-    device = Watched(spans)
+    device = Watched([*spans, span(0, 0, 3)])
 
-    read = memory.read(training, torch.optim.SGD(module.parameters()), device, train)
+    read, left_bytes = memory.read(training, torch.optim.SGD(module.parameters()), device, train)
 
-    assert device.marks == 7  # the phases, and two gradients
+    assert device.marks == 8  # the phases, two gradients, and when the step has returned
+    assert left_bytes == 3  # the gradients are those of the step before, as many
     assert (read["peak_bytes"], read["peak_phase"]) == (9, "backward")
     assert read["peak_gradient_bytes"] == 8 * 16 * 4  # that of the last layer, which arrives first
 

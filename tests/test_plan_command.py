@@ -96,7 +96,7 @@ def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, cap
     assert lines[0] == "costs.json: at most 854 MiB, 60 % of the peak without checkpointing"
     assert [line.split()[0] for line in lines[5:9]] == ["plan", "uniform(7)", "first(6)", "all"]
     assert lines[-2:] == ["stages: 1-12 stem to head", "times are against the step without checkpointing"]
-    assert "floor: 536 MiB, the static bytes and 'c1' at work alone" in said.err
+    assert "floor of these blocks: 536 MiB, the static bytes and 'c1' at work alone" in said.err
     assert "no plan of these stages this deep is faster; 30 plans are on the frontier" in said.err
     assert not list(Path().glob("results"))
 

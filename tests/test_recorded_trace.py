@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from profiler.core.allocator_history import Block, Event
 from profiler.core.trace_data import live
-from profiler.measuring.meters.allocations import MODULE, PHASE, Block, Event, Recording
-from profiler.measuring.meters.recorded_trace import NODE, trace
+from profiler.measuring.meters.allocations import MODULE, PHASE, Recording
+from profiler.measuring.meters.profiled_calls import NODE
+from profiler.measuring.meters.recorded_trace import trace
 
 A, B, C = 0x1000, 0x2000, 0x3000  # addresses
 BEFORE = Block(address=0x9000, nbytes=1024, requested=600, line="own.py:1")

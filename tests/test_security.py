@@ -178,7 +178,7 @@ def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, cap
 @pytest.mark.parametrize("theirs", FOLDERS_MODELS[:1], indirect=True)
 @pytest.mark.parametrize("words", [READINGS[0], READINGS[-1]], ids=" ".join)
 def test_code_of_a_run_folder_that_would_be_run_would_be_seen(words, theirs, here, shared, monkeypatch):
-    monkeypatch.setattr(explain, "refuse_code", lambda *of: None)
+    monkeypatch.setattr(explain, "refuse_cases", lambda *of, **named: None)
     monkeypatch.setattr(resume, "refuse_unnamed", lambda *of: None)
 
     answer(list(words))

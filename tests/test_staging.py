@@ -84,7 +84,7 @@ def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path
 
 def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeypatch):
     model = "transformer:layers=4,width=32"
-    monkeypatch.setattr(stage_seconds, "seconds", lambda case, runs, saves: [NOTHING for _ in runs])
+    monkeypatch.setattr(stage_seconds, "seconds", lambda case, runs, saves, in_calls: [NOTHING for _ in runs])
     chain = stages(Trial(case=case(model, device="cpu")))
 
     for plan in plans(chain):
@@ -176,7 +176,7 @@ def test_timing_leaves_no_gradient_and_no_statistics_behind(monkeypatch):
         loss=lambda module, batch: module(batch).sum(),
     )
     before = [one.clone() for one in module.buffers()]
-    monkeypatch.setattr(stage_seconds, "assemble", lambda case: type("Built", (), {"workload": workload})())
+    monkeypatch.setattr(stage_seconds, "assemble", lambda case, in_calls: type("Built", (), {"workload": workload})())
     monkeypatch.setattr(stage_seconds, "_rest", lambda *given: NOTHING)
 
     stage_seconds.seconds(case("mlp", device="cpu"), [[0], [1], [2], []], [])

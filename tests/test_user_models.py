@@ -48,7 +48,7 @@ def choice(name: str, **options: object) -> Choice:
 
 
 def test_no_user_knows_of_us():
-    for path in HERE.glob("*.py"):
+    for path in set(HERE.glob("*.py")) - {HERE / "marked_loop.py"}:  # whose marks are ours
         names = [getattr(node, "module", None) for node in ast.walk(ast.parse(path.read_text()))]
         assert not any(name and name.startswith("profiler") for name in names), path.name
 

@@ -11,7 +11,7 @@ from profiler.analysis import live_bytes
 from profiler.analysis.floor import Floor, floor
 from profiler.analysis.live_bytes import Holder, Peak, Share
 from profiler.analysis.reasons import Reason, reason
-from profiler.core.trace_data import Allocation, Trace, live
+from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Trace, live
 
 NUM_MODULES = 10  # the largest, that are named
 NUM_HOLDERS = 10
@@ -32,6 +32,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     others_bytes: int  # and what they hold
     floor: Floor
     remedies: tuple[Remedy, ...]  # the strongest first
+    choices: BlockChoices | None = None  # the blocks, and others that the model has; None where that is not known
+    better: BlockChoice | None = None  # of those, the one that lowers the peak of `all` most
     baseline_bytes: int | None = None  # the baseline's peak; None without a baseline
     split: str | None = None  # where the blocks are cut
     reason: Reason | None = None  # None without a baseline, and where enough is saved
@@ -39,13 +41,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    trace: Trace, *, blocks: tuple[str, ...], baseline: Trace | None = None, split: str | None = None
+    trace: Trace,
+    *,
+    blocks: tuple[str, ...],
+    baseline: Trace | None = None,
+    split: str | None = None,
+    choices: BlockChoices | None = None,
 ) -> Explanation:
     """Explain the peak of a traced step.
 
     `blocks` are the names of the model's blocks in order; `baseline` is the trace of the same step without
-    checkpointing, and `split` is only passed on. The floor is read from the baseline where there is one: what runs only
-    in a recompute is not in it. A trace that is its own baseline needs no reason.
+    checkpointing, `choices` are what other blocks come to, and `split` is only passed on. The floor is read from the
+    baseline where there is one: what runs only in a recompute is not in it. A trace that is its own baseline needs no
+    reason.
     """
     if baseline is trace:
         baseline = None
@@ -61,11 +69,33 @@ def explain(
         others_bytes=sum(share.nbytes for share in others),
         floor=least,
         remedies=remedies(trace, floor_bytes=least.nbytes),
+        choices=choices,
+        better=better_blocks(choices) if choices else None,
         baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
         split=split,
         reason=reason(trace, baseline=baseline, blocks=blocks) if baseline else None,
         holders=live_bytes.holders_at(trace, highest.number)[:NUM_HOLDERS] if _has_lines(trace) else (),
     )
+
+
+def better_blocks(choices: BlockChoices) -> BlockChoice | None:
+    """The other blocks with the lowest peak under `all`; None where no other is lower by a hundredth.
+
+    A floor is a bound, which `all` need not reach: finer blocks have a lower one, and may keep more inputs. So blocks
+    are better where both are lower. Where the peak of `all` is not known of these blocks, floors are compared.
+    """
+    own = choices.own
+    if own.all_bytes is None:
+        lowest = min(choices.others, key=lambda other: other.floor_bytes, default=own)
+        return lowest if lowest.floor_bytes < (1 - LEAST_GAIN) * own.floor_bytes else None
+    lower = [
+        (other.all_bytes, other.floor_bytes, other.num_blocks, other)
+        for other in choices.others
+        if other.all_bytes is not None
+        and other.all_bytes < (1 - LEAST_GAIN) * own.all_bytes
+        and other.floor_bytes < own.floor_bytes
+    ]
+    return min(lower, key=lambda entry: entry[:3])[-1] if lower else None
 
 
 def _has_lines(trace: Trace) -> bool:

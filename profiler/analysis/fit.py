@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from profiler.analysis.advice import budget_frontier
-from profiler.analysis.pairing import Side, without_strategy
+from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
-from profiler.core.gpu_specs import CONTEXT_BYTES, Rates
+from profiler.core.gpu_specs import Rates
+from profiler.core.record import needed_bytes
 
 MOST_TRIED = 2**24
 FARTHEST = 8  # how many times the last number that fitted is tried next
@@ -24,28 +25,23 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     case: Case  # without checkpointing
     strategy: str | None
-    needed_bytes: int  # of that strategy, or of the one that needs least, with CONTEXT_BYTES
+    needed_bytes: int  # of that strategy, or of the one that needs least, with CUDA's context
     extra_flops: float | None  # over those of `none`, as a fraction
 
 
 def fits(rows: Sequence[Row], devices: Iterable[Rates]) -> list[Fit]:
     """Every device with every predicted case that rows are of, the device with the least memory first."""
     predicted = [row for row in rows if row.case.is_predicted and row.outcome == "ok"]
-    cases = dict.fromkeys(row.case.baseline for row in predicted)
+    by_case: dict[Case, list[Row]] = {}
+    for row in predicted:
+        by_case.setdefault(row.case.baseline, []).append(row)
     ordered = sorted(devices, key=lambda device: device.memory_bytes)
-    return [
-        _fit(device, case, [row for row in predicted if row.case.baseline == case])
-        for case in cases
-        for device in ordered
-    ]
+    return [_fit(device, case, of_case) for case, of_case in by_case.items() for device in ordered]
 
 
 def needed(row: Row) -> int:
     """What a process takes of the device at its peak: what the allocator reserves, and CUDA itself. Bytes."""
-    readings = row.readings
-    taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
-    assert taken is not None, "an ok row was measured"
-    return taken + CONTEXT_BYTES
+    return needed_bytes(row.readings)
 
 
 def _fit(device: Rates, case: Case, rows: Sequence[Row]) -> Fit:
@@ -126,8 +122,12 @@ class SideAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAdvice, ...]:
     """For every group that the baseline has, and every side."""
-    groups = dict.fromkeys(without_strategy(key, align) for key in sides[0].points)
-    return tuple(_side_advice(group, side, align) for group in groups for side in sides)
+    grouped = [by_group(side, align) for side in sides]
+    return tuple(
+        _side_advice(group, side.label, [point.row for point in points.get(group, {}).values()])
+        for group in grouped[0]
+        for side, points in zip(sides, grouped, strict=True)
+    )
 
 
 def taken(row: Row) -> int | None:
@@ -137,11 +137,10 @@ def taken(row: Row) -> int | None:
     return row.readings.peak_bytes if row.case.device == "cpu" else needed(row)
 
 
-def _side_advice(group: tuple[str, ...], side: Side, align: Sequence[str]) -> SideAdvice:
-    of_group = [point.row for key, point in side.points.items() if without_strategy(key, align) == group]
+def _side_advice(group: tuple[str, ...], label: str, of_group: Sequence[Row]) -> SideAdvice:
     needs = [(row, nbytes) for row in of_group if (nbytes := taken(row)) is not None]
     memory = next((row.environment.device_bytes for row in of_group if row.environment), None)
-    advice = SideAdvice(group=group, label=side.label, memory_bytes=memory)
+    advice = SideAdvice(group=group, label=label, memory_bytes=memory)
     if not needs:
         return msgspec.structs.replace(advice, reason="nothing ran" if of_group else "not in this run")
     if memory is None:

@@ -10,8 +10,9 @@ import msgspec
 from profiler.analysis.comparison import Cell, Comparison
 from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.errors import UserError
+from profiler.core.units import parse_percent
 
-RULE = re.compile(r"\s*(\w+)\s*:\s*>\s*(\d+(?:\.\d+)?)\s*%\s*")
+RULE = re.compile(r"\s*(\w+)\s*:\s*>(.*)", re.ASCII | re.DOTALL)
 OVER = ("worse", "off")  # verdicts of what is more than the baseline's, where it is over a limit
 READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # of a cell, by quantity
 
@@ -61,11 +62,12 @@ def parse(text: str) -> tuple[Rule, ...]:
     rules: dict[str, Rule] = {}
     for piece in text.split(","):
         rule = RULE.fullmatch(piece)
-        if not rule or rule[1] not in READINGS:
+        most = parse_percent(rule[2]) if rule else None
+        if rule is None or most is None or rule[1] not in READINGS:
             raise UserError(f"--fail-on cannot be '{piece.strip()}'", hint=hint)
         if rule[1] in rules:
             raise UserError(f"--fail-on gives {rule[1]} twice", hint=hint)
-        rules[rule[1]] = Rule(quantity=rule[1], most=float(rule[2]) / 100)
+        rules[rule[1]] = Rule(quantity=rule[1], most=most)
     return tuple(rules.values())
 
 

@@ -115,6 +115,14 @@ def without_strategy(key: Key, align: Sequence[str]) -> Key:
     return tuple(text for name, text in zip(align, key, strict=True) if name != "strategy")
 
 
+def by_group(side: Side, align: Sequence[str]) -> dict[Key, dict[Key, SampledRow]]:
+    """The rows of a side by what they share besides their strategy."""
+    groups: dict[Key, dict[Key, SampledRow]] = {}
+    for key, point in side.points.items():
+        groups.setdefault(without_strategy(key, align), {})[key] = point
+    return groups
+
+
 def value(row: Row, name: str) -> str:
     """One of ALLOWED, of a row, as text."""
     if name == TORCH:

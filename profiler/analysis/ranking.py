@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from profiler.analysis.pairing import Key, SampledRow, Side, peaks, times, without_strategy
+from profiler.analysis.pairing import Key, SampledRow, Side, by_group, peaks, times
 from profiler.analysis.ratio_contrast import Contrast
 
 Pair = tuple[SampledRow, SampledRow]  # one strategy, on the baseline and on a side
 Compared = Callable[[SampledRow, SampledRow], Contrast | None]
+MOST_STRATEGIES = 64  # of one group: their pairs are as many as their square
 QUANTITIES: dict[str, Compared] = {"peak": peaks, "time": times}
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Every pair of strategies of one group that both sides measured, by one quantity."""
+    """Every pair of the first MOST_STRATEGIES of one group that both sides measured, by one quantity."""
 
     group: tuple[str, ...]
     label: str  # of the side that is held against the baseline
@@ -24,6 +26,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     num_same: int
     num_close: int  # equal, or too close to tell, on one of the sides
     swapped: tuple[tuple[str, str], ...]  # the first is better on the baseline, the second on this side
+    num_left_out: int | UnsetType = UNSET  # strategies beyond MOST_STRATEGIES, where there are any
 
     @property
     def tau(self) -> float | None:
@@ -36,31 +39,30 @@ def orders(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[Order, ...]:
     """Each side against the first, by peak and by time; nothing where there are not two strategies to order."""
     if "strategy" not in align:
         return ()
-    baseline, *others = sides
-    groups = dict.fromkeys(without_strategy(key, align) for key in baseline.points)
+    baseline, *others = (by_group(side, align) for side in sides)
+    labels = [side.label for side in sides[1:]]
     compared = [
-        _order(group, baseline, side, quantity, align)
-        for group in groups
-        for side in others
+        _order(group, label, points, side.get(group, {}), quantity)
+        for group, points in baseline.items()
+        for label, side in zip(labels, others, strict=True)
         for quantity in QUANTITIES
-    ]  # fmt: skip
+    ]
     return tuple(order for order in compared if order is not None)
 
 
-def _order(group: Key, baseline: Side, side: Side, quantity: str, align: Sequence[str]) -> Order | None:
+def _order(
+    group: Key, label: str, baseline: Mapping[Key, SampledRow], side: Mapping[Key, SampledRow], quantity: str
+) -> Order | None:
     against = QUANTITIES[quantity]
-    shared = [
-        (baseline.points[key], side.points[key])
-        for key in baseline.points
-        if key in side.points and without_strategy(key, align) == group
-    ]
-    comparable = [pair for pair in shared if against(*pair) is not None]
+    shared = [(point, side[key]) for key, point in baseline.items() if key in side]
+    every = [pair for pair in shared if against(*pair) is not None]
+    comparable = every[:MOST_STRATEGIES]
     pairs = [(first, second, _signs(first, second, against)) for first, second in combinations(comparable, 2)]
     if not pairs:
         return None
     return Order(
         group=group,
-        label=side.label,
+        label=label,
         quantity=quantity,
         num_same=sum(on_baseline * on_side > 0 for *_, (on_baseline, on_side) in pairs),
         num_close=sum(on_baseline * on_side == 0 for *_, (on_baseline, on_side) in pairs),
@@ -69,6 +71,7 @@ def _order(group: Key, baseline: Side, side: Side, quantity: str, align: Sequenc
             for first, second, (on_baseline, on_side) in pairs
             if on_baseline * on_side < 0
         ),
+        num_left_out=len(every) - len(comparable) or UNSET,
     )
 
 

@@ -6,10 +6,10 @@ What the interval means is in docs/comparing.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import cos, exp, floor, fsum, log, pi, sin, sqrt, tan
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ Verdict = Literal["same", "better", "worse", "ambiguous", "off"]  # off: not the
 CONFIDENCE = 0.95
 MARGIN = 0.01  # times nearer than this are the same to whoever chooses a strategy
 NUM_STRETCHES = 10  # into so many a single round is cut
+MOST_SAMPLES = 256  # of rows that are remembered
 HALVINGS = 60  # of a right angle: to the last digit of a float
 
 
@@ -50,20 +51,40 @@ def estimated(before: float, after: float) -> Contrast:
     return Contrast(ratio=ratio, verdict=_verdict(ratio, ratio))
 
 
+class _Sample(NamedTuple):
+    """What a comparison needs of the samples of one side."""
+
+    seconds: tuple[float, ...]  # in ascending order
+    middle: float
+    num_units: int
+    mean: float | None = None  # of the logarithms of the units; None where one is not above zero, or there is one alone
+    spread: float = 0.0  # their variance over their number
+
+
 def sampled(before: Rounds, after: Rounds) -> Contrast:
     """The ratio of two medians, with a t interval of the difference of the mean logarithms of their units.
 
     A side without noise (one prediction of seconds, beside what was measured) is given as equal samples.
     """
-    first, second = _joined(before), _joined(after)
-    ratio = median(second) / median(first) if median(first) > 0 else None
-    if ratio is None or min(*first, *second) <= 0:
-        return Contrast(ratio=ratio, verdict="same" if sorted(first) == sorted(second) else "ambiguous")
-    sides = [[log(unit) for unit in units(side)] for side in (before, after)]
-    if min(map(len, sides)) < 2:
+    first, second = (_sample(tuple(map(tuple, side))) for side in (before, after))
+    ratio = second.middle / first.middle if first.middle > 0 else None
+    if ratio is None or min(first.seconds[0], second.seconds[0]) <= 0:
+        return Contrast(ratio=ratio, verdict="same" if first.seconds == second.seconds else "ambiguous")
+    if first.mean is None or second.mean is None:
         return Contrast(ratio=ratio, verdict="ambiguous")
-    low, high = _interval(*sides, ratio=ratio)
+    low, high = _interval(first, second, ratio=ratio)
     return Contrast(ratio=ratio, low=low, high=high, verdict=_verdict(low, high))
+
+
+@lru_cache(maxsize=MOST_SAMPLES)  # a row is held against many others
+def _sample(rounds: tuple[tuple[float, ...], ...]) -> _Sample:
+    seconds = tuple(sorted(_joined(rounds)))
+    independent = units(rounds)
+    if seconds[0] <= 0 or len(independent) < 2:
+        return _Sample(seconds, median(seconds), len(independent))
+    logarithms = [log(unit) for unit in independent]
+    spread = _variance(logarithms) / len(logarithms)
+    return _Sample(seconds, median(seconds), len(independent), fmean(logarithms), spread)
 
 
 def units(rounds: Rounds) -> list[float]:
@@ -84,13 +105,15 @@ def _joined(rounds: Rounds) -> list[float]:
     return [second for one in rounds for second in one]
 
 
-def _interval(before: Sequence[float], after: Sequence[float], *, ratio: float) -> tuple[float, float]:
+def _interval(before: _Sample, after: _Sample, *, ratio: float) -> tuple[float, float]:
     """Of the ratio, from logarithms. The ratio of the medians is always within."""
-    spread = [_variance(side) / len(side) for side in (before, after)]
-    centre = fmean(after) - fmean(before)
-    if sum(spread) == 0:
+    assert before.mean is not None, "it has two units or more"
+    assert after.mean is not None, "so has this one"
+    spread, centre = before.spread + after.spread, after.mean - before.mean
+    if spread == 0:
         return min(ratio, exp(centre)), max(ratio, exp(centre))
-    half = t_quantile(CONFIDENCE, _freedom(spread, (len(before), len(after)))) * sqrt(sum(spread))
+    freedom = _freedom((before.spread, after.spread), (before.num_units, after.num_units))
+    half = t_quantile(CONFIDENCE, freedom) * sqrt(spread)
     return min(ratio, exp(centre - half)), max(ratio, exp(centre + half))
 
 

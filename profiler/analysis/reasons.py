@@ -14,6 +14,7 @@ from profiler.core.units import bytes_text, count_text
 LITTLE = 0.1  # of the baseline's peak: who saves less asks why
 SAME = 0.99  # of what the baseline saves: a step that saves as much was not checkpointed
 MOST = 0.75  # of the peak
+NUM_OUTSIDE = 2  # modules outside of the blocks that are named
 ACTIVATIONS = ("saved", "recomputed")
 
 
@@ -144,12 +145,22 @@ def _largest(step: _Step) -> Reason:
     return Reason(kind=kind, text=_TEXTS[kind](step, bytes_text(max(parts.values()))))
 
 
+def _outside(step: _Step) -> str:
+    """The two modules outside of the blocks that hold most of what is not static, the largest first."""
+    sizes: dict[str, int] = {}
+    for storage in step.held:
+        if storage.category not in (*STATIC, WORKSPACES) and step.stage(storage.module) == OUTSIDE:
+            sizes[storage.module] = sizes.get(storage.module, 0) + storage.nbytes
+    largest = sorted(sizes, key=lambda module: -sizes[module])[:NUM_OUTSIDE]
+    return ", ".join(f"{module or 'outside of all modules'} {bytes_text(sizes[module])}" for module in largest)
+
+
 def _of(step: _Step) -> str:
     return f"of the peak's {bytes_text(step.peak.nbytes)}"
 
 
 _TEXTS: dict[str, Callable[[_Step, str], str]] = {
-    "outside": lambda step, held: f"what is outside of the blocks (head, loss, embeddings) holds {held} {_of(step)}",
+    "outside": lambda step, held: f"what is outside of these blocks ({_outside(step)}) holds {held} {_of(step)}",
     "segment": lambda step, held: (
         f"one segment dominates: '{step.segment[0]}' to '{step.segment[-1]}', {len(step.segment)} of"
         f" {count_text(len(step.blocks), 'block')}, are recomputed at once and hold {held} {_of(step)}"

@@ -42,9 +42,12 @@ from profiler.cli.timeline import timeline
 from profiler.cli.validate import validate
 from profiler.core.errors import UserError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # what a place that takes no more says
+FULL = (  # what a place that takes no more says
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY,
+)  # fmt: skip
+SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)  # what a machine that has no more says
 GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
-INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 70, 74, 130, 141
+UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
 TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "max-batch")  # as one JSON document, if asked to
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
@@ -185,6 +188,9 @@ def _fail(error: Exception, words: Sequence[str]) -> int:
         return _complain(
             f"cannot write: {error.strerror}", hint="free some space, or write elsewhere", code=UNWRITABLE, words=words
         )
+    if isinstance(error, OSError) and error.errno in SCARCE:
+        hint = "end other programs, or raise the limits (ulimit -u, ulimit -n); every result that was printed is kept"
+        return _complain(f"this machine cannot do it: {error.strerror}", hint=hint, code=UNABLE, words=words)
     if os.environ.get("GCPROF_TRACEBACK"):
         import traceback
 

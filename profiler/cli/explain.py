@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    target: options.Target,
+    target: options.OptionalTarget = None,
     strategy: Annotated[
         str,
         typer.Option(
@@ -30,19 +31,29 @@ def explain(
     blocks: options.Blocks = None,
     switches: Switches | None = None,
     device: options.TracedDevice = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Instead of a step: a file of torch.cuda.memory._dump_snapshot.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Explain the peak of a training step. It says where the peak is, what holds it, how low it could be, and why.
 
-    The step is traced, or rehearsed with --device rehearse:h100.
+    The step is traced, or rehearsed with --device rehearse:h100. With --snapshot, a recording of PyTorch's CUDA
+    allocator is explained: its peak, what stayed, and what is reserved.
 
     Example: gcprof explain transformer --strategy all --optimizer adamw
     """
+    from profiler.core.errors import UserError
     from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation
     from profiler.workflows.explain import StepRequest, prediction
     from profiler.workflows.explain import explain as work
 
+    if snapshot is not None:
+        _explain_snapshot(snapshot, target, json=json)
+        return
+    if target is None:
+        raise UserError("what is to be explained?", hint="gcprof explain MODEL, a run, or --snapshot FILE")
     words = prediction(
         strategies=strategy, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
         blocks=blocks, device=device, **switches or {},
@@ -58,6 +69,22 @@ def explain(
         aside(f"note: {remark}")
     on = ["--device", device] if device and step.case.is_rehearsed else []
     next_command("gcprof", "timeline", target, "--strategies", strategy, *on, "-o", "timeline.png")
+
+
+def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
+    """Print what a recording of the allocator says. Raises UserError for words that have no effect on it."""
+    from profiler.core.errors import UserError
+    from profiler.views.tables import snapshot as views
+    from profiler.workflows.explain import recorded
+
+    own = {"--snapshot", str(path), f"--snapshot={path}", "--json", "explain"}
+    if others := [word for word in (*([target] if target else []), *COMMAND.get()) if word not in own]:
+        raise UserError(f"'{others[0]}' has no effect on a snapshot", hint="gcprof explain --snapshot FILE")
+    found = recorded(path)
+    if json:
+        say_bytes(views.document(found))
+        return
+    say(views.snapshot(found, title=f"{path.name}, cuda:{found.device}: recorded", width=width(), encoding=encoding()))
 
 
 def traced_heading(case: Case, *, with_strategy: bool = False) -> str:

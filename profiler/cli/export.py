@@ -75,7 +75,11 @@ def _log(loaded: Run, kind: str, folder: Path | None) -> None:
     from profiler.core.errors import UserError
     from profiler.core.units import count_text
     from profiler.integrations import trackers
+    from profiler.runs.store import refuse_link
 
+    if folder is None:
+        for path in (loaded.folder / "derived", loaded.folder / "derived" / kind):
+            refuse_link(path)
     try:
         written = trackers.load(trackers.TRACKERS[kind])(loaded, folder)
     except OSError as error:

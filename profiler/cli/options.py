@@ -19,12 +19,11 @@ Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion
 ModelOrNone = Annotated[str | None, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
 Models = Annotated[str | None, typer.Argument(help=MODELS_HELP, autocompletion=completion.models)]
 ModelsFlag = Annotated[str | None, typer.Option(help=MODELS_HELP, autocompletion=completion.models)]
-Target = Annotated[
-    str,
-    typer.Argument(
-        help="A model as for `gcprof run --model`, or a run folder.", autocompletion=completion.runs_or_models
-    ),
-]
+_target = typer.Argument(
+    help="A model as for `gcprof run --model`, or a run folder.", autocompletion=completion.runs_or_models
+)
+Target = Annotated[str, _target]
+OptionalTarget = Annotated[str | None, _target]
 RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)]
 
 # a case

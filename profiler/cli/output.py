@@ -67,9 +67,11 @@ def say(text: Printed) -> None:
 
 
 def say_bytes(text: bytes) -> None:
-    """Print a document as it is."""
+    """Print a document as it is; on a terminal with what it would obey escaped."""
+    from profiler.views.sanitize import escaped
+
     sys.stdout.flush()
-    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.write(escaped(text.decode(errors="replace")).encode() if sys.stdout.isatty() else text)
     sys.stdout.buffer.flush()
 
 

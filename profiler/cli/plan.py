@@ -144,7 +144,7 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
         from profiler.planning.plan import recipe
         from profiler.planning.plan_code import emit
 
-        print(emit(recipe(planned.chain, planned.fitted.point.plan), asked.emit), end="")
+        say_bytes(emit(recipe(planned.chain, planned.fitted.point.plan), asked.emit).encode())
     else:
         _print_plan(planned, planned.fitted, planned.budget_bytes, asked)
         _say_next(planned, request, asked, words)
@@ -192,6 +192,8 @@ def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
         f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
         f"every step, and up to {bytes_text(gradients)} are gradients of parameters"
     )
+    if planned.better_blocks:
+        aside(planned.better_blocks)
     aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
 
 
@@ -236,7 +238,7 @@ def _facts(planned: Planned, fitted: FittedPlan) -> list[str]:
     lost = frontier.lost_fraction
     exact = "no plan of these stages this deep is faster" if not lost else f"no plan is faster by {lost * 100:.2g} %"
     facts = [
-        f"floor: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
+        f"floor of these blocks: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
         f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
         f"{exact}; {len(frontier)} plans are on the frontier",
     ]
@@ -301,6 +303,8 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
 def _say_next(planned: Planned, request: PlanRequest, asked: _Asked, words: list[str]) -> None:
     if _is_plan(asked.output) and planned.case:
         next_command("gcprof", "run", "--model", *planned.words, "--strategies", f"plan:file={asked.output}")
+    elif any("#" in block.name for stage in planned.chain.stages for block in stage.blocks):  # calls have no code
+        next_command("gcprof", "plan", *words, "--budget", str(request.budget), "-o", "plan.json")
     elif any(stage.blocks for stage in planned.chain.stages):
         next_command("gcprof", "plan", *words, "--budget", str(request.budget), "--emit", "python")
     else:

@@ -174,6 +174,7 @@ def _dry_run(request: RunRequest) -> int:
 
 def _print_plan(plan: Plan) -> None:
     """A line a trial."""
+    from profiler.views.sanitize import plain
     from profiler.views.tables.evidence import device_word
     from profiler.views.tables.progress import settings, varying
 
@@ -185,7 +186,7 @@ def _print_plan(plan: Plan) -> None:
             f"round {trial.round}", str(case.model), str(case.strategy), f"batch {case.batch_size}",
             str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), device, "+".join(trial.passes),
         ]  # fmt: skip
-        print("  ".join(words))
+        print("  ".join(plain(word, encoding=encoding()) for word in words))
 
 
 def print_run(ran: Ran, *, json: bool, fit: bool = False) -> int:

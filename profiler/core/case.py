@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
@@ -53,7 +54,7 @@ class Choice(str):
                 )
         keys = [key for key, _, _ in pairs]
         if len(set(keys)) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
+            twice = next(key for key, number in Counter(keys).items() if number > 1)
             raise UserError(f"'{self}' gives {twice} twice", hint=f"{twice}=a|b measures both")
         return {key: value for key, _, value in pairs}
 

@@ -15,9 +15,11 @@ import ast
 import importlib
 import importlib.util
 import math
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ KINDS = {
     "str": "a word",
     "value": "a value",
 }
+PLAIN = ("Count", "int", "float", "bool")  # kinds that hold no word
 FAMILY, USERS = "name", "*"
 MOST_HOPS = 4  # from a name to the function that it stands for
 CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
@@ -71,7 +74,7 @@ def entries(table: Mapping[str, str], *, hidden: bool = False) -> list[Entry]:
 
 def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     """The entry of that name. Raises UserError, naming the nearest, where there is none."""
-    if entry := _listed(name, table):
+    if entry := listed(name, table):
         return entry
     if is_code(name, table):
         return _users_entry(name, table[USERS])
@@ -79,9 +82,20 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, names))
 
 
+def listed(name: str, table: Mapping[str, str]) -> Entry | None:
+    """The entry of a name that stands in the table, or of a member of a family there; `*` is the name of none."""
+    family, _, member = name.partition(":")
+    if family == USERS or family not in table:
+        return None
+    entry = _entry(family, table[family])
+    if FAMILY not in entry.parameters:
+        return None if member else entry
+    return msgspec.structs.replace(entry, name=name, member=member) if member else None
+
+
 def is_code(name: str, table: Mapping[str, str]) -> bool:
     """Whether a name is of a function of the user's own; looks at no file of theirs, and imports nothing."""
-    return USERS in table and not _listed(name, table) and CODE.fullmatch(name) is not None
+    return USERS in table and not listed(name, table) and CODE.fullmatch(name) is not None
 
 
 def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> Choice:
@@ -120,17 +134,6 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
     if FAMILY in entry.parameters:
         return function, keywords | {FAMILY: entry.member}
     return partial(function, entry.member), keywords  # the user's: an option of theirs may have any name
-
-
-def _listed(name: str, table: Mapping[str, str]) -> Entry | None:
-    """The entry of a name that stands in the table, or of a member of a family there; `*` is the name of none."""
-    family, _, member = name.partition(":")
-    if family == USERS or family not in table:
-        return None
-    entry = _entry(family, table[family])
-    if FAMILY not in entry.parameters:
-        return None if member else entry
-    return msgspec.structs.replace(entry, name=name, member=member) if member else None
 
 
 def _entry(name: str, target: str) -> Entry:
@@ -221,7 +224,7 @@ def _value(text: str, option: Option, choice: Choice) -> Any:
         "float": float,
         "str": str,
         "bool": lambda word: {"true": True, "false": False}[word],
-        "value": _literal,
+        "value": literal,
     }
     try:
         value = read_as.get(option.kind, str)(text)
@@ -239,7 +242,7 @@ def _allowed(value: Any, option: Option) -> bool:
     return math.isfinite(value) if option.kind == "float" else not option.words or value in option.words
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """A number, true or false where the text is one, else the word itself."""
     if text in ("true", "false"):
         return text == "true"
@@ -294,20 +297,44 @@ def place(target: str) -> Path:
 
 
 def _source(name: str) -> tuple[Path, Callable[[], str]]:
-    """A file, or a module's, found without importing more than the packages around it; and what reads it.
+    """A file, or a module's, found without importing anything; and what reads it.
 
     Modules are read by what would import them: they may be in a zip.
     """
     if name.endswith(".py"):
         return Path(name), lambda: Path(name).read_text(encoding="utf-8")
     try:
-        spec = importlib.util.find_spec(name)
+        spec = _module_spec(name)
     except (ImportError, ValueError) as error:
         raise UserError(f"no module '{name}': {error}", hint="write package.module:factory") from None
     if spec is None or spec.origin is None:
         raise UserError(f"there is no module '{name}'", hint="write package.module:factory, or path/to/file.py:factory")
     origin, get_source = Path(spec.origin), getattr(spec.loader, "get_source", lambda module: None)
     return origin, lambda: get_source(name) or origin.read_text(encoding="utf-8")
+
+
+def _module_spec(name: str) -> ModuleSpec | None:
+    """Where a module is. `importlib.util.find_spec` would import the packages around it, and so run their code."""
+    first, *inner = name.split(".")
+    spec = importlib.util.find_spec(first)
+    for number in range(len(inner)):
+        folders = list(spec.submodule_search_locations or ()) if spec else []
+        whole = ".".join([first, *inner[: number + 1]])
+        finders = [finder for folder in folders if (finder := pkgutil.get_importer(folder))]
+        found = [found for finder in finders if (found := finder.find_spec(whole))]
+        spec = next((one for one in found if one.loader), None) or _namespace(whole, found)
+    return spec
+
+
+def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
+    """The package that folders without an `__init__.py` are together; None where there are none."""
+    if not portions:
+        return None
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [
+        folder for portion in portions for folder in portion.submodule_search_locations or ()
+    ]
+    return spec
 
 
 def _nearest(word: str, names: list[str]) -> str:

@@ -26,6 +26,10 @@ class Unsupported(Exception):
     """A strategy cannot be applied to this model: the row is there, skipped, with this reason."""
 
 
+class NotOnce(Unsupported):
+    """Blocks do not run once each, in order."""
+
+
 class Invalid(Exception):
     """A step that trains nothing: the row is there, invalid, with this reason and without numbers."""
 

@@ -12,6 +12,7 @@ from profiler.core import safe_files, strict_files
 from profiler.core.errors import UserError
 
 SCHEMA = 1
+USUAL = "plan.json"  # the strategy's own default
 HINT = "`gcprof plan` writes one with -o plan.json"
 GROUPS = {  # operators of aten, by the words for them
     "matmul": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"),

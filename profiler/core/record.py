@@ -13,8 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from profiler.core import gpu_kinds
+from profiler.core import gpu_kinds, gpu_specs
 from profiler.core.case import Case, Choice, Real, Whole
+from profiler.core.errors import UserError
 
 SCHEMA = 1
 
@@ -118,6 +119,7 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     random_sources: tuple[str, ...] = ()  # which were drawn from more or less often: torch, random, numpy.random, ...
     largest_difference: Real | None = None
     buffers_difference: Real | None = None
+    differing_buffers: tuple[str, ...] = ()  # the one that differs most is the first
     worst_parameter: str | None = None
     worst_step: Whole | None = None  # of the two steps that are compared, the one where they differ most: 1 or 2
     moved: tuple[str, ...] = ()  # attributes of modules, plain Python, that a step changes otherwise: counters, caches
@@ -205,6 +207,26 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     notes: tuple[Note, ...] = ()
     stage_seconds: dict[str, Real] = {}  # what the trial itself cost: start, build, equality, memory, time
     num_steps: Whole = 0  # training steps that the trial ran in all
+
+    def fits(self, device: str) -> bool:
+        """Whether a GPU, by its word (`t4`, `a100-80`), holds the step of a record for CUDA, CUDA's own context too.
+
+        The same question as `gcprof predict --fit` answers. Raises UserError for a GPU that is not known, and for a
+        record of a CPU or of a step that has no bytes.
+        """
+        memory_bytes = gpu_specs.find(device).memory_bytes
+        if self.case.twin.device == "cpu":
+            raise UserError("bytes of a CPU do not say what a GPU holds", hint="predict for a GPU: device='h100'")
+        if self.readings.peak_bytes is None:
+            raise UserError(f"the record has no bytes: {self.outcome}", hint="its `detail` says why")
+        return needed_bytes(self.readings) <= memory_bytes
+
+
+def needed_bytes(readings: Readings) -> int:
+    """Returns what a process takes of a GPU at its peak: what the allocator reserves, and CUDA itself."""
+    taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
+    assert taken is not None, "bytes were measured"
+    return taken + gpu_specs.CONTEXT_BYTES
 
 
 def evidence(case: Case, environment: Environment | None) -> Evidence:

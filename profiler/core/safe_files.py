@@ -21,6 +21,7 @@ from profiler.core.errors import UserError
 
 NAME = re.compile(r"\.(?P<of>.+)\.(?P<process>[0-9a-f]{6}-\d{1,9})-[0-9a-f]{6}\.new", re.DOTALL)
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would keep one for ever
+APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PATIENCE_SECONDS = 3.0  # for a holder that is about to end
 ANSWER_SECONDS = 3.0  # for a file system that may not answer at all
@@ -34,12 +35,14 @@ def beside(path: Path) -> Path:
 
 
 def write(path: Path, text: bytes) -> None:
-    """Write a file at once or not at all, over what is there; a link is replaced, not followed.
+    """Write a file at once or not at all, over a regular file; a link to one is replaced, not followed.
 
     Raises UserError (exit code 74) where it cannot be written.
     """
     new = beside(path)
     try:
+        if not is_replaceable(path):
+            raise OSError(errno.EINVAL, "it is no regular file")
         sweep(path.parent, path.name)
         with new.open("xb") as file:  # never through a link that somebody laid there
             file.write(text)
@@ -93,13 +96,53 @@ def is_regular(path: Path) -> bool:
     return path.is_file() and not path.is_symlink() and not path.parent.is_symlink()
 
 
-def opened(path: Path) -> BinaryIO:
-    """Open a file that anyone may have laid there. Raises OSError, also where it is a link, a pipe or a device."""
-    descriptor = os.open(path, READING)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
+    """Open a file that anyone may have laid there, in a run folder or where one names it.
+
+    Raises OSError, also where it is a link, a pipe or a device, or larger than `most_bytes`.
+    """
+    try:
+        descriptor = os.open(path, READING)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link and no regular file") from None
+        raise
+    try:
+        size = regular(descriptor).st_size
+        if most_bytes is not None and size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB")
+    except OSError:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise
     return os.fdopen(descriptor, "rb")
+
+
+def opened_to_append(path: Path) -> int:
+    """Open a file to write at its end, or make it. Raises OSError where what is written would stand elsewhere too.
+
+    A link leads elsewhere, and a file of several links has other names: one of them may be a file of the user's.
+    """
+    descriptor = os.open(path, APPENDING, 0o644)
+    try:
+        if regular(descriptor).st_nlink > 1:
+            raise OSError(errno.EMLINK, "it has another name elsewhere")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def regular(descriptor: int) -> os.stat_result:
+    """What is known of an open file. Raises OSError where it is no regular one."""
+    known = os.fstat(descriptor)
+    if not stat.S_ISREG(known.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return known
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether nothing is there, or a regular file, or a link to one: never a device, a pipe or a folder."""
+    return os.path.isfile(path) or not os.path.lexists(path)  # which say no for a name that is too long
 
 
 def anew(path: Path) -> FileIO:

@@ -97,6 +97,22 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             yield phase, before + 1, last
 
 
+class BlockChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that a model offers, and what checkpointing of them comes to. Bytes."""
+
+    pattern: str  # of `--blocks`; "" for what is found without it
+    num_blocks: int
+    floor_bytes: int
+    all_bytes: int | None  # the peak with each of them checkpointed by itself; None where that cannot be worked out
+
+
+class BlockChoices(msgspec.Struct, frozen=True, kw_only=True):
+    """The blocks of a case, and the coarser and finer ones that its model has besides."""
+
+    own: BlockChoice
+    others: tuple[BlockChoice, ...] = ()
+
+
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
     """A traced case: its step, and what the strategy did to its blocks."""
 
@@ -104,6 +120,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[str, ...]
     split: str | None = None
     remarks: tuple[str, ...] = ()
+    choices: BlockChoices | None = None  # where they were asked for
 
 
 def live(trace: Trace) -> list[int]:

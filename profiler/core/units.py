@@ -21,6 +21,7 @@ BYTE_UNITS = {
     "mb": 10**6,
     "gb": 10**9,
 }
+NUMBER = r"\d+(?:\.\d+)?(?:e\d+)?"  # what options take that are no whole numbers, in digits 0 to 9
 BUDGET_HINT = "8GiB, 750MiB, 60% of the peak without checkpointing, or max"
 
 
@@ -134,7 +135,7 @@ def _three_digits(value: float) -> str:
 
 def parse_bytes(word: str, *, flag: str, hint: str = "8GiB, 750MiB or plain bytes") -> int:
     """`8GiB`, `750 MiB`, `1e9`. Raises UserError for what is no number of bytes above 0."""
-    size_text = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
+    size_text = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
     size = BYTE_UNITS.get(size_text[2]) if size_text else None
     value = float(size_text[1]) * size if size_text and size else 0.0
     if not 1 <= value < 2**63:
@@ -149,10 +150,16 @@ def parse_budget(word: str, *, whole_bytes: int) -> int:
     """
     if word.strip().lower() == "max":
         return whole_bytes
-    percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", word.strip(), flags=re.ASCII)
-    if percent is None:
+    if not word.strip().endswith("%"):
         return parse_bytes(word, flag="--budget", hint=BUDGET_HINT)
-    fraction = float(percent[1]) / 100
-    if not (0 < fraction <= 1 and math.isfinite(fraction)):
+    fraction = parse_percent(word)
+    if fraction is None or not 0 < fraction <= 1:
         raise UserError(f"--budget cannot be '{word}'", hint=BUDGET_HINT)
     return int(fraction * whole_bytes)
+
+
+def parse_percent(word: str) -> float | None:
+    """`60%`, `2.5 %`, `1e1%` as a fraction; None for what is no finite percentage."""
+    percent = re.fullmatch(rf"({NUMBER})\s*%", word.strip().lower(), flags=re.ASCII)
+    fraction = float(percent[1]) / 100 if percent else math.inf
+    return fraction if math.isfinite(fraction) else None

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from profiler.core.errors import UserError
 from profiler.core.secret_filter import hide_bytes
 from profiler.core.units import count_text
 from profiler.engines.capped_log import LOG_BYTES, Log
@@ -34,9 +35,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     limit: float = 0.0
     memory_kills: int | None = None  # that the control group counted meanwhile; None where it counts none
+    refused: str | None = None  # why the system made no process for it
 
     def describe(self) -> str:
         """The end in words: which signal, in which stage, and what is likely behind it."""
+        if self.refused:
+            return f"no process could be started for it: {self.refused}"
         if self.status is None:
             return f"lost in {self.stage}: the server process died"
         if self.status >= 0:
@@ -68,6 +72,7 @@ class Child:
         self._pid: int | None = None
         self._stage = "start"
         self._status: int | None = None
+        self._refused: str | None = None
         self._ended = False
         self._said = b""
         self._received = b""
@@ -75,8 +80,16 @@ class Child:
         self._memory_kills = memory_kills()
 
     def __enter__(self) -> Child:
-        self._channel, channel = os.pipe()
-        self._output, output = os.pipe()
+        try:
+            self._channel, channel = os.pipe()
+        except OSError as error:
+            raise not_started(error) from error
+        try:
+            self._output, output = os.pipe()
+        except OSError as error:
+            os.close(self._channel)
+            os.close(channel)
+            raise not_started(error) from error
         self._open = {self._channel: self._take_messages, self._output: self._log.write}
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
@@ -110,7 +123,8 @@ class Child:
         self._drain()
         if self._received:
             self._spoil(self._received, "what it sent ends in the middle")
-        return Ended(status=self._status, stage=self._stage, memory_kills=self._meanwhile())
+        memory_kills = self._meanwhile()
+        return Ended(status=self._status, stage=self._stage, memory_kills=memory_kills, refused=self._refused)
 
     def last_words(self) -> str:
         """The last line that the child printed."""
@@ -209,7 +223,15 @@ class Child:
             if message.get("number") == self._number:  # not the late word of a child before
                 self._pid = message["pid"]
                 self._status = message.get("status")
-                self._ended = "status" in message
+                self._refused = message.get("refused")
+                self._ended = "status" in message or self._refused is not None
+
+
+def not_started(error: OSError) -> UserError:
+    """What to say where the system gives no process, socket or pipe."""
+    message = f"this machine starts no process for a trial: {error.strerror or error}"
+    hint = "end other programs, or raise the limits (ulimit -u, ulimit -n); every result that was printed is kept"
+    return UserError(message, hint=hint, exit_code=3)
 
 
 def _folder() -> str | None:

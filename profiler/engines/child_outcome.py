@@ -10,6 +10,7 @@ import msgspec
 
 from profiler import __version__
 from profiler.analysis.sanity import impossible
+from profiler.core import strict_files
 from profiler.core.case import Trial, decode, encode
 from profiler.core.record import SCHEMA, Environment, Outcome, Record
 from profiler.engines.child import Child, Ended
@@ -31,7 +32,9 @@ def _believed(trial: Trial, sent: list[Any], child: Child, requested_at: float) 
     """Returns the one record that was sent. Raises ValueError for one that the trial cannot have given."""
     if child.damage or len(sent) > 1:
         raise ValueError(child.damage or f"it sent {len(sent)} records")
-    record: Record = decode(encode(sent[0]), Record)
+    text = encode(sent[0])
+    strict_files.check_line(text)  # nobody could read the run again
+    record: Record = decode(text, Record)
     if record.schema != SCHEMA:
         raise ValueError(f"it is of schema {record.schema}")
     if record.case != trial.case or record.round != trial.round:

@@ -19,6 +19,7 @@ from profiler.core.units import GIB, KIB, MIB
 from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
+from profiler.measuring.failure_causes import CAUSE
 from profiler.rehearsal.device import is_open
 
 OF_HOST = ("can't allocate memory",)  # c10/core/impl/alloc_cpu.cpp
@@ -26,6 +27,11 @@ OF_DEVICE = (  # in other ways than by torch.OutOfMemoryError
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+)
+MARKED_TWICE = ("mark a variable ready only once", "marked as ready twice")  # torch/csrc/distributed/c10d/reducer.cpp
+TWICE = (
+    "DDP, and a reentrant checkpoint around parameters that are used twice, each of whose backwards tells of them; "
+    "use_reentrant=False in the model's checkpoints tells once"
 )
 UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
@@ -63,10 +69,21 @@ def _with_device(trial: Trial, software: Environment | None) -> Environment | No
 
 
 def error_detail(error: Exception) -> str:
-    place = raised_at(error)
+    """Returns what was raised and where, and the cause where it is known."""
+    place, cause = raised_at(error), _cause(error)
     if isinstance(error, CheckpointError):
-        return f"checkpoint mismatch: recomputed, the blocks give other tensors: {_first_line(error)}"
-    return f"{type(error).__name__}: {_first_line(error)}" + (f" ({place})" if place else "")
+        return f"checkpoint mismatch: recomputed, the blocks give other tensors: {cause or _first_line(error)}"
+    words = _first_line(error).partition(". ")[0] if cause else _first_line(error)
+    text = f"{type(error).__name__}: {words}" + (f" ({place})" if place else "")
+    return f"{text}; {CAUSE}{cause}" if cause else text
+
+
+def _cause(error: Exception) -> str | None:
+    """What has likely caused an error, in words; None where that is not known."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CAUSE)]
+    if notes:
+        return hide(notes[0].removeprefix(CAUSE))
+    return TWICE if any(phrase in str(error) for phrase in MARKED_TWICE) else None
 
 
 def _first_line(error: BaseException) -> str:

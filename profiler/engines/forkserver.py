@@ -2,9 +2,10 @@
 
 A request is one line of JSON on a Unix socket: {"number", "entry", "text", "folder"} for a child, with two descriptors
 beside it, its channel and its output; or {"kill", "signal"}. The server tells {"number", "pid"} when a child begins,
-and "status" besides when it has ended. What a child started in a session of its own comes to the server when the child
-has ended, and is killed. When the client is gone, by whatever death, every child's process group is killed and the
-server ends. It never touches CUDA, which does not survive a fork once it is initialised.
+and "status" besides when it has ended; or "refused" where the system makes none. What a child started in a session of
+its own comes to the server when the child has ended, and is killed. When the client is gone, by whatever death, every
+child's process group is killed and the server ends. It never touches CUDA, which does not survive a fork once it is
+initialised.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +95,18 @@ class _Server:
         return True
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        server = os.getpid()
-        pid = os.fork()
+        server, refused = os.getpid(), None
+        try:
+            pid = os.fork()
+        except OSError as error:  # the system has no room for one: the server can still say so
+            pid, refused = -1, error.strerror
         if pid == 0:
             self._become_child(request, *descriptors, server=server)
         for descriptor in descriptors:
             os.close(descriptor)
+        if refused:
+            self._say({"number": request["number"], "pid": None, "refused": refused})
+            return
         self._children[pid] = int(request["number"])
         self._say({"number": request["number"], "pid": pid})
 
@@ -106,7 +114,8 @@ class _Server:
         """Run the request in a session of its own and end the process: never returns."""
         status = 1
         try:
-            os.setsid()
+            with suppress(PermissionError):  # it leads one already; then it is signalled alone
+                os.setsid()
             die_with_parent(server)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -21,7 +21,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.units import bytes_text
 from profiler.engines import WORKER, task_pool
-from profiler.engines.child import Child, Ended
+from profiler.engines.child import Child, Ended, not_started
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import in_waves
 from profiler.rehearsal.device import prepare_if_asked
@@ -186,7 +186,7 @@ class Local:
 
     def _drop_dead_server(self, ended: Ended, *, rehearses: bool) -> None:
         """Close a server that died, so that no other trial goes to it."""
-        if ended.status is None and not ended.timed_out:
+        if ended.status is None and not ended.timed_out and not ended.refused:
             self._servers[rehearses].close()  # its socket is; its end comes later, and no trial goes to it any more
 
 
@@ -198,17 +198,14 @@ class _Server:
             proven_libraries()
         else:
             prepare_if_asked()
-        self.control, theirs = socket.socketpair()
-        self._errors = _nameless()
-        python = [sys.executable, "-P", "-c", _BOOT]  # -P: a json.py in the folder at hand is none of its modules
-        words = [*python, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), str(int(rehearses)), *PRELOAD]
         seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         environment = {**os.environ, "KINETO_LOG_LEVEL": "5", **seen}  # the profiler is chatty on stderr
-        self._process = subprocess.Popen(
-            words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
-            env=environment, start_new_session=True,
-        )  # fmt: skip
-        theirs.close()
+        try:
+            self.control, theirs = socket.socketpair()
+            with theirs:
+                self._start(theirs.fileno(), environment, rehearses=rehearses)
+        except OSError as error:
+            raise not_started(error) from error
         if not self.control.recv(1 << 16):
             self._process.wait()
             self._errors.seek(0)
@@ -216,6 +213,20 @@ class _Server:
             raise UserError(
                 f"the server process could not import torch: {last}", hint="`gcprof doctor` tells more", exit_code=3
             )
+
+    def _start(self, descriptor: int, environment: dict[str, str], *, rehearses: bool) -> None:
+        """Raises OSError; then the socket is closed."""
+        python = [sys.executable, "-P", "-c", _BOOT]  # -P: a json.py in the folder at hand is none of its modules
+        words = [*python, json.dumps(sys.path), str(descriptor), str(os.getpid()), str(int(rehearses)), *PRELOAD]
+        try:
+            self._errors = _nameless()
+            self._process = subprocess.Popen(
+                words, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            self.control.close()
+            raise
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -237,7 +248,7 @@ class _Server:
 
 def _nameless() -> IO[bytes]:
     """Returns an anonymous file: in memory where possible, since the temporary folder may be missing or full."""
-    if hasattr(os, "memfd_create"):
+    with suppress(AttributeError, OSError):  # not every system has it, and not every sandbox allows it
         return os.fdopen(os.memfd_create("gcprof"), "w+b")
     return tempfile.TemporaryFile()
 

@@ -24,6 +24,7 @@ from profiler.runs import find, store
 from profiler.runs.store import Manifest
 
 LATE_SECONDS = 60.0  # until a shared file system shows what another node wrote before its job ended
+IDS_BYTES = 1 << 20  # of the numbers of thousands of jobs
 RULE = "-" * 22  # what stands around the traceback in the words of submitit's error
 Key = tuple[Case, int]
 
@@ -139,7 +140,7 @@ class Array:
     def _ids(self) -> dict[str, str]:
         """The job of each part, as far as it was written down."""
         try:
-            with safe_files.opened(self.jobs_folder / "ids.json") as file:
+            with safe_files.opened(self.jobs_folder / "ids.json", most_bytes=IDS_BYTES) as file:
                 jobs = msgspec.json.decode(file.read(), type=dict[str, str])
                 return {part: job for part, job in jobs.items() if re.fullmatch(r"\d+(_\d+)?", job, flags=re.ASCII)}
         except (OSError, msgspec.DecodeError):

@@ -21,6 +21,7 @@ from profiler.engines.error_record import error_detail, error_record, user_trace
 from profiler.measuring import devices, measure, recorded_step
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
+from profiler.predicting import prediction
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
@@ -79,6 +80,18 @@ def follow(request: str, channel: int) -> None:
     """Tell the traced step of the trial in `request`, or why it cannot be followed."""
     trial: Trial = decode(request, Trial)
     _answer(channel, "followed", lambda: follow_case(trial))
+
+
+def follow_with_choices(request: str, channel: int) -> None:
+    """As `follow`, with what other blocks of the model would come to."""
+    trial: Trial = decode(request, Trial)
+    _answer(channel, "followed", lambda: follow_case(trial, with_choices=True))
+
+
+def choices(request: str, channel: int) -> None:
+    """Tell what the blocks of the case in `request`, and others of its model, come to, or why that is not known."""
+    case: Case = decode(request, Case)
+    _answer(channel, "choices", lambda: prediction.choices(case))
 
 
 def follow_rehearsed(request: str, channel: int) -> None:

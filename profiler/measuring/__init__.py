@@ -9,6 +9,7 @@ from profiler.core.record import Record
 from profiler.measuring.bench import Bench, switches
 from profiler.measuring.devices import environment
 from profiler.measuring.equality_pass import compare
+from profiler.measuring.failure_causes import explained
 from profiler.measuring.passes import read
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Build
@@ -28,6 +29,12 @@ def measure(
     whatever the model raises.
     """
     bench = Bench(trial, on_pass, build, group)
+    with explained(bench):
+        return _measured(bench)
+
+
+def _measured(bench: Bench) -> Record:
+    trial = bench.trial
     passes = bench.passes()
     before = switches()
     bench.begin("build")

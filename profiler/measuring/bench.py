@@ -65,6 +65,10 @@ class Bench:
         seconds = self.trial.limit_seconds
         return None if seconds is None else self._begun[-1][1] + seconds
 
+    def spent(self) -> float:
+        """Returns the seconds of the pass at work until now."""
+        return time.monotonic() - self._begun[-1][1]
+
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
         """A fresh model of the trial's case, or of another, which the leftovers watch."""
         directory, mesh = self.trial.data_directory, self.group.mesh

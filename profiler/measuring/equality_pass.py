@@ -10,13 +10,15 @@ import torch
 from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import equality
+from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.meters.equality import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
 from profiler.training import missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
-from profiler.training.workload import local, tensors
+from profiler.training.workload import local, tensors, trained
+
+MOST_NAMED = 3
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
@@ -116,7 +118,7 @@ class _Comparison:
 
     def _across(self, result: Equality) -> Equality:
         """Compares also with one process that takes all ranks' batches, one after the other."""
-        batch = equality.digest(tensors(self._bench.build().workload.batch))
+        batch = tensor_values.digest(tensors(self._bench.build().workload.batch))
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
             self._bench.note("GCP035", text)
@@ -153,11 +155,12 @@ class _Comparison:
 
         def again() -> torch.Tensor:
             optimizer, _ = built.trainer()
-            weights = [local(parameter).detach().to("cpu", copy=True) for parameter in module.parameters()]
+            parameters = list(trained(built.workload).values())
+            weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
             optimizer.step()
             later = self._bench.gradients(built, number=2)
             with torch.no_grad():  # a factory may return the same module each time
-                for parameter, weight in zip(module.parameters(), weights, strict=True):
+                for parameter, weight in zip(parameters, weights, strict=True):
                     local(parameter).copy_(weight)
             return later
 
@@ -165,12 +168,15 @@ class _Comparison:
 
 
 def _buffers(result: Equality, is_repairable: bool) -> str:
-    apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
     if result.buffers_difference is not None and result.buffers_difference <= equality.AGREE:
         return f"buffers agree but for rounding ({result.buffers_difference:.1e})"
+    apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
+    more = len(result.differing_buffers) - MOST_NAMED
+    names = ", ".join(result.differing_buffers[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    told = f"buffers {apart}" + (f" ({names})" if names else "")
     if is_repairable:
-        return f"buffers {apart}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
-    return f"buffers {apart}: what a recompute writes into them it writes again"
+        return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
+    return f"{told}: what a recompute writes into them it writes again"
 
 
 def verify_averaging(

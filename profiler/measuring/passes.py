@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
@@ -14,9 +15,12 @@ from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes, Readings
 from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import memory, operators
+from profiler.measuring.meters import growth, memory, operators
 from profiler.measuring.meters import time as timing
+from profiler.measuring.meters.context_bytes import kept_on_ctx
+from profiler.training.assemble import Assembled
 from profiler.training.rehearsed_build import ValueReads
+from profiler.training.workload import Step, Workload
 
 
 def read(bench: Bench, passes: Collection[str]) -> Readings:
@@ -35,11 +39,19 @@ def _flops(bench: Bench) -> dict[str, Any]:
     built = bench.build(calls=calls)
     reads = ValueReads()
     with reads if bench.device.is_hollow else nullcontext():
-        flops = operators.read_flops(built.workload)
+        flops = operators.read_flops(built.workload, lambda loss: _tell_ctx(bench, loss, built.workload))
     if reads.places:
         text = f"the step reads values, which are zeros here: {reads}; sizes that follow from them are not real"
         bench.note("GCP041", text)
     return {**flops, "block_calls": tuple(calls)}
+
+
+def _tell_ctx(bench: Bench, loss: torch.Tensor, workload: Workload) -> None:
+    """Note what custom Functions keep past every checkpoint, where there are checkpoints."""
+    kept = {} if bench.trial.case == bench.trial.case.baseline else kept_on_ctx(loss, workload)
+    if kept:
+        text = f"{bytes_text(sum(kept.values()))} are attributes of ctx, which no checkpoint frees"
+        bench.note("GCP054", f"{text}: {', '.join(kept)}; ctx.save_for_backward lets them be recomputed")
 
 
 def _memory(bench: Bench) -> dict[str, Any]:
@@ -75,10 +87,40 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
     """This rank's readings, and its most bytes of gathered parameters; the model is gone when it returns."""
     built = bench.build()
     optimizer, step = built.trainer()
-    own = memory.read(
-        built.workload, optimizer, bench.device, lambda mark: _check_loss(bench, bench.counted(step, mark))
-    )
-    return own, built.workload.gathered() if built.workload.gathered else None
+    counted: Step = lambda mark: _check_loss(bench, bench.counted(step, mark))  # noqa: E731  two meters take it
+    own, left_bytes = memory.read(built.workload, optimizer, bench.device, counted)
+    gathered = built.workload.gathered() if built.workload.gathered else None
+    if any(bench.group.gather(left_bytes > 0)):
+        total, is_known = bench.device.facts().total_bytes, bench.device.held_bytes() is not None
+        room = total - own["peak_bytes"] - growth.NUM_STEPS * left_bytes if total and is_known else None
+        _tell_growth(bench, built, optimizer, counted, room)
+    return own, gathered
+
+
+def _tell_growth(
+    bench: Bench, built: Assembled, optimizer: torch.optim.Optimizer, step: Step, room: int | None
+) -> None:
+    """Note what each further step leaves behind, where one has left something; they cost nothing where none has.
+
+    `room` is what is free at the peak, of which every step takes as much as the one before; None where it is not known.
+    """
+    if any(bench.group.gather(_is_late(bench))):
+        return
+    if any(bench.group.gather(room is not None and room < 0)):
+        bench.note(
+            "GCP048", "the step leaves bytes behind, and more steps would not fit: whether it grows is not known"
+        )
+        return
+    with_operators = not built.applied.changes_kernels
+    grown = growth.read(built.workload, optimizer, bench.device, step, with_operators=with_operators)
+    if grown:
+        bench.note("GCP048", str(grown))
+
+
+def _is_late(bench: Bench) -> bool:
+    """Whether so many steps more could pass the limit of the pass: each takes less than all of it has until now."""
+    limit, spent = bench.limit(), bench.spent()
+    return limit is not None and time.monotonic() + growth.NUM_STEPS * spent > limit
 
 
 def _check_loss(bench: Bench, loss: torch.Tensor) -> None:

@@ -99,7 +99,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read(path: Path) -> Chain:
     """The chain in a JSON file. Raises UserError for one that cannot be read or makes no sense."""
     try:
-        text = strict_files.read_json(path)
+        text = strict_files.read_document(path.open("rb"))  # which its user named: a pipe is read too
         chain = msgspec.json.decode(text, type=Chain)
         strict_files.check_json(text)
     except OSError as error:

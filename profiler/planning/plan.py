@@ -15,7 +15,8 @@ from profiler.planning.chain import Chain
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
 HINT = "stages from 1 on, each once, brackets round what is checkpointed: [1-3] 4 [5] 6-12"
 TOKEN = re.compile(
-    r"\s*(?:(?P<bracket>[\[\]])|(?P<first>\d+)(?:-(?P<last>\d+)|:(?P<option>[^\s\[\]:]+))?(?=[\s\[\]]|$))"
+    r"\s*(?:(?P<bracket>[\[\]])|(?P<first>\d+)(?:-(?P<last>\d+)|:(?P<option>[^\s\[\]:]+))?(?=[\s\[\]]|$))",
+    re.ASCII,
 )
 
 

@@ -22,6 +22,9 @@ def emit(recipe: Recipe, kind: str) -> str:
     """
     if kind not in KINDS:
         raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
+    if called := [name for name in recipe.fingerprint if "#" in name]:
+        hint = "profiler.apply(module, Path('plan.json'), example=batch) knows them"
+        raise UserError(f"--emit: '{called[0]}' is a call and no module, for which there is no code", hint=hint)
     head = f"The plan {' '.join(recipe.plan.split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
     return "".join(f"# {line}\n" for line in lines) + KINDS[kind](recipe).rstrip("\n") + "\n"

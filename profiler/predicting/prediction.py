@@ -12,12 +12,14 @@ import msgspec
 from torch import nn
 
 from profiler.analysis import live_bytes
+from profiler.analysis.explanation import better_blocks
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
-from profiler.core.trace_data import STATIC, Followed, Trace, by_category, live, resting
+from profiler.core.trace_data import STATIC, BlockChoice, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
 from profiler.measuring.meters.memory import timeline
+from profiler.predicting.block_choices import block_choices
 from profiler.predicting.trace import roofline
 from profiler.predicting.trace.allocator import read_settings
 from profiler.predicting.trace.replay import replay
@@ -68,16 +70,36 @@ def _timeline(trace: Trace, blocks: tuple[str, ...]) -> Timeline:
     )
 
 
-def follow_case(trial: Trial) -> Followed:
-    """One traced step of the trial's case. Raises as `predict` does."""
-    built, trace, num_guesses = trace_case(trial.case, calibration=trial.calibration)
+def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
+    """One traced step of the trial's case. Raises as `predict` does.
+
+    `with_choices` also tells what other blocks would come to, of a step without checkpointing.
+    """
+    built, trace, num_guesses = trace_case(trial.case, calibration=trial.calibration, with_saves=with_choices)
     notes = (*_notes(built, trial.case), *_stated(trial, None, num_guesses))
     return Followed(
-        trace=_allocated(trace)[0],
+        trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # which nobody reads outside
         blocks=built.workload.blocks,
         split=built.applied.split,
         remarks=tuple(note.text for note in notes),
+        choices=_choices(built, trace) if with_choices else None,
     )
+
+
+def choices(case: Case, *, build: Build | None = None) -> BlockChoices:
+    """What the blocks of a case, and others of its model, come to. Raises as `predict` does."""
+    built, trace, _ = trace_case(case.baseline, with_saves=True, build=build)
+    return _choices(built, trace)
+
+
+def better_choice(case: Case, *, build: Build | None = None) -> BlockChoice | None:
+    """The other blocks whose checkpointing would lower the peak most, if any would. Raises as `predict` does."""
+    return better_blocks(choices(case, build=build))
+
+
+def _choices(built: Assembled, trace: Trace) -> BlockChoices:
+    workload = built.workload
+    return block_choices(trace, workload.module, workload.blocks, allocated=lambda composed: _allocated(composed)[0])
 
 
 def _environment(rates: Rates | None) -> Environment:

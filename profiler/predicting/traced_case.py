@@ -24,6 +24,7 @@ from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Builder, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
 from profiler.predicting.trace.tracer import Hidden
+from profiler.predicting.trace.user_hooks import user_hooks
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Observation, observe
 from profiler.training.workload import Step
@@ -39,10 +40,11 @@ def trace_case(
     with_saves: bool = False,
     with_calls: bool = False,
     build: Build | None = None,
+    in_calls: bool = False,
 ) -> tuple[Assembled, Trace, int]:
     """Returns the case's fake model with its strategy, one traced step of it, and how many values were guessed.
 
-    `with_saves` and `with_calls` are as of `follow`, `build` as of `assemble`. Raises as `predict` does.
+    `with_saves` and `with_calls` are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), products.keeps_workspaces()
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
@@ -50,7 +52,7 @@ def trace_case(
     builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
     with _rank(case) as rank, _fakes(case) as fakes:
         with builder.follow() if builder else nullcontext():
-            built = assemble(case, build=build, mesh=rank.mesh if rank else None)
+            built = assemble(case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
         if built.applied.changes_kernels:
             raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
         on_pass("memory")
@@ -93,10 +95,10 @@ def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
     return optimizer, step
 
 
-def observe_case(case: Case, build: Build | None = None) -> Observation:
+def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = False) -> Observation:
     """How the blocks of the case's model work together. Raises as `predict` does."""
     with _fakes(case):
-        return observe(assemble(case.baseline, build=build).workload)
+        return observe(assemble(case.baseline, build=build, in_calls=in_calls).workload)
 
 
 def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
@@ -109,7 +111,8 @@ def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
 def _fakes(case: Case) -> Iterator[FakeTensors]:
     rates = known_rates(case.device)
     capability = (rates.compute_capability,) if rates else ()
-    with fake_tensors() as fakes, cuda_like(*capability) if kind_of(case) == "cuda" else nullcontext():
+    on_cuda = kind_of(case) == "cuda"
+    with fake_tensors() as fakes, user_hooks(on_cuda=on_cuda), cuda_like(*capability) if on_cuda else nullcontext():
         try:
             yield fakes
         except DATA_DEPENDENT as error:

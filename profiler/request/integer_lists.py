@@ -38,7 +38,7 @@ def segments(text: str) -> list[int]:
 
 
 def _counts(item: str) -> list[int]:
-    span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})(?::x(\d{1,9}))?", item)
+    span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})(?::x(\d{1,9}))?", item, flags=re.ASCII)
     if not span:
         return [_segment_count(item, item)]
     first, last = _segment_count(span[1], item), _segment_count(span[2], item)

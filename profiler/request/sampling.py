@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from profiler.core.errors import UserError
 from profiler.core.stats import Sampling
+from profiler.core.units import parse_percent
 
 FEWEST, MOST = 6, 10_000  # samples a round: with fewer than six no median is sure
 LONGEST = 100_000  # seconds of sampling a round
@@ -26,10 +25,10 @@ def sampling(
 def _fraction(text: str | None) -> float | None:
     if text is None:
         return None
-    percentage = re.fullmatch(r"(\d{1,2}(?:\.\d{1,4})?) ?%", text.strip(), flags=re.ASCII)
-    if not percentage or not 0.1 <= float(percentage[1]) <= 50:
+    fraction = parse_percent(text)
+    if fraction is None or not 0.001 <= fraction <= 0.5:
         raise UserError(f"--precision-target: '{text}' is no precision", hint="a percentage from 0.1% to 50%, like 2%")
-    return float(percentage[1]) / 100
+    return fraction
 
 
 def _within(least: float, most: int, option: str, value: float | None) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import catalogue, schedule, secret_filter
+from profiler.core import catalogue, plan_file, schedule, secret_filter
 from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
@@ -105,6 +107,9 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     model_words = split_choices("mnist-cnn" if request.model is None else request.model)
     chosen_models = _resolved(model_words, models.TABLE, "model", remarks)
     chosen = strategies_of(request, remarks)
+    for choice in chosen:
+        if choice.name == "plan":  # a row that is skipped would be taken for a finding
+            plan_file.read(Path(choice.options.get("file", plan_file.USUAL)))
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
     sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES, remarks)] or [None]
@@ -273,7 +278,8 @@ def _device_words(text: str) -> list[str]:
 def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:
     unique = list(dict.fromkeys(items))
     if len(unique) < len(items):
-        twice = [str(item) for item in unique if items.count(item) > 1]
+        numbers = Counter(items)
+        twice = [str(item) for item in unique if numbers[item] > 1]
         remarks.append(f"{option}: {', '.join(twice)} was given more than once and is measured once")
     return unique
 

@@ -17,7 +17,7 @@ from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.migration import Kind, lifted
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
-from profiler.runs import store
+from profiler.runs import reading, store
 from profiler.runs.store import Manifest, Run
 
 Key = tuple[Case, int]
@@ -174,7 +174,7 @@ def _manifest(runs: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
 
 def _completed(manifest: Manifest, first: Run) -> bytes:
     """The manifest's text, with what a later version wrote into that of the first run."""
-    before = msgspec.json.decode(_lifted((first.folder / "manifest.json").read_bytes(), "manifest"))
+    before = msgspec.json.decode(_lifted(reading.whole(first.folder / "manifest.json"), "manifest"))
     before.pop("shard", None)  # what it was a part of, this is more of
     return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import strict_files
+from profiler.core import safe_files, strict_files
 from profiler.core.case import decode, encode
 from profiler.core.errors import UserError
 from profiler.core.migration import lifted
@@ -20,7 +20,12 @@ class _Schema(msgspec.Struct):
     schema: int
 
 
-SCHEMA_OF = msgspec.json.Decoder(_Schema)
+_SCHEMA_OF = msgspec.json.Decoder(_Schema)
+
+
+def written_schema(text: bytes) -> int:
+    """The schema that a line or a document says that it is of. Raises msgspec.DecodeError."""
+    return _SCHEMA_OF.decode(text).schema
 
 
 def whole(path: Path) -> bytes:
@@ -35,10 +40,8 @@ def whole(path: Path) -> bytes:
 
 def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
     """The lines of a file, which may be missing, by where they are: `FOLDER/trials.jsonl:3`. Raises as `whole` does."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    if not path.is_file():  # a device or a pipe may have no end
-        raise _damaged(path, OSError("it is no regular file"))
     try:
         for number, line in enumerate(strict_files.json_lines(path), start=1):
             yield f"{path}:{number}", line
@@ -55,7 +58,7 @@ def is_torn(line: bytes) -> bool:
 def unended(path: Path) -> bytes:
     """The end of a file that has no newline behind it; of one too long for a line only the last LINE_BYTES and more."""
     line = b""
-    with path.open("rb") as file:
+    with safe_files.opened(path) as file:
         at = file.seek(0, os.SEEK_END)
         while at and len(line) <= strict_files.LINE_BYTES:
             before, at = at, max(0, at - strict_files.PIECE_BYTES)
@@ -71,8 +74,8 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
     """A line or a document of any schema as the present kind. Raises UserError (exit code 4), `where` first."""
     try:
         if kind is Record:
-            strict_files.check_line_length(text)
-        schema = SCHEMA_OF.decode(text).schema
+            strict_files.check_line(text)
+        schema = written_schema(text)
         if schema > SCHEMA:
             raise UserError(
                 f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
@@ -90,7 +93,9 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
 def _is_own(document: Any, text: bytes) -> bool:
     """Whether gcprof would write the same: then nothing is in it twice or hidden, and there is no need to look."""
     own = encode(document)
-    return own == text or (not isinstance(document, Record) and msgspec.json.format(own, indent=1) == text)
+    if own == text or isinstance(document, Record) or len(own) > len(text):
+        return own == text
+    return msgspec.json.format(own, indent=1) == text
 
 
 def _lifted(text: bytes, kind: type[Any]) -> bytes:

@@ -50,10 +50,11 @@ def _of_fields(first: list[Trial], second: list[Trial]) -> Iterator[str]:
 
 
 def _of_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Differences without a digest: the names are those of a folder, which may be anyone's."""
     for name, digest in before.items():
         if digest != now.get(name):
-            yield f"{name} {digest} -> {now.get(name, 'not there')}"
-    yield from (f"{name} not recorded -> {digest}" for name, digest in now.items() if name not in before)
+            yield f"{name} was another file" if name in now else f"{name} is not there"
+    yield from (f"{name} was not recorded" for name in now if name not in before)
 
 
 def _of_environments(before: Environment, now: Environment) -> Iterator[str]:
@@ -76,7 +77,8 @@ def _word(value: Any) -> str:
 def code_digests(cases: Iterable[Case]) -> dict[str, str]:
     """The digest of every file of the user's own that the cases name, models' code and plans, by its name there.
 
-    A file that cannot be read is left out. What these files import in turn is not looked at.
+    They are cases of words that the user typed. A file that cannot be read is left out. What these files import in turn
+    is not looked at.
     """
     return {name: digest(path.read_bytes()) for name, path in _code_files(cases).items() if path and path.is_file()}
 
@@ -92,16 +94,15 @@ def digest(text: bytes) -> str:
 
 
 def _code_files(cases: Iterable[Case]) -> dict[str, Path | None]:
-    choices = dict.fromkeys(choice for case in cases for choice in (case.model, case.strategy))
-    return dict(place for choice in choices for place in _code_places(choice))
+    return dict(place for case in cases for place in _code_places(case.model, case.strategy))
 
 
-def _code_places(choice: Choice) -> Iterator[tuple[str, Path | None]]:
-    name, file = choice.name, choice.options.get("file")
+def _code_places(model: Choice, strategy: Choice) -> Iterator[tuple[str, Path | None]]:
+    name, file = model.name, strategy.options.get("file")
     if catalogue.CODE.fullmatch(name):
         try:
             yield name.rpartition(":")[0], catalogue.place(name)
         except UserError:
             yield name.rpartition(":")[0], None
-    if file:
+    if strategy.name == "plan" and file:
         yield file, Path(file)

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +21,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Environment, Record
 from profiler.core.schedule import Shard
 from profiler.runs import reading
-
-APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+from profiler.runs.sharing import Shared
 
 
 def log_name(case: Case, round: int) -> str:
@@ -50,8 +50,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
+class LostFileError(UserError):
+    """A file of a run is no longer what its writer made of it; `kept` is the run folder with its records, if any."""
+
+    def __init__(self, message: str, *, hint: str, kept: Path | None = None) -> None:
+        super().__init__(message, hint=hint, exit_code=74)
+        self.kept = kept
+
+
 class Writer:
-    """The one writer of a run folder: every record that `append` returned from is on disk.
+    """The one writer of a run folder: every record that `append` returned from is on disk, in the file of that name.
 
     `is_locked` is False where the file system knows no locks: then nobody is kept from writing besides. Raises
     UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off; another
@@ -61,19 +69,91 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         for name in ("logs", "derived"):
             refuse_link(folder / name)
+        self._folder = folder
         self._signature = folder / ".writer"
         self._file, self.is_locked = _locked(folder)
         safe_files.sign_lock(self._signature)
         safe_files.sweep(folder)
         try:
-            _cut_torn_line(folder / "trials.jsonl")
+            _cut_torn_line(folder / "trials.jsonl", self._file)
+            self._manifest = reading.whole(folder / "manifest.json")
+            self._manifest_status = (folder / "manifest.json").stat()
         except UserError:
             self.close()
             raise
+        self._size = os.fstat(self._file).st_size
+        self._lines: list[bytes] = []  # of this process: nobody else has them where the file is cut
 
     def append(self, record: Record) -> None:
-        """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails."""
+        """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails.
+
+        Raises LostFileError where somebody removed, replaced or cut the file, before or meanwhile.
+        """
         line = encode(record) + b"\n"
+        self._lines.append(line)
+        self.check()
+        self._write(line)
+        self._size += len(line)
+        self.check()
+
+    def check(self) -> None:
+        """Raises LostFileError where a file is not the one that was written; all records are kept beside the folder."""
+        change = self._change()
+        if change is None:
+            return
+        what = f"{change} while this run went on"
+        name = f"{self._folder.absolute().name[:200]}-kept-{secrets.token_hex(3)}"
+        kept = self._folder.parent / name if self._folder.name.strip(".") else self._folder.absolute().parent / name
+        try:
+            save(kept, manifest=self._manifest, trials=self._records())
+        except UserError as error:
+            message = f"{what}, and its records cannot be kept: {error.message}"
+            raise LostFileError(message, hint="what was printed is all there is") from error
+        raise LostFileError(
+            f"{what}: nothing more is measured, and its records are kept in '{kept}'",
+            hint=f"gcprof show {kept} shows them, gcprof run --resume {kept} goes on there",
+            kept=kept,
+        )
+
+    def close(self) -> None:
+        with suppress(OSError):  # a name that cannot be removed now the next writer signs anew
+            self._signature.unlink(missing_ok=True)  # while the lock is held: the next holder signs anew
+        os.close(self._file)
+
+    def _change(self) -> str | None:
+        """What somebody did to the files of the run, in words; None where they are as they were written."""
+        own, manifest = os.fstat(self._file), self._manifest_status
+        for name, written, size in (
+            ("trials.jsonl", own, self._size),
+            ("manifest.json", manifest, manifest.st_size),
+        ):
+            path = self._folder / name
+            try:
+                named = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return f"'{path}' was removed"
+            except OSError as error:
+                return f"'{path}' cannot be reached any more ({error.strerror})"
+            if not os.path.samestat(written, named):
+                return f"'{path}' was replaced"
+            if named.st_size < size:
+                return f"'{path}' was cut short"
+        if own.st_size > self._size and self.is_locked:
+            return f"'{self._folder / 'trials.jsonl'}' was written to by others"
+        self._size = own.st_size  # without locks another writer may add to it
+        return None
+
+    def _records(self) -> bytes:
+        """All that the file held, which it still does where only its name is gone; else what this process wrote."""
+        if os.fstat(self._file).st_size != self._size:
+            return b"".join(self._lines)
+        with open(os.dup(self._file), "rb") as file:
+            file.seek(0)
+            text = file.read()
+        last = self._lines[-1] if self._lines else b""
+        return text if text.endswith(last) else text + last
+
+    def _write(self, line: bytes) -> None:
         rest = memoryview(line)
         try:
             while rest:  # a disk takes what still fits, and only then says that it is full
@@ -85,10 +165,6 @@ class Writer:
                 hint="free some space; what was printed is safe",
                 exit_code=74,
             ) from error
-
-    def close(self) -> None:
-        self._signature.unlink(missing_ok=True)  # while the lock is held: the next holder signs anew
-        os.close(self._file)
 
 
 def new_folder(root: Path, models: Sequence[str]) -> Path:
@@ -182,12 +258,14 @@ def load(folder: Path) -> Run:
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
     path = folder / "trials.jsonl"
-    records, warnings = [], []
+    records, warnings, shared = [], [], Shared(manifest.plan)
     for where, line in reading.numbered(path):
         if reading.is_torn(line):
             warnings.append("the last line of trials.jsonl is torn and was ignored")
         else:
-            records.append(read_record(line.removesuffix(b"\n"), where))
+            record = read_record(line.removesuffix(b"\n"), where)
+            shared.record(record)
+            records.append(record)
     return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
 
 
@@ -225,7 +303,7 @@ def _locked(folder: Path) -> tuple[int, bool]:
     path = folder / "trials.jsonl"
     while True:
         try:
-            file = os.open(path, APPENDING, 0o644)
+            file = safe_files.opened_to_append(path)
         except OSError as error:
             raise _unwritable(folder, error) from error
         try:
@@ -267,7 +345,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _cut_torn_line(path: Path) -> None:
+def _cut_torn_line(path: Path, file: int) -> None:
     """Raises UserError (exit code 4) where the end is no torn record, but damage."""
     line = reading.unended(path)
     if not line:
@@ -275,4 +353,4 @@ def _cut_torn_line(path: Path) -> None:
     if not reading.is_torn(line):
         message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
         raise UserError(message, hint=f"gcprof validate {path.parent}", exit_code=4)
-    os.truncate(path, path.stat().st_size - len(line))
+    os.ftruncate(file, os.fstat(file).st_size - len(line))

@@ -13,7 +13,7 @@ from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.core.units import count_text
-from profiler.runs import store
+from profiler.runs import reading, store
 
 KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", "shards", "jobs", ".writer")
 Key = tuple[Case, int]
@@ -69,7 +69,7 @@ def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:
     except UserError as error:
         findings.append(Finding(where=where, text=error.message.removeprefix(f"{where}: ")))
         return None
-    findings += _old(where, manifest.schema, (folder / "manifest.json").read_bytes())
+    findings += _old(where, manifest.schema, reading.whole(folder / "manifest.json"))
     return {(trial.case, trial.round): trial for trial in manifest.plan}
 
 
@@ -93,7 +93,7 @@ def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Recor
 
 def _old(where: str, schema: int, text: bytes) -> list[Finding]:
     """Whether what was read in the present schema is in an older one on disk."""
-    written = msgspec.json.decode(text)["schema"]
+    written = reading.written_schema(text)
     remark = f"schema {written}, and {SCHEMA} is the present one"
     return [Finding(where=where, text=remark, is_damage=False)] if written != schema or written < SCHEMA else []
 

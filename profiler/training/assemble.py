@@ -15,7 +15,17 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
-from profiler.training import blocks, distributed, models, optimizers, precision, random_sources, strategies
+from profiler.training import (
+    blocks,
+    distributed,
+    marked_functions,
+    models,
+    optimizers,
+    precision,
+    random_sources,
+    strategies,
+)
+from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
@@ -87,22 +97,23 @@ def assemble(
     build: Build | None = None,
     mesh: DeviceMesh | None = None,
     rank: int | None = None,
+    in_calls: bool = False,
 ) -> Assembled:
     """Build the case's model with its seed, and apply its strategy; the random state is as after seeding.
 
     `build` stands in for the catalogue's model. `calls` is filled with one number for each block: how often its forward
     will have run. With a `mesh`, its ranks train the model together as the case says, each with the batch and the
-    random numbers of the seed + its rank; `rank` alone takes those, and trains by itself. Raises Unsupported where
+    random numbers of the seed + its rank; `rank` alone takes those, and trains by itself. With `in_calls`, blocks that
+    run several times are taken call by call, as strategies take them that cut a chain. Raises Unsupported where
     model, blocks or strategy cannot be had, and what the model's code raises.
     """
     own = rank if rank is not None else mesh.get_local_rank() if mesh else 0
     workload, remarks = _build(case, build or _from_catalogue(case, data_directory), own)
-    if calls is not None:
-        _count_calls(workload, calls)
+    if in_calls:
+        workload = called_blocks.repeated(workload)
     own_calls = OwnCalls()
-    workload = msgspec.structs.replace(workload, loss=WatchedLoss(workload.loss, own_calls))
-    apply, options = catalogue.load(case.strategy, strategies.TABLE)
-    applied: Applied = apply(workload, **options)
+    watched = msgspec.structs.replace(workload, loss=WatchedLoss(workload.loss, own_calls))
+    workload, applied = _applied(case, watched, calls)
     own_calls.are_off = not applied.keeps_own
     if case.repair_batchnorm and case != case.baseline:
         applied = _repaired(workload, applied)
@@ -122,6 +133,25 @@ def assemble(
     return Assembled(case=case, workload=workload, applied=applied, rank=own, own_calls=own_calls)
 
 
+def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[Workload, Applied]:
+    """The strategy applied; where it cuts a chain, and blocks run several times, to their calls. Not with ranks, which
+    shard modules.
+    """
+    uncount = _count_calls(workload, calls) if calls is not None else lambda: None
+    apply, options = catalogue.load(case.strategy, strategies.TABLE)
+    if case.parallel:
+        return workload, apply(workload, **options)
+
+    def by_calls(blocks: Workload) -> Workload:
+        uncount()
+        chain = called_blocks.repeated(blocks)
+        if calls is not None:
+            _count_calls(chain, calls)
+        return chain
+
+    return called_blocks.applied(workload, case.strategy.name, lambda chain: apply(chain, **options), by_calls=by_calls)
+
+
 def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     """The model on its device, in its precision, with its blocks; and what there is to say of how it was made."""
     remarks: list[Note] = []
@@ -135,6 +165,8 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
         workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
+    if marked_functions.are_there() and not case.blocks and not case.parallel:
+        workload = called_blocks.marked(workload)
     return workload, remarks
 
 
@@ -194,12 +226,22 @@ def _from_catalogue(case: Case, data_directory: str | None) -> Build:
     return lambda: build(**options)
 
 
-def _count_calls(workload: Workload, calls: list[int]) -> None:
-    """Count the calls of blocks, beneath whatever a strategy puts around them."""
+def _count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:
+    """Count the calls of blocks, beneath whatever a strategy puts around them; returns what ends it."""
     calls[:] = [0] * len(workload.blocks)
-    for index, name in enumerate(workload.blocks):
-        block = workload.module.get_submodule(name)
+    blocks = [workload.block(name) for name in workload.blocks]
+    own = [(block, block.__dict__.get("forward")) for block in blocks]
+    for index, block in enumerate(blocks):
         block.forward = _counting(block.forward, calls, index)
+
+    def uncount() -> None:
+        for block, forward in reversed(own):
+            if forward is None:
+                block.__dict__.pop("forward", None)
+            else:
+                block.forward = forward
+
+    return uncount
 
 
 def _counting(forward: Callable[..., Any], calls: list[int], index: int) -> Callable[..., Any]:

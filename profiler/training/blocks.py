@@ -5,6 +5,7 @@ A block is what checkpointing works on: a layer of a transformer, a bottleneck o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -17,6 +18,7 @@ from profiler.training.workload import num_parameters
 LEAST = 2  # a list of fewer children is no stack
 SHARE = 0.2  # of the parameters of all lists: a shorter one with less is no second stack
 MANY = 3  # modules of one class that hold Sequentials are blocks, and their Sequentials branches within
+OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)  # which never run
 HEADS = {"classifier", "head", "heads", "fc"}  # what follows the trunk, and seldom takes its output as it is
 
 Named = tuple[str, nn.Module]
@@ -36,10 +38,41 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
     return tuple(names)
 
 
+def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The blocks that a module could be cut into, coarse and fine, by their pattern; those that are found have none.
+
+    Modules at places that differ by numbers alone go together (`layers.*.attention`), and so do all children of such
+    modules (`layers.*.*`). Single operators of torch.nn are offered with their siblings alone.
+    """
+    modules = {name: child for name, child in module.named_modules() if name and _is_called(child)}
+    alike = {re.sub(r"\d+", "*", name): None for name, child in modules.items() if not _is_operator(child)}
+    siblings = {f"{pattern}.*": None for pattern in alike}
+    patterns = sorted((*alike, *siblings, "*"), key=lambda pattern: (pattern.count("."), pattern))
+    offered: dict[tuple[str, ...], str] = {find_blocks(module): ""}
+    for pattern in patterns:
+        names = tuple(_matching(module, pattern))
+        if names and all(name in modules for name in names):
+            offered.setdefault(names, pattern)
+    return {pattern: names for names, pattern in offered.items() if names}
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether it has a forward, as lists and dicts of modules have not."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _is_operator(module: nn.Module) -> bool:
+    """Whether it is a single module of PyTorch, such as Linear, which saves little besides its input."""
+    return type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
+
+
 def refuse_none(blocks: tuple[str, ...]) -> None:
     """Raises Unsupported where there are no blocks, for what works on them."""
     if not blocks:
-        raise Unsupported("no blocks were found; name them with --blocks")
+        raise Unsupported(
+            "no blocks were found; name them with --blocks, or mark the function that the forward calls in a loop with"
+            " profiler.block"
+        )
 
 
 def _matching(module: nn.Module, pattern: str) -> list[str]:
@@ -116,7 +149,7 @@ def _children(module: nn.Module) -> list[str]:
     children = [
         (name, child)
         for name, child in module.named_children()
-        if name not in HEADS and not name.lower().startswith("aux")
+        if name not in HEADS and not name.lower().startswith("aux") and not isinstance(child, OF_PARAMETERS)
     ]
     while children and not num_parameters(children[-1][1]):
         children.pop()

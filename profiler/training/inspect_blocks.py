@@ -11,6 +11,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import BlockSummary, ModelSummary
 from profiler.training.assemble import assemble
 from profiler.training.blocks import refuse_none
+from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.workload import Workload, num_parameters, tensors
 
@@ -20,7 +21,7 @@ def describe(case: Case) -> ModelSummary:
     workload = assemble(case.baseline).workload
     refuse_none(workload.blocks)
     outputs: dict[str, str] = {}
-    handles = [_note(outputs, name, workload.module.get_submodule(name)) for name in workload.blocks]
+    handles = [_note(outputs, name, workload.block(name)) for name in workload.blocks]
     linked, remark = _linked(workload)
     for handle in handles:
         handle.remove()
@@ -29,7 +30,7 @@ def describe(case: Case) -> ModelSummary:
         num_parameters=num_parameters(workload.module),
         batch_size=case.batch_size,
         blocks=tuple(
-            _block(workload.module.get_submodule(name), name, outputs.get(name, ""), feeds)
+            _block(workload.block(name), name, outputs.get(name, ""), feeds)
             for name, feeds in zip(workload.blocks, linked, strict=True)
         ),
         remark=remark,
@@ -55,5 +56,9 @@ def _note(outputs: dict[str, str], name: str, block: nn.Module) -> Any:
 
 def _block(block: nn.Module, name: str, output: str, feeds_next: bool | None) -> BlockSummary:
     return BlockSummary(
-        name=name, kind=type(block).__name__, num_parameters=num_parameters(block), output=output, feeds_next=feeds_next
+        name=name,
+        kind=block.kind if isinstance(block, CalledBlock) else type(block).__name__,
+        num_parameters=num_parameters(block),
+        output=output,
+        feeds_next=feeds_next,
     )

@@ -22,7 +22,7 @@ Image = dict[str, str]  # by the full name of an attribute, what it holds
 
 def image(module: nn.Module) -> Image:
     """Returns what every attribute holds that is plain, or a tensor that is not registered."""
-    return {name: text for name, value in _attributes(module) if (text := _text(value)) is not None}
+    return {name: told for name, value in _attributes(module) if (told := text(value)) is not None}
 
 
 def moved(before: Image, after: Image) -> Image:
@@ -70,7 +70,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield f"{path}.{name}" if path else name, value
 
 
-def _text(value: Any, depth: int = DEEPEST) -> str | None:
+def text(value: Any, depth: int = DEEPEST) -> str | None:
     """Returns what tells a plain value from another; None for what is neither plain nor holds anything plain."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)
@@ -79,12 +79,12 @@ def _text(value: Any, depth: int = DEEPEST) -> str | None:
     if not depth:
         return None
     if isinstance(value, dict):
-        texts = [f"{key!r}: {_text(held, depth - 1)}" for key, held in value.items() if _text(key, 0) is not None]
+        texts = [f"{key!r}: {text(held, depth - 1)}" for key, held in value.items() if text(key, 0) is not None]
         return f"{{{', '.join(texts)}}}"
     if isinstance(value, (list, tuple, deque)):
-        return f"[{', '.join(str(_text(held, depth - 1)) for held in value)}]"
+        return f"[{', '.join(str(text(held, depth - 1)) for held in value)}]"
     if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(str(_text(held, depth - 1)) for held in value))}}}"
+        return f"{{{', '.join(sorted(str(text(held, depth - 1)) for held in value))}}}"
     return None
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.errors import Invalid, Unsupported, UserError
-from profiler.core.user_code import is_theirs
+from profiler.core.user_code import frames, users_line
 from profiler.training.workload import Workload
 
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -37,10 +35,10 @@ class ValueReads(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         asks = _reads_values(func, args) or _is_copied_to_host(out, args)
         if asks and any(isinstance(value, torch.Tensor) and value.is_cuda for value in args):
-            files = {frame.f_code.co_filename for frame in _frames(sys._getframe(1))}
+            files = {frame.f_code.co_filename for frame in frames(sys._getframe(1))}
             if files & HARMLESS:
                 return out
-            line = _users_line(sys._getframe(1))
+            line = users_line(sys._getframe(1))
             name = str(func).removeprefix("aten.").partition(".")[0].removeprefix("_local_scalar_dense") or "item"
             self.places[f"{name} ({line})" if line else name] = None
         return out
@@ -62,22 +60,6 @@ def _is_copied_to_host(out: Any, arguments: Any) -> bool:
     """Whether an operator brought a CUDA tensor to the host, as `.cpu()` and `.tolist()` do."""
     is_on_host = isinstance(out, torch.Tensor) and out.device.type == "cpu"
     return is_on_host and any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments)
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and all that called it, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _users_line(frame: FrameType | None) -> str | None:
-    """`train.py:12`: the innermost line that is neither a library's nor the profiler's; None where there is none."""
-    for caller in _frames(frame):
-        path = caller.f_code.co_filename
-        if is_theirs(path):
-            return f"{Path(path).name}:{caller.f_lineno}"
-    return None
 
 
 def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:

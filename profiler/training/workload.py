@@ -42,6 +42,34 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     held: Callable[[], dict[str, int]] = dict
     gathered: Callable[[], int] | None = None
     settling: int = 1
+    calls: dict[str, nn.Module] = {}  # blocks that are no submodules but calls, by name
+
+    def block(self, name: str) -> nn.Module:
+        """The block of this name."""
+        return self.calls[name] if name in self.calls else self.module.get_submodule(name)
+
+
+def trained(workload: Workload) -> dict[str, torch.Tensor]:
+    """Returns every parameter by name: the module's, and those that only an optimizer of the model's own knows."""
+    parameters: dict[str, torch.Tensor] = dict(workload.module.named_parameters())
+    if not isinstance(workload.optimizer, torch.optim.Optimizer):
+        return parameters
+    held = {id(parameter) for parameter in parameters.values()}
+    for group, options in enumerate(workload.optimizer.param_groups):
+        for place, parameter in enumerate(options["params"]):
+            if id(parameter) not in held:
+                parameters[f"optimizer.param_groups[{group}][{place}]"] = parameter
+    return parameters
+
+
+def read_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns all buffers by name, but for the counts of batches of PyTorch's own norms, which no step reads."""
+    counts = {
+        id(norm.num_batches_tracked)
+        for norm in module.modules()
+        if isinstance(norm, nn.modules.batchnorm._NormBase) and norm.num_batches_tracked is not None
+    }
+    return {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in counts}
 
 
 def train_step(
@@ -59,7 +87,7 @@ def train_step(
     ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid for what is no loss.
     """
     mark("zero")
-    for parameter in workload.module.parameters():
+    for parameter in trained(workload).values():
         if keep_gradients and parameter.grad is not None:
             parameter.grad.zero_()
         else:

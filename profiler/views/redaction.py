@@ -30,7 +30,7 @@ PLACE = re.compile(
     r"|(?P<number>\b(?:(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))"
 )
 
-QUOTING = ("GCP045", "GCP046")  # notes that quote names or words of the model's own
+QUOTING = ("GCP004", "GCP045", "GCP046", "GCP048", "GCP054")  # notes that quote names or words of the model's own
 LEVELS = ("default", "all", "none")
 
 
@@ -112,7 +112,8 @@ class _Redaction:
         if equality is None or not self._is_all:
             return equality
         worst = HIDDEN if equality.worst_parameter else None
-        return msgspec.structs.replace(equality, worst_parameter=worst, missing=(HIDDEN,) * len(equality.missing))
+        buffers, missing = (HIDDEN,) * len(equality.differing_buffers), (HIDDEN,) * len(equality.missing)
+        return msgspec.structs.replace(equality, worst_parameter=worst, differing_buffers=buffers, missing=missing)
 
     def _readings(self, readings: Readings) -> Readings:
         """Hides names of modules, by which a model could be known."""
@@ -128,7 +129,7 @@ class _Redaction:
     def _note(self, note: Note) -> str:
         """Redacts a note; of one that quotes the model's code or names only the first words stay."""
         is_quoting = self._is_all and note.code in QUOTING
-        return self._known(note.text.partition(": ")[0] if is_quoting else note.text)
+        return self._known(re.split(r": | \(", note.text)[0] if is_quoting else note.text)
 
     def _known(self, text: str) -> str:
         """Redacts what a note quotes of the case; the other words of notes are ours."""

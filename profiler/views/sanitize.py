@@ -25,6 +25,23 @@ def plain(text: str, *, encoding: str = "utf-8") -> str:
         return line.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
 
+def escaped(text: str) -> str:
+    """A whole document without characters that a terminal obeys: escaped as in JSON, where it stays the same document.
+
+    Ends of lines and tabs stay. Escaped are C0 and C1 controls, bidirectional controls, and U+2028 and U+2029.
+    """
+    return "".join(character if _is_harmless(character) else _escape(character) for character in text)
+
+
+def _is_harmless(character: str) -> bool:
+    return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()  # one or two of 16 bits
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
 def short(value: object, length: int) -> str:
     """Any value as one harmless line, without its middle where it is longer than `length` characters."""
     return shortened(plain(str(value)), length)

@@ -13,6 +13,8 @@ from profiler import engines
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.progress import calibrations
+from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
+from profiler.core import plain_pickle
 from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
@@ -23,7 +25,7 @@ from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
-from profiler.workflows.typed_words import refuse_code
+from profiler.workflows.typed_words import refuse_cases
 
 
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,17 +61,23 @@ def prediction(*, strategies: str, device: str | None, **others: Any) -> Request
 
 def explain(request: StepRequest) -> Explained:
     """Where the peak of the last step is and why it is no lower, against the first. Raises UserError."""
-    steps = followed_steps(request)
+    steps = followed_steps(request, with_choices=True)
     chosen = steps[-1]
     if chosen.case.ranks:
         hint = f"gcprof timeline {request.target} draws what one of them holds"
         raise UserError("what ranks gather for each other has no floor yet: it cannot be explained", hint=hint)
     followed = chosen.followed
+    baseline = steps[0].followed
     explanation = explain_trace(
-        followed.trace, blocks=followed.blocks, baseline=steps[0].followed.trace, split=followed.split
+        followed.trace, blocks=followed.blocks, baseline=baseline.trace, split=followed.split, choices=baseline.choices
     )
     beside = next(iter(beside_traced([chosen])), None)
     return Explained(step=chosen, explanation=explanation, beside=beside)
+
+
+def recorded(path: Path) -> SnapshotExplanation:
+    """Where the peak of a CUDA memory snapshot is, what held it and what stayed. Raises UserError."""
+    return explain_snapshot(plain_pickle.load(path))
 
 
 def beside_traced(steps: Sequence[FollowedStep]) -> list[FollowedStep | UserError]:
@@ -88,11 +96,12 @@ def _traced(engine: Engine, case: Case) -> FollowedStep | UserError:
         return error
 
 
-def followed_steps(request: StepRequest) -> list[FollowedStep]:
+def followed_steps(request: StepRequest, *, with_choices: bool = False) -> list[FollowedStep]:
     """The steps of a model, or of the cases of a run, under the strategies of the request; `none` first.
 
-    Raises UserError where there is no such model, run or strategy, or where a step cannot be followed. What a run has
-    measured or predicted is traced, what it has rehearsed is rehearsed.
+    `with_choices` also asks of a traced `none` what other blocks would come to. Raises UserError where there is no such
+    model, run or strategy, or where a step cannot be followed. What a run has measured or predicted is traced, what it
+    has rehearsed is rehearsed.
     """
     records = _records(request)
     trials = _trials_of_model(request) if records is None else _trials_of_run(records, request)
@@ -101,7 +110,11 @@ def followed_steps(request: StepRequest) -> list[FollowedStep]:
         raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
     with engines.connect(plan=trials) as engine:
         return [
-            FollowedStep(case=trial.case, followed=_followed(engine, trial), record=_record_of(records, trial.case))
+            FollowedStep(
+                case=trial.case,
+                followed=_followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline),
+                record=_record_of(records, trial.case),
+            )
             for trial in trials
         ]
 
@@ -124,10 +137,13 @@ def _trials_of_model(request: StepRequest) -> list[Trial]:
 
 def _trials_of_run(records: Sequence[Record], request: StepRequest) -> list[Trial]:
     """The first case's rows under these strategies; what is traced, with what was read of their operators."""
+    if not records:
+        hint = "let it run to its end: gcprof run --resume"
+        raise UserError(f"'{request.target}' has no records yet", hint=hint, exit_code=4)
     first = records[0].case.baseline
-    refuse_code(first, request.target, request.typed)
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(request.words, cases)]
+    refuse_cases(chosen, request.target, named=_wanted(request.words, cases), typed=request.typed)
     followed = [case if case.is_rehearsed else case.foreseen for case in chosen]
     calibrated = calibrations(records)
     return [
@@ -146,9 +162,10 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     return named
 
 
-def _followed(engine: Engine, trial: Trial) -> Followed:
+def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
-    entry = "follow_rehearsed" if trial.case.is_rehearsed else "follow"
+    traced = "follow_with_choices" if with_choices and not trial.case.ranks else "follow"
+    entry = "follow_rehearsed" if trial.case.is_rehearsed else traced
     answer = engine.ask(f"profiler.engines.worker:{entry}", encode(trial).decode(), failing=failing)
     followed: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
     return followed

@@ -137,7 +137,7 @@ def _measured(
         environment=device_choice.environment(case.device, model.devices),
         sources=run_diff.code_digests(trial.case for trial in planned),
     )
-    code = runner.follow(model.engine, folder, screen)
+    code, folder = runner.follow(model.engine, folder, screen)
     run = store.load(folder)
     screen.say(f"wrote {folder / 'trials.jsonl'}")
     return code or progress.exit_code(run.records), with_records(case, batches, run.records)

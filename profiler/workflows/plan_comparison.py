@@ -76,7 +76,7 @@ def compare_plans(
     (folder / "plans").mkdir()
     for path, recipe in files.items():
         plan_file.write(recipe, path)
-    code = runner.follow(model.engine, folder, screen)
+    code, folder = runner.follow(model.engine, folder, screen)
     run = store.load(folder)
     screen.say(f"wrote {folder / 'trials.jsonl'}")
     plans = compared_plans(ways, cases, read_rows(run.records))

@@ -68,6 +68,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int | None = None
     fitted: FittedPlan | None = None  # None without a budget, and where no plan fits it
     comparison: PlanComparison | None = None
+    better_blocks: str | None = None  # in words, where no plan fits and others have a lower floor
     exit_code: int = 0
 
 
@@ -118,7 +119,8 @@ class _Planning:
         points, fitted = self._fitted(budget, planned.frontier)
         planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, fitted=fitted)
         if fitted is None:
-            return msgspec.structs.replace(planned, exit_code=GATE)
+            better = model.better_blocks(points.peak_bytes[0]) if model else None
+            return msgspec.structs.replace(planned, better_blocks=better, exit_code=GATE)
         if not request.is_compared:
             return planned
         comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget))

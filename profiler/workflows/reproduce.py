@@ -67,7 +67,7 @@ def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
         )
         for line in opening(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
             screen.say(line)
-        code = runner.follow(engine, folder, screen)
+        code, folder = runner.follow(engine, folder, screen)
     run = store.load(folder)
     return Reproduced(
         run=run,

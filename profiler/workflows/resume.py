@@ -10,19 +10,26 @@ import msgspec
 from profiler import engines
 from profiler.analysis import progress, rows
 from profiler.core import catalogue
-from profiler.core.case import Choice, Trial, split_choices
+from profiler.core.case import Trial, split_choices
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
-from profiler.request import device_choice, spec
+from profiler.request import consent, device_choice, spec
 from profiler.request.spec import Plan, Request
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
-from profiler.training import models
+from profiler.training import distributed, models, optimizers, strategies
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.run import Ran, RunRequest, begin, go_on, plan_on, ran, refuse_idle
-from profiler.workflows.typed_words import command_line, refuse_unnamed
+from profiler.workflows.typed_words import command_line, needs_naming, refuse_unnamed
+
+TABLES = {
+    "model": models.TABLE,
+    "strategy": strategies.TABLE,
+    "optimizer": optimizers.TABLE,
+    "parallel": distributed.TABLE,
+}
 
 
 def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
@@ -45,8 +52,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         if words is None and not _owed(before):
             return _nothing_left(before, screen)
     if not (request.anew and words):
-        named = _named(before, (words or request.words).model)
-        refuse_unnamed([trial.case for trial in before.manifest.plan], named, request.typed)
+        refuse_unnamed(before, _typed(before, request.words), request.typed)
     with engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=meant) as engine:
         devices = request.placement.survey(engine, () if request.anew and words else before.manifest.plan)
         asked = plan_on(devices, words, before.manifest.shard or None) if words else None
@@ -80,24 +86,36 @@ def _refuse_jobs(before: Run, engine: str) -> None:
 
 
 def _words(before: Run, request: RunRequest) -> Request | None:
-    """What was asked for besides, or None where the run's own cases are meant: by no words, or by its models alone."""
+    """What was asked for besides, or None where the run's own cases are meant: by no words, or by naming what is its
+    own: all of its models, or all that leads to code or files.
+    """
     words = request.words
-    if request.config is None and words == Request(model=words.model, data=words.data):
-        is_own = words.model is None or set(_named(before, words.model)) == _models(before)
-        return None if is_own else words
+    naming = {key: getattr(words, key) for key in consent.FLAGS}
+    if request.config is None and words == Request(**naming, data=words.data):
+        own = {"model": _models(before)}
+        must = {field: set(named) for field, named in needs_naming(before).items()}
+        typed = _typed(before, words)
+        if all(named in (own.get(field), must.get(field)) for field, named in typed.items()):
+            return None
     return request.checked()
 
 
-def _named(before: Run, text: str | None) -> list[Choice]:
-    """The models that were named, as the run has them or else in their one canonical text."""
-    asked = split_choices(text) if text is not None else []
-    models_before = _models(before)
-    return [
-        model if model in models_before else catalogue.resolve(model, models.TABLE, what="model") for model in asked
-    ]
+def _typed(before: Run, words: Request) -> dict[str, set[str]]:
+    """The words that were typed, by the field of a case: as the run has them or else in their one canonical text."""
+    texts = {field: getattr(words, key) for key, field in consent.FLAGS.items()}
+    return {field: _named(before, field, text) for field, text in texts.items() if text is not None}
 
 
-def _models(before: Run) -> set[Choice]:
+def _named(before: Run, field: str, text: str) -> set[str]:
+    if field not in TABLES:
+        return {text}
+    cases = [trial.case for trial in before.manifest.plan]
+    of_run = {getattr(case, field) for case in cases}
+    choices = split_choices(text)
+    return {choice if choice in of_run else catalogue.resolve(choice, TABLES[field], what=field) for choice in choices}
+
+
+def _models(before: Run) -> set[str]:
     return {trial.case.model for trial in before.manifest.plan}
 
 

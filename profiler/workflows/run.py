@@ -18,7 +18,7 @@ from profiler.core.record import Environment
 from profiler.core.schedule import Shard
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
-from profiler.request import device_choice, spec, sweep
+from profiler.request import consent, device_choice, spec, sweep
 from profiler.request.spec import Plan, Request
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.store import Run
@@ -80,8 +80,12 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     typed: tuple[str, ...] = ()  # the words of the command line
 
     def checked(self) -> Request:
-        """The words over those of the sweep file."""
-        return spec.override(sweep.read(self.config), self.words) if self.config else self.words
+        """The words over those of the sweep file. Raises UserError for what it may not say by itself."""
+        if self.config is None:
+            return self.words
+        asked = spec.override(sweep.read(self.config), self.words)
+        consent.refuse_file(asked, self.words, path=self.config)
+        return asked
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,8 +167,10 @@ def go_on(
     """Run what a folder owes; what there is then, also after an interrupt."""
     for line in opening(store.load(folder).manifest.plan, devices, plan.remarks):
         screen.say(line)
-    code = runner.follow(engine, folder, screen, data_directory=plan.data_directory, exclusive=request.exclusive)
-    return ran(store.load(folder), code=code, data_directory=plan.data_directory)
+    code, stored = runner.follow(
+        engine, folder, screen, data_directory=plan.data_directory, exclusive=request.exclusive
+    )
+    return ran(store.load(stored), code=code, data_directory=plan.data_directory)
 
 
 def ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +22,13 @@ from profiler.workflows import SILENT, Interrupted, Screen
 UNTOLD = "GCP031"  # the note of a device that tells nothing of itself
 
 
+class FollowedRun(NamedTuple):
+    """What ended a run, 0 where nothing did early, and the folder where its records are."""
+
+    exit_code: int
+    folder: Path
+
+
 def follow(
     engine: Engine,
     folder: Path,
@@ -28,9 +36,9 @@ def follow(
     *,
     data_directory: str | None = None,
     exclusive: bool = False,
-) -> int:
-    """Run what a run folder still owes, and show each record; 0, or the exit code of what ended it early, which is
-    said: an interrupt, or a UserError of `carry_out`.
+) -> FollowedRun:
+    """Run what a run folder still owes, and show each record. What ends it early is said: an interrupt, or a UserError
+    of `carry_out`. Where the folder lost its records meanwhile, they are in another one.
     """
     cases = [trial.case for trial in store.load(folder).manifest.plan]
 
@@ -45,12 +53,16 @@ def follow(
                 show(record, left, folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
     except Interrupted as interrupted:
         screen.say("interrupted; what was printed is safe")
-        return interrupted.exit_code
+        return FollowedRun(interrupted.exit_code, folder)
     except UserError as error:
+        if isinstance(error, store.LostFileError):
+            if error.kept is None:  # there is nothing to show
+                raise
+            folder = error.kept
         screen.say(f"gcprof: {error.message}")
         screen.say(f"hint: {error.hint}")
-        return error.exit_code
-    return 0
+        return FollowedRun(error.exit_code, folder)
+    return FollowedRun(0, folder)
 
 
 def carry_out(
@@ -64,8 +76,8 @@ def carry_out(
     """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
 
     What crashed or took too long is owed again. `warn` is told what harms nothing yet. Raises UserError where the
-    folder cannot be read or written, or belongs to another process; and (exit code 3) where the device must be
-    exclusive, and others used it, or nobody can tell.
+    folder cannot be read or written, is changed by others, or belongs to another process; and (exit code 3) where the
+    device must be exclusive, and others used it, or nobody can tell.
     """
     writer = store.Writer(folder)  # first, so that nobody else adds to what is read here
     try:
@@ -85,6 +97,7 @@ def carry_out(
             yield record, left
             if exclusive:
                 _refuse_shared(record)
+        writer.check()
     finally:
         writer.close()
 

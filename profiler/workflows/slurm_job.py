@@ -18,6 +18,8 @@ from profiler.runs import run_diff, store
 from profiler.runs.store import Manifest
 from profiler.workflows import runner
 
+AGREED_BYTES = 1 << 20
+
 
 def carry_out(folder: Path, *, agreed: Path, stage_seconds: float = 600.0, data_directory: str | None = None) -> int:
     """Run what a folder still owes on this machine's devices; how many trials have a record then.
@@ -53,7 +55,8 @@ def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
         new.write_bytes(encode(mine))
         os.link(new, path)  # whole, and by one job alone
     except FileExistsError:
-        first: Environment = decode(path.read_bytes(), Environment)
+        with safe_files.opened(path, most_bytes=AGREED_BYTES) as file:
+            first: Environment = decode(file.read(), Environment)
         return first
     finally:
         new.unlink(missing_ok=True)

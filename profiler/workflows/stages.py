@@ -8,15 +8,18 @@ from contextlib import ExitStack
 import msgspec
 
 from profiler import engines
+from profiler.analysis.explanation import better_blocks
 from profiler.core.case import OPERATORS, Calibration, Case, Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Evidence, evidence
+from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text
 from profiler.engines import Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.views.tables.evidence import device_word
+from profiler.views.tables.explanation import better_text
 
 FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "device")  # of a model, by their field
 
@@ -80,6 +83,20 @@ class ModelOnDevice:
         """The stages and their costs, measured or estimated."""
         chain = stages(self.engine, self.case, self.calibration())
         return msgspec.structs.replace(chain, made_for=self.title)
+
+    def better_blocks(self, below_bytes: int) -> str | None:
+        """The words for other blocks whose floor is below so many bytes; None where the model has none, or is not
+        traced.
+        """
+        failing = f"the blocks of '{self.case.model}' ended without an answer"
+        text = encode(self.case.baseline.foreseen).decode()
+        try:
+            answer = self.engine.ask("profiler.engines.worker:choices", text, failing=failing)
+            choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(self.case.model))
+        except UserError:
+            return None
+        better = better_blocks(choices)
+        return better_text(choices, better) if better and better.floor_bytes < below_bytes else None
 
     def _checked(self, choose_device: Callable[[str], str]) -> Case:
         plan = spec.plan(self._words, choose_device)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
 from profiler.core.secret_filter import hide
+from profiler.request import consent
+from profiler.runs.find import run_folder
 from profiler.runs.store import Run
-from profiler.training import models
 
 
 def command_line(typed: Sequence[str]) -> str:
@@ -31,28 +31,55 @@ def command_line(typed: Sequence[str]) -> str:
 
 def resume_words(run: Run, typed: Sequence[str] = (), data: str | None = None) -> list[str]:
     """The command that goes on with a run, with what the user must say again."""
-    cases = [trial.case for trial in run.manifest.plan]
-    named = ["--model", ",".join(dict.fromkeys(case.model for case in cases))] if _code(cases) else []
-    return ["gcprof", "run", "--resume", str(run.folder), *named, *(["--data", data] if data else []), *_engine(typed)]
+    again = _again(run, consent.unnamed(_cases(run), folder=run.folder, named={}))
+    return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *_engine(typed)]
 
 
-def refuse_unnamed(cases: Iterable[Case], named: Iterable[Choice], typed: Sequence[str]) -> None:
-    """Raises UserError for a model of the user's own that they did not name.
+def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequence[str]) -> None:
+    """Raises UserError for a word of a run's plan that leads to code or files, and that the user did not type.
 
-    Nothing is imported to see this. Digests in the folder are no consent: who wrote its plan could write them too.
+    `named` are the words that were typed, by the field of a case. Nothing is imported or opened to see this. Digests in
+    the folder are no consent: who wrote its plan could write them too.
     """
-    unnamed = _code(cases) - set(named)
+    unnamed = consent.unnamed(_cases(run), folder=run.folder, named=named)
     if unnamed:
-        every = ",".join(dict.fromkeys(case.model for case in cases))
-        again = shlex.join(["gcprof", *typed, "--model", every])
-        raise _refusal(min(unnamed), hint=f"if this is your own code: {again}")
+        again = _again(run, unnamed)
+        own = f"if this is your own code: {shlex.join(['gcprof', *typed, *again])}"
+        raise _refusal(unnamed, hint=own if again else "nothing of this run can be gone on with")
 
 
-def refuse_code(case: Case, target: str, typed: Sequence[str]) -> None:
-    """Raises UserError for a case of a user's own model: where a run is read, its code cannot be named besides."""
-    if _code([case]):
-        words = [str(case.model) if word == target else word for word in typed]
-        raise _refusal(case.model, hint=f"name the code itself: {shlex.join(['gcprof', *words])}")
+def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice], typed: Sequence[str]) -> None:
+    """Raises UserError for cases of the run `target` whose words lead to code or files; only strategies can be named.
+
+    Elsewhere the model and its settings can be: where a run is read, they are its own.
+    """
+    cases = list(cases)
+    unnamed = consent.unnamed(cases, folder=run_folder(target), named={"strategy": set(named)})
+    if unnamed:
+        words = [str(cases[0].model) if word == target else word for word in typed]
+        raise _refusal(unnamed, hint=f"name the model and its settings: {shlex.join(['gcprof', *words])}")
+
+
+def needs_naming(run: Run) -> dict[str, list[str]]:
+    """The words of a run's plan that a user must type again, by the field of a case."""
+    return consent.unnamed(_cases(run), folder=run.folder, named={})
+
+
+def _cases(run: Run) -> list[Case]:
+    return list(dict.fromkeys(trial.case for trial in run.manifest.plan))
+
+
+def _again(run: Run, unnamed: Mapping[str, Sequence[str]]) -> list[str]:
+    """The flags that name such words; of models all of the run's. Nothing where a word has no flag."""
+    if unnamed.keys() - set(consent.FLAGS.values()):
+        return []
+    words = {**unnamed, **({"model": dict.fromkeys(map(str, _models(run)))} if "model" in unnamed else {})}
+    flags = {field: f"--{key}" for key, field in consent.FLAGS.items()}
+    return [part for field, named in words.items() for part in (flags[field], ",".join(named))]
+
+
+def _models(run: Run) -> list[Choice]:
+    return list(dict.fromkeys(case.model for case in _cases(run)))
 
 
 def _engine(typed: Sequence[str]) -> list[str]:
@@ -62,10 +89,7 @@ def _engine(typed: Sequence[str]) -> list[str]:
     return ["--engine", (engines + joined)[-1]] if engines + joined else []
 
 
-def _refusal(model: Choice, *, hint: str) -> UserError:
-    return UserError(f"this run is of the code '{model}', and nothing that a run folder names is run", hint=hint)
-
-
-def _code(cases: Iterable[Case]) -> set[Choice]:
-    """The models that are users' own."""
-    return {case.model for case in cases if catalogue.is_code(case.model.name, models.TABLE)}
+def _refusal(unnamed: Mapping[str, Sequence[str]], *, hint: str) -> UserError:
+    field, (word, *_) = next(iter(unnamed.items()))
+    message = f"the {field} of this run is '{word}', which is not gcprof's own: nothing that a run folder names is run"
+    return UserError(message, hint=hint)

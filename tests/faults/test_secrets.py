@@ -230,11 +230,70 @@ def test_fault_58_what_is_no_result_is_hidden_before_it_is_written_as_bytes(
 
 
 NAMES = """KAGGLE_KEY AZURE_STORAGE_KEY ENCRYPTION_KEY SECRET_KEY_BASE PGPASSWORD MYSQL_PWD DB_PASS GITHUB_PAT
-npm_config__authToken SENTRY_DSN SLACK_WEBHOOK_URL"""
-HARMLESS_NAMES = "PWD OLDPWD INIT_CWD GIT_ASKPASS SSH_AUTH_SOCK MONKEY KEYBOARD KEY_FILE NUM_KEYS COMPASS HOME"
+npm_config__authToken SENTRY_DSN SLACK_WEBHOOK_URL
+SSHPASS JWT MY_JWT AUTH DOCKER_AUTH DBPASS PGPASS ROOTPASS SESSION_COOKIE COOKIES CLIENT_SECRET_ID ROLE_SECRETID SECRETS
+APP_SECRETS TOKENS HF_TOKENS"""
+KEY_OWNERS = ["api", "app", "auth", "service", "application", "account", "db", "database", "client", "private", "priv"]
+KEY_NAMES = [f"{owner}{joint}key" for owner in KEY_OWNERS for joint in ("", "_", "-")]  # as detect-secrets knows them
+HARMLESS_NAMES = """PWD OLDPWD INIT_CWD GIT_ASKPASS SSH_ASKPASS SSH_AUTH_SOCK MONKEY KEYBOARD KEY_FILE NUM_KEYS COMPASS
+HOME TOKENIZERS_PARALLELISM AUTHOR XAUTHORITY SECRETARY COOKIECUTTER_CONFIG HOCKEY BYPASS"""
+BODY = "\n".join("b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZWQy" for _ in range(6))
+KEY_KINDS = ("OPENSSH ", "RSA ", "DSA ", "EC ", "ENCRYPTED ", "", "PGP ", "SSH2 ENCRYPTED ")
 
 
-@pytest.mark.parametrize("name", NAMES.split())
+def key_block(kind: str, *, body: str = BODY) -> str:
+    """A private key as programs write it."""
+    rule, space = ("----", " ") if kind.startswith("SSH2") else ("-----", "")
+    name = f"{kind}PRIVATE KEY{' BLOCK' if kind == 'PGP ' else ''}"
+    header = "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0123ABCD\n\n" if kind in ("RSA ", "DSA ") else ""
+    checksum = "\n=aB3d" if kind == "PGP " else ""
+    begin, end = (f"{rule}{space}{word} {name}{space}{rule}" for word in ("BEGIN", "END"))
+    return f"{begin}\n{header}{body}\nAAAA=={checksum}\n{end}"
+
+
+@pytest.mark.parametrize("kind", KEY_KINDS)
+@pytest.mark.parametrize("written", [str, lambda text: repr(text)[1:-1], lambda text: text.replace("\n", "\r\n")])
+def test_fault_58_a_private_key_is_hidden_whole(kind: str, written: Any):
+    assert secret_filter.hide(f"before {written(key_block(kind))} after") == "before [hidden] after"
+
+
+def test_fault_58_so_is_a_key_of_putty_and_one_that_does_not_end():
+    putty = f"PuTTY-User-Key-File-2: ssh-rsa\nEncryption: none\nPrivate-Lines: 6\n{BODY}"
+
+    assert secret_filter.hide(f"{putty}\nthe end") == "[hidden]\nthe end"
+    assert secret_filter.hide(key_block("")[:300]) == "[hidden]"
+
+
+def test_fault_58_the_words_of_a_key_alone_hide_nothing_behind_them():
+    text = "it begins with -----BEGIN PRIVATE KEY-----\nsee the documentation of openssl"
+
+    assert secret_filter.hide(text) == "it begins with [hidden]\nsee the documentation of openssl"
+    assert secret_filter.hide("-----BEGIN PUBLIC KEY-----\n" + BODY) == "-----BEGIN PUBLIC KEY-----\n" + BODY
+
+
+@pytest.mark.parametrize("kind", KEY_KINDS)
+@pytest.mark.parametrize("cut", [1, 37, 200, 1 << 16])
+def test_fault_58_a_log_hides_a_key_that_comes_line_by_line(kind: str, cut: int, tmp_path: Path):
+    data = f"before\n{key_block(kind)}\nafter\n".encode()
+
+    found = logged(tmp_path / "log", *(data[start : start + cut] for start in range(0, len(data), cut)))
+
+    assert found == b"before\n[hidden]\nafter\n"
+
+
+def test_fault_58_what_looks_like_a_key_for_ever_is_not_held_for_ever(tmp_path: Path):
+    log = capped_log.Log(tmp_path / "log")
+
+    log.write(b"-----BEGIN PRIVATE KEY-----\n")
+    for _ in range(3000):
+        log.write(BODY.encode() + b"\n")
+    held = len(log._held)
+    log.close()
+
+    assert held < 3 * secret_filter.LONGEST  # as of a line that does not end
+
+
+@pytest.mark.parametrize("name", [*NAMES.split(), *KEY_NAMES, *map(str.upper, KEY_NAMES)])
 def test_fault_58_a_variable_is_known_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(name, "correct horse")
 
@@ -269,7 +328,7 @@ def test_fault_58_a_secret_is_known_by_its_shape(text: str, hidden: str):
 
 
 def test_fault_58_no_line_takes_long_to_look_through():
-    for piece in (b"a.", b"-eyJ", b"?a_", b"://a", b"hf_", b"bearer "):
+    for piece in (b"a.", b"-eyJ", b"?a_", b"://a", b"hf_", b"bearer ", b"-----BEGIN PRIVATE KEY-----\n\n"):
         began = time.process_time()
         secret_filter.hide_bytes(piece * ((1 << 16) // len(piece)))
         assert time.process_time() - began < 3, piece

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -13,31 +11,12 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from profiler.core.user_code import is_theirs
+from profiler.core.allocator_history import Block, Event, blocks_in_use, events
 from profiler.training.workload import Step, Workload, dense_parts, tensors
 
 PHASE, MODULE = "gcprof phase: ", "gcprof module: "  # what the labels of a recording begin with
 MOST_EVENTS = 10_000_000
 Held = dict[int, tuple[str, str]]  # by the address of a storage: its category, and the module that it belongs to
-
-
-class Block(NamedTuple):
-    """A block of the allocator that was in use before the step. Bytes."""
-
-    address: int
-    nbytes: int
-    requested: int
-    line: str
-
-
-class Event(NamedTuple):
-    """An entry of the allocator's history: a block that is given, or taken back."""
-
-    is_allocation: bool
-    address: int
-    requested: int  # bytes
-    line: str  # `file.py:12`: the innermost of the user's; "" where there is none
-    time_us: int
 
 
 class Recording(NamedTuple):
@@ -88,11 +67,11 @@ def record(workload: Workload, optimizer: torch.optim.Optimizer, step: Step, *, 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiled, labels:
         step(mark)
     peak_bytes = torch.cuda.max_memory_allocated()
-    events = _events()
+    history = _events()
     arrivals.remove()
     return Recording(
         before=before,
-        events=events,
+        events=history,
         tree=tuple(_results(profiled).experimental_event_tree()),
         marks=tuple(marks),
         held_before=held,
@@ -188,21 +167,12 @@ def _addresses(tensor: torch.Tensor) -> list[int]:
 
 
 def _blocks_in_use() -> tuple[Block, ...]:
-    blocks = [block for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]]
-    return tuple(
-        Block(block["address"], block["size"], block["requested_size"], _line(block.get("frames", ())))
-        for block in blocks
-        if block["state"] == "active_allocated"
-    )
+    return blocks_in_use(torch.cuda.memory._snapshot()["segments"])
 
 
 def _events() -> tuple[Event, ...]:
     (entries,) = (trace for trace in torch.cuda.memory._snapshot()["device_traces"] if trace)
-    return tuple(
-        Event(entry["action"] == "alloc", entry["addr"], entry["size"], _line(entry["frames"]), entry["time_us"])
-        for entry in entries
-        if entry["action"] in ("alloc", "free_requested")
-    )
+    return events(entries)
 
 
 def _workspaces() -> frozenset[int]:
@@ -210,15 +180,3 @@ def _workspaces() -> frozenset[int]:
     kept = {block.address for block in _blocks_in_use()}
     torch._C._cuda_clearCublasWorkspaces()
     return frozenset(kept - {block.address for block in _blocks_in_use()})
-
-
-def _line(frames: Any) -> str:
-    theirs = (frame for frame in frames if is_theirs(frame["filename"]) and not _is_generated(frame["filename"]))
-    frame = next(theirs, None)
-    return f"{Path(frame['filename']).name}:{frame['line']}" if frame else ""
-
-
-def _is_generated(filename: str) -> bool:
-    """Whether torch.compile wrote a file. Source: torch/_inductor/runtime/cache_dir_utils.py."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return "torchinductor_" in filename or (folder is not None and filename.startswith(folder))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
 
 from profiler.core.record import Equality, is_reproducible
+from profiler.measuring.meters.tensor_values import copied, dense, difference, digest_of
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state, random_sources
-from profiler.training.workload import Workload, local
+from profiler.training.workload import Workload, local, read_buffers, trained
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
@@ -52,11 +52,11 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     def digests(self) -> dict[str, str]:
         later = {"loss": self.second.loss, **self.second.gradients} if self.second else {}
         return {
-            "loss": _digest({"loss": self.loss}),
-            "gradients": _digest(self.gradients),
-            "buffers": _digest(self.buffers),
-            "random": _digest(self.random_states),
-            "second step": _digest(later),
+            "loss": digest_of({"loss": self.loss}),
+            "gradients": digest_of(self.gradients),
+            "buffers": digest_of(self.buffers),
+            "random": digest_of(self.random_states),
+            "second step": digest_of(later),
             "plain state": hashlib.blake2b(repr(sorted(self.moved.items())).encode(), digest_size=16).hexdigest(),
         }
 
@@ -135,8 +135,8 @@ def nudge(workload: Workload) -> None:
 
 def tells(workload: Workload) -> bool:
     """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
-    gradients = [local(parameter.grad) for parameter in workload.module.parameters() if parameter.grad is not None]
-    return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(_dense, gradients))
+    gradients = [local(parameter.grad) for parameter in trained(workload).values() if parameter.grad is not None]
+    return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(dense, gradients))
 
 
 def collect(step: GradientStep) -> Results:
@@ -150,29 +150,30 @@ def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
     The optimizer takes the gradients of `update` where there are any, so that another model gets the same weights.
     """
     ran = step()
-    results, parameters = _results(ran), dict(ran.workload.module.named_parameters())
+    results, parameters = _results(ran), trained(ran.workload)
     for name, gradient in (update or {}).items():
         parameter = parameters[name]
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
     loss = ran.again()
-    second = Second(loss=_copy(loss), gradients=_gradients(ran.workload))
+    second = Second(loss=copied(loss), gradients=_gradients(ran.workload))
     return msgspec.structs.replace(results, second=second)
 
 
 def _results(ran: Ran) -> Results:
-    buffers = ran.workload.module.named_buffers()
     return Results(
-        loss=_copy(ran.loss),
+        loss=copied(ran.loss),
         gradients=_gradients(ran.workload),
-        buffers={name: _copy(buffer) for name, buffer in buffers if not name.endswith("num_batches_tracked")},
+        buffers={name: copied(buffer) for name, buffer in read_buffers(ran.workload.module).items()},
         random_states=random_sources.states(ran.workload, ran.loss.device),
         moved=ran.moved,
     )
 
 
 def _gradients(workload: Workload) -> Gradients:
-    parameters = workload.module.named_parameters()
-    return {name: None if parameter.grad is None else _copy(parameter.grad) for name, parameter in parameters}
+    return {
+        name: None if parameter.grad is None else copied(parameter.grad)
+        for name, parameter in trained(workload).items()
+    }
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:
@@ -210,9 +211,14 @@ def compare(reference: Results, other: Results) -> Equality:
         for name, gradient in first.gradients.items()
         if gradient is not None and second.gradients.get(name) is None
     }
+    buffers = {
+        name: amount
+        for name, buffer in reference.buffers.items()
+        if (amount := difference(buffer, other.buffers.get(name)))
+    }
     return Equality(
-        loss_equal=all(_digest({"": first.loss}) == _digest({"": second.loss}) for first, second in pairs),
-        gradients_equal=all(_digest(first.gradients) == _digest(second.gradients) for first, second in pairs),
+        loss_equal=all(digest_of({"": first.loss}) == digest_of({"": second.loss}) for first, second in pairs),
+        gradients_equal=all(digest_of(first.gradients) == digest_of(second.gradients) for first, second in pairs),
         buffers_equal=mine["buffers"] == yours["buffers"],
         random_state_equal=mine["random"] == yours["random"],
         random_sources=tuple(
@@ -221,7 +227,8 @@ def compare(reference: Results, other: Results) -> Equality:
             if not torch.equal(state, other.random_states.get(name, torch.empty(0)))
         ),
         largest_difference=differences[worst] or None,
-        buffers_difference=_largest_of_buffers(reference.buffers, other.buffers),
+        buffers_difference=max(buffers.values(), default=None),
+        differing_buffers=tuple(sorted(buffers, key=lambda name: -buffers[name])),
         worst_parameter=worst[0] if differences[worst] else None,
         worst_step=worst[1] if differences[worst] else None,
         moved=tuple(plain_state.moved(dict(reference.moved), dict(other.moved))),
@@ -282,37 +289,6 @@ def is_rounding(equality: Equality) -> bool:
     return not equality.missing and (equality.largest_difference or 0.0) <= ROUNDING
 
 
-def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """The largest absolute difference over the largest absolute value of both: 0 to 2; 2 where one is not finite."""
-    if reference is None or other is None:
-        return 0.0 if reference is other else 2.0
-    if torch.equal(_bytes(reference), _bytes(other)):
-        return 0.0
-    wide, other_wide = reference.double(), other.double()
-    scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
-    relative = float((wide - other_wide).abs().max() / scale)
-    return relative if math.isfinite(relative) else 2.0
-
-
-def _largest_of_buffers(reference: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float | None:
-    return max((difference(buffer, other.get(name)) for name, buffer in reference.items()), default=0.0) or None
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy on the host, whole where the tensor is sharded over the ranks."""
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return _dense(whole.detach()).to("cpu", copy=True).contiguous()
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_dense() if tensor.is_sparse else tensor
-
-
-def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Returns a digest of the values of tensors, in order."""
-    return _digest({str(number): _copy(tensor) for number, tensor in enumerate(tensors)})
-
-
 def _digests(results: Results, group: Group) -> dict[str, str]:
     """Digests of every rank, combined; a single rank returns its own."""
     by_rank = group.gather(results.digests())
@@ -322,16 +298,3 @@ def _digests(results: Results, group: Group) -> dict[str, str]:
         name: hashlib.blake2b(" ".join(digests[name] for digests in by_rank).encode(), digest_size=16).hexdigest()
         for name in by_rank[0]
     }
-
-
-def _digest(tensors: Mapping[str, torch.Tensor | None]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
-        if tensor is not None:
-            digest.update(_bytes(tensor).numpy().data)
-    return digest.hexdigest()
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.flatten().view(torch.uint8)  # (bytes,)

@@ -10,31 +10,40 @@ import torch
 from profiler.core.record import PHASES, PhaseBytes, Timeline
 from profiler.core.stats import highest
 from profiler.measuring.devices import Device, Span
+from profiler.measuring.meters.growth import lasting_bytes, with_state
 from profiler.training.workload import Step, Workload, bytes_by_storage, tensors
 
 NUM_POINTS = 96  # a page draws several timelines beside each other, and a record is one line
 
 
-def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step) -> dict[str, Any]:
+def read(
+    workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step
+) -> tuple[dict[str, Any], int]:
     """Returns the memory fields of Readings, read from a step after the gradients and optimizer state exist.
 
     `step` runs one training step and tells the phases to the function that it is given. All numbers are exact. Peaks
-    are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. Bytes.
+    are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. The second result
+    is what the step leaves behind beside gradients and the first state of a parameter. Bytes.
     """
     marks = _Marks(workload)
     with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:
         marks.follow(_unmarked)
         for _ in range(workload.settling):
             step(lambda phase: None)
-        resting = static_bytes(workload, optimizer)
+        resting, known = static_bytes(workload, optimizer), with_state(optimizer)
+        lasting = lasting_bytes(workload, optimizer, known)
         marks.follow(watch.mark)
         step(marks.phase)
+        watch.mark()  # the step's own tensors are gone, its loss too
+        lasting -= lasting_bytes(workload, optimizer, known)
         marks.remove()
-    spans = list(zip(marks.labels, watch.spans(), strict=False))  # the last mark ends the last span and begins none
+    *within, end = watch.spans()  # the last begins where the step says that it ends
+    spans = list(zip(marks.labels, within, strict=False))
+    left_bytes = end.end_bytes - within[0].start_bytes + lasting
     phases = {phase: _phase(phase, spans) for phase in PHASES}
     (_, gradient_bytes), _ = top = max(spans, key=lambda pair: pair[1].peak_bytes)
     forwards = [span for (phase, _), span in spans if phase == "forward"]
-    return {
+    readings = {
         "static_bytes": resting,
         "start_bytes": forwards[0].start_bytes,
         "saved_bytes": max(span.end_bytes - span.start_bytes + span.freed_bytes for span in forwards),
@@ -46,6 +55,7 @@ def read(workload: Workload, optimizer: torch.optim.Optimizer, device: Device, s
         "reserved_bytes": largest_known(phase.reserved for phase in phases.values()),
         "device_bytes": largest_known(phase.device for phase in phases.values()),
     }
+    return readings, left_bytes
 
 
 def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:

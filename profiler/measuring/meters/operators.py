@@ -67,13 +67,15 @@ def _word(value: Any) -> str:
     return str(value)
 
 
-def read_flops(workload: Workload) -> dict[str, Any]:
+def read_flops(workload: Workload, look: Callable[[torch.Tensor], None] = lambda loss: None) -> dict[str, Any]:
     """Returns the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
 
-    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does.
+    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does. `look` is given the loss
+    before the backward.
     """
     with _Counter() as forward:
         loss = loss_of(workload)
+    look(loss)
     with _Counter() as backward:
         loss.backward()
     return {"forward_flops": forward.get_total_flops(), "backward_flops": backward.get_total_flops()}

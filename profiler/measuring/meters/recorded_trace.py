@@ -4,39 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import torch
-
+from profiler.core.allocator_history import Event
 from profiler.core.trace_data import WORKSPACES, Allocation, Operator, Trace
-from profiler.measuring.meters.allocations import MODULE, PHASE, Event, Recording
+from profiler.measuring.meters.allocations import Recording
+from profiler.measuring.meters.profiled_calls import Call, Profiled
 from profiler.training.workload import rounded
-
-NODE = "autograd::engine::evaluate_function: "  # what the profiler calls the run of one node of autograd
-COMPILED_CALL, COMPILED = "## Call CompiledFxGraph", "compiled code"  # torch._inductor/output_code.py; as we call it
-Sequence = tuple[int, int]  # a thread, and the number that autograd gave there to the node of an operator
-
-
-class _Place(NamedTuple):
-    """What is around an event of the profiler's tree."""
-
-    module: str = ""
-    name: str = ""  # of the innermost thing that has one
-    depth: int = 0  # how many nodes of autograd are around it: in a backward within one, two
-    node: Sequence | None = None  # the innermost of them
-    call: int | None = None  # the operator, by its place among all
-
-
-class _Call(NamedTuple):
-    """One call of one operator, or what else allocates."""
-
-    name: str
-    module: str
-    is_recompute: bool
-    node: Sequence | None  # of autograd, in the backward
-    moved_bytes: int
 
 
 class _Life(NamedTuple):
@@ -46,7 +21,7 @@ class _Life(NamedTuple):
     nbytes: int
     born: int
     died: int | None
-    call: _Call
+    call: Call
 
 
 def trace(recording: Recording) -> Trace:
@@ -56,7 +31,7 @@ def trace(recording: Recording) -> Trace:
     what they read, and what was allocated for them; FLOPs are not counted. What backward nodes allocate has the line of
     the operator whose backward they are.
     """
-    profiled = _Profiled(recording.tree)
+    profiled = Profiled(recording.tree)
     steps = _Steps(recording, profiled)
     categories = _Categories(recording, steps.marks, steps.operators)
     return Trace(
@@ -67,74 +42,10 @@ def trace(recording: Recording) -> Trace:
     )
 
 
-class _Profiled:
-    """The calls and allocations of the profiler's tree, in order of time."""
-
-    def __init__(self, tree: Iterable[Any]) -> None:
-        self.calls: list[_Call] = []
-        self.items: list[tuple[int, str, Any]] = []  # when it began; "call", "allocation" or "phase"; what it is
-        self.operator_of: dict[Sequence, int] = {}  # the last operator that made the node
-        self.home: int | None = None  # the thread of the forward
-        for event in tree:
-            self._walk(event, _Place())
-        self.items.sort(key=lambda item: item[0])  # stable: what is around an event stays before it
-
-    def _walk(self, event: Any, place: _Place) -> None:
-        kind = str(event.tag)
-        if kind.endswith("Allocation"):
-            self._allocation(event, place)
-        elif kind.endswith("TorchOp"):
-            place = self._inside(event, place)
-        for child in event.children:
-            self._walk(child, place)
-
-    def _allocation(self, event: Any, place: _Place) -> None:
-        fields = event.extra_fields
-        if fields.device.type == "cuda" and fields.alloc_size > 0:
-            call = self._call(event, place, place.name) if place.call is None else place.call
-            self.items.append((event.start_time_ns, "allocation", (call, fields)))
-
-    def _inside(self, event: Any, place: _Place) -> _Place:
-        """The place of what an event is around."""
-        name, sequence = event.name, (event.start_tid, event.extra_fields.sequence_number)
-        if name.startswith(PHASE):
-            self.home = event.start_tid
-            self.items.append((event.start_time_ns, "phase", name.removeprefix(PHASE)))
-        elif name.startswith(MODULE):
-            return place._replace(module=name.removeprefix(MODULE), name="", call=None)
-        elif name.startswith(NODE):
-            return self._node(event, place)
-        elif "::" in name and place.call is None:
-            inside = place._replace(name=_operator_name(name))
-            if not _is_composite(name):
-                inside = inside._replace(call=self._call(event, inside, inside.name))
-                self.operator_of[sequence] = len(self.calls) - 1
-            return inside
-        elif place.call is None:
-            return place._replace(name=COMPILED if name.startswith(COMPILED_CALL) else name)
-        return place
-
-    def _call(self, event: Any, place: _Place, name: str) -> int:
-        fields = event.extra_fields
-        is_recompute = place.depth > 0 and getattr(fields, "sequence_number", -1) >= 0
-        moved = 0 if _is_view(name) else _read_bytes(getattr(fields, "inputs", ()))
-        self.calls.append(_Call(name, place.module, is_recompute, place.node, moved))
-        self.items.append((event.start_time_ns, "call", len(self.calls) - 1))
-        return len(self.calls) - 1
-
-    def _node(self, event: Any, place: _Place) -> _Place:
-        """A node is of the thread that ran the forward; in a backward within a node, of the one that recomputed it."""
-        thread = self.home if place.depth == 0 or self.home is None else event.start_tid
-        node = (thread or 0, event.extra_fields.sequence_number)
-        made_by = self.operator_of.get(node)
-        module = "" if made_by is None else self.calls[made_by].module
-        return _Place(module, event.name.removeprefix(NODE), place.depth + 1, node)
-
-
 class _Steps:
     """The entries of a trace, the lives of the blocks in them, and the phases."""
 
-    def __init__(self, recording: Recording, profiled: _Profiled) -> None:
+    def __init__(self, recording: Recording, profiled: Profiled) -> None:
         self.operators: list[Operator] = []
         self.marks: list[tuple[str, int]] = []
         self._recording = recording
@@ -242,7 +153,7 @@ class _Steps:
             low = min(high, max(low, before))
         return max(low, min(high, bisect_right(self._begun, event.time_us)))
 
-    def _line_of_forward(self, call: _Call) -> str:
+    def _line_of_forward(self, call: Call) -> str:
         made_by = self._profiled.operator_of.get(call.node) if call.node else None
         return "" if made_by is None else self._lines.get(made_by, "")
 
@@ -312,44 +223,3 @@ def _freed_before(events: Iterable[Event]) -> list[bool]:
             found.append(freed)
         freed = not event.is_allocation
     return found
-
-
-def _operator_name(name: str) -> str:
-    """`aten::mm` -> `aten.mm`, as a trace calls it."""
-    return name.replace("::", ".")
-
-
-@cache
-def _overloads(name: str) -> tuple[Any, ...]:
-    """The kinds of an operator that the dispatcher knows, without those that write into what they are given."""
-    space, _, called = name.replace("::", ".").partition(".")
-    packet: Any = getattr(getattr(torch.ops, space, None), called, None)
-    names = [one for one in packet.overloads() if "out" not in one] if hasattr(packet, "overloads") else []
-    there = torch._C._dispatch_has_kernel
-    return tuple(one for one in (getattr(packet, name) for name in names) if there(one.name()))
-
-
-@cache
-def _is_composite(name: str) -> bool:
-    """Whether an operator only calls others, also where gradients are wanted."""
-    has, overloads = torch._C._dispatch_has_kernel_for_dispatch_key, _overloads(name)
-    return bool(overloads) and all(has(one.name(), "CompositeImplicitAutograd") for one in overloads)
-
-
-@cache
-def _is_view(name: str) -> bool:
-    return name == "aten.detach" or any(overload.is_view for overload in _overloads(name))
-
-
-def _read_bytes(inputs: Iterable[Any]) -> int:
-    return sum(_tensor_bytes(tensor) for given in inputs for tensor in (given if isinstance(given, list) else [given]))
-
-
-def _tensor_bytes(metadata: Any) -> int:
-    sizes = getattr(metadata, "sizes", None)
-    if sizes is None:
-        return 0
-    count = 1
-    for size in sizes:
-        count *= size
-    return int(count * metadata.dtype.itemsize)

@@ -9,8 +9,9 @@ from itertools import pairwise
 import msgspec
 
 from profiler.analysis.live_bytes import stage_of
-from profiler.core.errors import Unsupported
+from profiler.core.errors import NotOnce
 from profiler.core.trace_data import Call, Trace
+from profiler.training.checkpointing.observed_forward import NOT_ONCE
 
 
 class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +127,7 @@ def _calls(trace: Trace, blocks: Sequence[str], begin: int) -> list[Call]:
     }  # a checkpointed block calls itself, and ends with it
     calls = sorted(outermost.values(), key=lambda call: call.last)
     if [call.module for call in calls] != list(blocks) or any(a.last > b.before for a, b in pairwise(calls)):
-        raise Unsupported("the blocks do not run once each in the order of their names; choose others with --blocks")
+        raise NotOnce(NOT_ONCE)
     return calls
 
 

@@ -27,7 +27,9 @@ PLAIN, RECOMPUTED = "", " recomputed"  # beside the save options, whose names ar
 SAMPLES = 3  # steps that are timed for what is outside of the blocks
 
 
-def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> list[Seconds]:
+def seconds(
+    case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str], *, in_calls: bool = False
+) -> list[Seconds]:
     """Times each stage, and each single block under every save option, on the case's device.
 
     One forward is run without saving; where a run begins, it is timed by itself on what it is given there. Stages of
@@ -35,7 +37,7 @@ def seconds(case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> 
     step with every block checkpointed takes besides the blocks.
     """
     device = open_device(case.device)
-    workload = assemble(case).workload
+    workload = assemble(case, in_calls=in_calls).workload
     watch = _Watch(workload, device, [run for run in runs if run], saves)
     with restored(workload.module), torch.no_grad(), watch.hooked():
         workload.loss(workload.module, workload.batch)
@@ -60,7 +62,7 @@ class _Watch:
 
     def __init__(self, workload: Workload, device: Device, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> None:
         self._workload, self._device, self._saves = workload, device, saves
-        self.runs = [[workload.module.get_submodule(workload.blocks[index]) for index in run] for run in runs]
+        self.runs = [[workload.block(workload.blocks[index]) for index in run] for run in runs]
         self._kinds: dict[int, Any] = {}
         self._samples: dict[Any, dict[str, list[tuple[float, float]]]] = {}
         self._counts: dict[Any, int] = {}

@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.errors import Unsupported, UserError
+from profiler.core.errors import NotOnce, Unsupported, UserError
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
 from profiler.measuring.devices import open_device
@@ -35,18 +35,27 @@ def stages(trial: Trial, *, build: Build | None = None) -> Chain:
     Unsupported where the blocks do not run once each, in order, or the forward runs a backward, and whatever the model
     raises.
     """
+    assert build is None or trial.case.is_predicted, "seconds are measured of the catalogue's models alone"
+    try:
+        return _stages(trial, build, in_calls=False)
+    except NotOnce:
+        return _stages(trial, build, in_calls=True)
+
+
+def _stages(trial: Trial, build: Build | None, *, in_calls: bool) -> Chain:
     case = trial.case.baseline
-    assert build is None or case.is_predicted, "seconds are measured of the catalogue's models alone"
     fake = case.foreseen
     rates = _rates(trial)
-    built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True, build=build)
+    built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True, build=build, in_calls=in_calls)
     refuse_none(built.workload.blocks)
     _refuse_backward_in_forward(trace)
-    linked = observe_case(fake, build).linked
+    linked = observe_case(fake, build, in_calls=in_calls).linked
     stage_spans = spans(trace, built.workload.blocks, linked=linked)
-    selective = {save: _selective(trial, fake, save, build) for save in _saves(trial, trace, stage_spans)}
-    seconds = _seconds(trial, trace, stage_spans, selective, rates)
-    prints = fingerprint(built.workload.module, built.workload.blocks)
+    selective = {
+        save: _selective(trial, fake, save, build, in_calls=in_calls) for save in _saves(trial, trace, stage_spans)
+    }
+    seconds = _seconds(trial, trace, stage_spans, selective, rates, in_calls=in_calls)
+    prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
     made = [
         _stage(
@@ -95,7 +104,13 @@ def _saves(trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan]) -> list
 
 
 def _seconds(
-    trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan], selective: dict[str, _Selective], rates: Rates | None
+    trial: Trial,
+    trace: Trace,
+    stage_spans: Sequence[StageSpan],
+    selective: dict[str, _Selective],
+    rates: Rates | None,
+    *,
+    in_calls: bool,
 ) -> list[Seconds]:
     case = trial.case.baseline
     if rates is not None:
@@ -103,16 +118,16 @@ def _seconds(
         return estimated_seconds.seconds(trace, stage_spans, clocked, rates, case.precision)
     if "time" not in trial.passes:
         return [NOTHING for _ in stage_spans]
-    return stage_seconds.seconds(case, [span.blocks for span in stage_spans], list(selective))
+    return stage_seconds.seconds(case, [span.blocks for span in stage_spans], list(selective), in_calls=in_calls)
 
 
 _Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by name of the block
 
 
-def _selective(trial: Trial, fake: Case, save: str, build: Build | None) -> _Selective:
+def _selective(trial: Trial, fake: Case, save: str, build: Build | None, *, in_calls: bool) -> _Selective:
     """A step with every block under a save option."""
     case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
-    built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True, build=build)
+    built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True, build=build, in_calls=in_calls)
     stage_spans = spans(trace, built.workload.blocks)
     bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
     return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of

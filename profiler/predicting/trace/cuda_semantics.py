@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch._prims_common import suggest_memory_format
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu
 from torch.utils import checkpoint
 
 from profiler.predicting.trace.autocast import cast, cuda_autocast
@@ -24,7 +24,7 @@ from profiler.predicting.trace.copies import is_cudnn_norm
 from profiler.predicting.trace.fake_tensors import FakeTensors
 from profiler.predicting.trace.in_place import adding_in_place
 from profiler.predicting.trace.kernel_bytes import AMPERE, HALF
-from profiler.predicting.trace.tracer import on_host
+from profiler.training.strategies import offload
 
 aten = torch.ops.aten
 WEIGHT = 2  # its place among what F.batch_norm takes after the input
@@ -42,20 +42,12 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
     Which kernels there are goes by the device's compute capability.
     """
 
-    def offload(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            straight = tensor.contiguous()  # what is not is first copied on the device (native/cuda/Copy.cu)
-            with on_host():
-                return straight.clone()
-
-        saved_tensors_hooks.__init__(self, pack, torch.Tensor.clone)
-
     token = _CAPABILITY.set(capability)
     with ExitStack() as stack:
         stack.callback(_CAPABILITY.reset, token)
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
         stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
-        stack.enter_context(mock.patch.object(save_on_cpu, "__init__", offload))
+        stack.enter_context(mock.patch.object(offload, "save_on_cpu", _pinned))
         stack.enter_context(mock.patch.object(F, "linear", linear))
         stack.enter_context(mock.patch.object(F, "batch_norm", batch_norm))
         stack.enter_context(mock.patch.object(F, "rms_norm", rms_norm))
@@ -65,6 +57,11 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         stack.enter_context(mock.patch.object(FakeTensors, "changes", CHANGES))
         stack.enter_context(cuda_autocast())
         yield
+
+
+def _pinned(*, pin_memory: bool) -> save_on_cpu:
+    """Our own offloading is pinned on CUDA, which is not here."""
+    return save_on_cpu(pin_memory=True)
 
 
 def foreach(optimizer: torch.optim.Optimizer) -> None:

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, ClassVar
 from unittest import mock
@@ -16,6 +17,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
+from profiler.core.errors import Unsupported
 from profiler.predicting.trace import temporaries
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
 
@@ -34,7 +36,23 @@ FACTORIES = {
     aten.scalar_tensor.default,
     aten.eye.default,
 }
+QUANTIZERS = {
+    aten.quantize_per_tensor,
+    aten.quantize_per_tensor_dynamic,
+    aten.quantize_per_channel,
+}
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format)
+_MAY_GUESS: ContextVar[bool] = ContextVar("_MAY_GUESS", default=True)
+
+
+@contextmanager
+def without_guesses() -> Iterator[None]:
+    """Refuse what only data could tell (DataDependentOutputException) instead of guessing it."""
+    token = _MAY_GUESS.set(False)
+    try:
+        yield
+    finally:
+        _MAY_GUESS.reset(token)
 
 
 @contextmanager
@@ -119,8 +137,10 @@ class FakeTensors(CachingFakeMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
             return self._scalar(func, args[0])
+        if func._overloadpacket in QUANTIZERS:
+            raise Unsupported("a quantized tensor cannot be followed: without data its type and its size are not known")
         if func in (aten.equal.default, aten.allclose.default):
-            self.num_guesses += 1
+            self._guess(func)
             return _passed(args[0]) if _is_test(args[0]) else args[0].shape == args[1].shape
         if func in FACTORIES:
             return self._made(func, args, kwargs or {})
@@ -161,8 +181,13 @@ class FakeTensors(CachingFakeMode):
             return value
         if not tensor.is_floating_point() and tensor.dtype != torch.bool:
             raise DataDependentOutputException(func)
-        self.num_guesses += 1
+        self._guess(func)
         return _passed(tensor) if tensor.dtype == torch.bool else 0.0
+
+    def _guess(self, func: Any) -> None:
+        if not _MAY_GUESS.get():
+            raise DataDependentOutputException(func)
+        self.num_guesses += 1
 
 
 def _is_test(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from profiler.core.trace_data import Call, Save
 from profiler.predicting.trace.tracer import StorageLife, Tracer
+from profiler.predicting.trace.user_hooks import refused_hooks
 from profiler.training.workload import tensors
+
+UNKNOWN_HOOKS = (
+    "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), of which no other strategy's bytes "
+    "can be worked out; `gcprof predict` runs them for each strategy"
+)
 
 
 class SavedTensors:
@@ -34,7 +40,7 @@ class SavedTensors:
     def follow(self, *, calls_only: bool = False) -> Iterator[None]:
         """Record what is saved and called within. Enter it when the tracer's modules are."""
         hooks = nullcontext() if calls_only else saved_tensors_hooks(self._pack, self._unpack)
-        with mock.patch.object(nn.Module, "__call__", self._calling()), hooks:
+        with mock.patch.object(nn.Module, "__call__", self._calling()), hooks, refused_hooks(UNKNOWN_HOOKS):
             yield
 
     def close(self) -> None:

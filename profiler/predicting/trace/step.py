@@ -17,6 +17,7 @@ from profiler.predicting.trace.collectives import Exchange, parts
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
+from profiler.predicting.trace.user_hooks import refuse_cycles
 from profiler.training.workload import Step, Workload, local, tensors
 
 TRIES = 3
@@ -57,9 +58,10 @@ def follow(  # noqa: PLR0913
         _settle(workload, optimizer, used)
         run = make()
         run.go(step)
-        if run.arrived == used and not run.left_behind():
+        if run.arrived == used and not run.num_left():
             break
         used = run.arrived
+    refuse_cycles(run.num_left)
     return products.with_workspaces(run.trace(), kept_bytes)
 
 
@@ -158,10 +160,10 @@ class _Run:
         for handle in handles:
             handle.remove()
 
-    def left_behind(self) -> bool:
-        """Whether something of the forward is there after the step: the model keeps it, or the settling was wrong."""
+    def num_left(self) -> int:
+        """How much of the forward is there after the step: the model keeps it, or the settling was wrong."""
         loss = self._tracer.life(self._loss)
-        return any(
+        return sum(
             life.died is None and life.phase == "forward" and life.category is None and life is not loss
             for life in self._tracer.lives
         )

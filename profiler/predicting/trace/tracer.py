@@ -19,6 +19,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
+from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
@@ -81,6 +82,7 @@ class Tracer(TorchDispatchMode):
         self._parts = parts
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
+        self._called: list[CalledBlock] = []  # calls that are blocks, the innermost last
         self._is_paused = False
         self._there: dict[int, StorageLife] = {}  # by the address of the storage
         self._streams = {
@@ -105,7 +107,7 @@ class Tracer(TorchDispatchMode):
         phase, module = self._place()
         flops = kind.flops(*args, **(kwargs or {}), out_val=out) if kind.flops else 0
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
-        hidden = self._hidden(func, args, kwargs) if self._hidden else 0
+        hidden = self._hidden(func, args, kwargs) if self._hidden and not _ON_HOST.get() else 0
         requests = hidden.parts if isinstance(hidden, Requests) else ()
         self.operators.append(Operator(kind.name, module, phase, flops, moved, int(hidden), requests=requests))
         self.uses_host = self.uses_host or _ON_HOST.get()
@@ -134,8 +136,15 @@ class Tracer(TorchDispatchMode):
         return self._there.get(tensor.untyped_storage()._cdata)
 
     def name_of(self, module: nn.Module) -> str | None:
-        """A module's full name; None where it is no part of the model."""
-        return self._names.get(id(module))
+        """A module's full name, within the call that is a block where one is at work; None outside of the model."""
+        if isinstance(module, CalledBlock):
+            return module.name
+        name = self._names.get(id(module))
+        if name is None or not self._called:
+            return name
+        block = self._called[-1]
+        inside = name.removeprefix(block.path) if f"{name}.".startswith(f"{block.path}.") else f".{name}"
+        return block.name + inside
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -157,11 +166,14 @@ class Tracer(TorchDispatchMode):
         call = nn.Module.__call__
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._stack.append(self._names.get(id(module), self._stack[-1]))
+            is_block = isinstance(module, CalledBlock)
+            self._stack.append(self.name_of(module) or self._stack[-1])
+            self._called += [module] if is_block else []  # type: ignore[list-item]  # by is_block
             try:
                 return call(module, *args, **kwargs)
             finally:
                 self._stack.pop()
+                del self._called[len(self._called) - is_block :]
 
         with mock.patch.object(nn.Module, "__call__", called):
             yield

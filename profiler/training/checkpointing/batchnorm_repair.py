@@ -35,7 +35,7 @@ def _updated_again(workload: Workload, applied: Applied) -> dict[_NormBase, int]
     """Returns each BatchNorm layer with running statistics, and how often a step updates it again."""
     layer_times: dict[_NormBase, list[int]] = {}
     for index, name in enumerate(workload.blocks):
-        for layer in filter(_has_statistics, workload.module.get_submodule(name).modules()):
+        for layer in filter(_has_statistics, workload.block(name).modules()):
             layer_times.setdefault(layer, []).append(applied.recomputes.get(index, 0))  # type: ignore[arg-type]  # by filter
     again = {layer: times for layer, times in layer_times.items() if any(times)}
     norms = [name for name in applied.kept if "batch_norm" in name]

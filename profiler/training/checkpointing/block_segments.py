@@ -11,7 +11,8 @@ from torch import nn
 
 from profiler.core.errors import Unsupported
 from profiler.training.blocks import refuse_none
-from profiler.training.checkpointing.observed_forward import observe
+from profiler.training.checkpointing.call_routes import run_ahead
+from profiler.training.checkpointing.observed_forward import Observation, observe
 from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.checkpointing.routed_block import RoutedBlock, route
 from profiler.training.workload import Workload
@@ -46,9 +47,9 @@ def checkpoint_segments(
     chosen = list(segments)
     _refuse_twice(workload, chosen)
     together = [pair for segment in chosen for pair in pairwise(flat(segment))]
-    bare = _refuse_unlinked(workload, together) if together else set()
+    seen = _refuse_unlinked(workload, together) if together else None
     for segment in chosen:
-        _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, bare)
+        _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen)
 
 
 def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -87,11 +88,19 @@ def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
 class _CheckpointedSegment:
     """One checkpointed segment. Its blocks give it their calls, unless it is computing them."""
 
-    def __init__(self, workload: Workload, segment: BlockSegment, checkpoint: Checkpoint, tuples: set[int]) -> None:
-        self._blocks = {index: workload.module.get_submodule(workload.blocks[index]) for index in flat(segment)}
+    def __init__(
+        self, workload: Workload, segment: BlockSegment, checkpoint: Checkpoint, seen: Observation | None
+    ) -> None:
+        self._blocks = {index: workload.block(workload.blocks[index]) for index in flat(segment)}
+        self._names = {index: workload.blocks[index] for index in self._blocks}
         self._segment = segment
         self._checkpoint = checkpoint
+        tuples = seen.in_tuples if seen else set()
         self._in_tuples = [self._blocks[index] for index in tuples if index in self._blocks]
+        _, *behind = self._blocks
+        self._given = {index: seen.given[index] for index in behind if seen and index in seen.given}
+        for index in behind:
+            run_ahead(self._blocks[index])
         self.inside = False
         _keep_inputs(self._blocks, segment)
         for block in self._blocks.values():
@@ -101,8 +110,15 @@ class _CheckpointedSegment:
         """The whole segment's output where its first block is called, of the others what they are given."""
         if block is next(iter(self._blocks.values())):
             return self._under(self._segment)(*arguments, **keywords)
-        value, *_ = arguments
+        value, *further = arguments
+        self._check(block, tuple(further), keywords)
         return (value,) if any(block is other for other in self._in_tuples) else value
+
+    def _check(self, block: nn.Module, further: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Raises Unsupported where a block is given other parameters or values than it was computed with."""
+        for index, given in self._given.items():
+            if self._blocks[index] is block and not given.agrees(further, keywords):
+                raise Unsupported(f"'{self._names[index]}' takes other values than when it was looked at")
 
     def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """The block's own work under the checkpoint, where it is alone; others are called by the module's name only."""
@@ -124,6 +140,10 @@ class _CheckpointedSegment:
             before, self.inside = self.inside, True
             try:
                 for item in items(segment):
+                    given = self._given.get(flat(item)[0] if isinstance(item, Sequence) else item)
+                    if given:
+                        further, keywords = given.after(arguments[1:], keywords)
+                        arguments = (arguments[0], *further)
                     step = self._under(item) if isinstance(item, Sequence) else self._blocks[item]
                     value = step(*arguments, **keywords)
                     arguments = (_bare(value), *arguments[1:])
@@ -147,21 +167,23 @@ def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> None:
 def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
     """Raises Unsupported for blocks that another strategy has checkpointed."""
     for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
-        if isinstance(workload.module.get_submodule(name), RoutedBlock):
+        if isinstance(workload.block(name), RoutedBlock):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
 
 
-def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> set[int]:
-    """The blocks that return a tuple of one; raises Unsupported where a block does not feed the next one alone."""
+def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observation | None:
+    """What one forward shows, where it must; raises Unsupported where a block does not feed the next one alone."""
     if workload.batch is None and _is_chain(workload, pairs):
-        return set()
+        return None
     seen = observe(workload)
     for feeding, fed in pairs:
         if fed != feeding + 1 or not seen.linked[feeding]:
             names = f"'{workload.blocks[feeding]}' and '{workload.blocks[fed]}'"
             reason = "the second takes more than the first's output, or it is not alone in taking that"
+            if fed in seen.takes:
+                reason = f"the second takes {seen.takes[fed]}, and what runs together passes tensors on"
             raise Unsupported(f"{names} cannot be run together: {reason}")
-    return seen.in_tuples
+    return seen
 
 
 def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:

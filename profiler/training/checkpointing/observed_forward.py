@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
-from profiler.core.errors import Unsupported
+from profiler.core.errors import NotOnce
 from profiler.training import plain_state
 from profiler.training.checkpointing.routed_block import route, unroute
 from profiler.training.checkpointing.split import ChainBytes
@@ -26,12 +27,50 @@ METADATA = {  # what may be asked of a tensor without using what it holds
 }  # fmt: skip
 
 
+NOT_ONCE = (
+    "the blocks do not run once each in the order of their names; choose others with --blocks, or mark the function"
+    " that the loop calls with profiler.block"
+)
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What one forward shows of the blocks, in order. Each storage is counted where it is first saved."""
 
     chain: ChainBytes
     linked: tuple[bool, ...]  # whether a block's output is all new that the next one takes, and goes nowhere else
     in_tuples: set[int]  # blocks that return a tuple of one
+    takes: dict[int, str]  # by block, what it is given first where that is no tensor, in words
+    given: dict[int, Given] = {}  # calls that take other values than the one before
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a block takes besides the activation, where it is there before the forward: AS_BEFORE or the value."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def after(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments and keywords, by those of the block before."""
+        return (
+            tuple(
+                before if value is AS_BEFORE else value for before, value in zip(arguments, self.arguments, strict=True)
+            ),
+            {name: keywords[name] if value is AS_BEFORE else value for name, value in self.keywords.items()},
+        )
+
+    def agrees(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Whether a call takes what was there then."""
+        if len(arguments) != len(self.arguments) or keywords.keys() != self.keywords.keys():
+            return False
+        pairs = [
+            *zip(self.arguments, arguments, strict=True),
+            *((self.keywords[key], keywords[key]) for key in keywords),
+        ]
+        return all(value is AS_BEFORE or _same(value, now) for value, now in pairs)
+
+
+class AS_BEFORE:  # a class, since deep copies leave it as it is
+    """What the block before was given."""
 
 
 def observe(workload: Workload) -> Observation:
@@ -43,29 +82,34 @@ def observe(workload: Workload) -> Observation:
     """
     try:
         return _observe(workload, keeps=False)
-    except _NotKept:
+    except NotKept:
         return _observe(workload, keeps=True)
 
 
 def _observe(workload: Workload, *, keeps: bool) -> Observation:
     watcher = _Watcher(workload)
-    saved = watcher.saved
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor | None:  # kept by every node of the graph: see _Saved
-        saved.add(tensor)
-        return tensor.detach() if keeps else None
-
     try:
-        with (
-            restored(workload.module),
-            plain_state.kept(workload.module),
-            saved_tensors_hooks(pack, _unpack),
-            TensorUses(watcher.use),
-        ):
-            workload.loss(workload.module, workload.batch)
+        with TensorUses(watcher.use):
+            run_forward(workload, keeps=keeps, saved=watcher.saved.add)
     finally:
         watcher.remove()
     return watcher.observation()
+
+
+def run_forward(
+    workload: Workload, *, keeps: bool, saved: Callable[[torch.Tensor], None] = lambda tensor: None
+) -> None:
+    """Run one forward, and leave everything as it was; `saved` is told of each tensor that autograd would save.
+
+    Raises NotKept where the forward differentiates and nothing is kept.
+    """
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | None:  # kept by every node of the graph: see _Saved
+        saved(tensor)
+        return tensor.detach() if keeps else None
+
+    with restored(workload.module), plain_state.kept(workload.module), saved_tensors_hooks(pack, _unpack):
+        workload.loss(workload.module, workload.batch)
 
 
 class _Saved:
@@ -102,12 +146,17 @@ class _Watcher:
         self._outputs: dict[int, tuple[TensorWeakRef, int]] = {}  # by id: of which block it is the output
         self._working: int | None = None  # the block whose forward runs
         self._in_tuples: set[int] = set()
+        self._takes: dict[int, str] = {}
         self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
         on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
         self._random_state = torch.get_rng_state().nbytes if on_host else 0  # what every checkpoint keeps besides
         resident = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
         self.saved = _Saved(resident, count)
-        self._blocks = [workload.module.get_submodule(name) for name in workload.blocks]
+        self._blocks = [workload.block(name) for name in workload.blocks]
+        self._given: dict[int, Given] = {}
+        self._calls_by_name = workload.calls
+        lasting = [*workload.module.parameters(), *workload.module.buffers(), *workload.module.modules()]
+        self._lasting = {id(value) for value in lasting}
         for index, block in enumerate(self._blocks):
             route(block, _Watched(self, index))
         self._handle = workload.module.register_forward_hook(self._returned)
@@ -126,14 +175,14 @@ class _Watcher:
     def observation(self) -> Observation:
         """What the forward showed. Raises Unsupported where the blocks did not run once each, in order."""
         if self._calls != sorted(set(self._calls)) or len(self._calls) != len(self._names):
-            raise Unsupported(
-                "the blocks do not run once each in the order of their names; choose others with --blocks"
-            )
+            raise NotOnce(NOT_ONCE)
         count, nbytes = len(self._names), self.saved.nbytes
         return Observation(
             chain=ChainBytes(saved=tuple(nbytes[:count]), inputs=tuple(self._inputs), tail=nbytes[count]),
             linked=tuple(fed and index not in self._tapped for index, fed in enumerate(self._linked)),
             in_tuples=self._in_tuples,
+            given=self._given,
+            takes=self._takes,
         )
 
     def enter(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -142,11 +191,44 @@ class _Watcher:
         self._calls.append(index)
         given = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors(arguments)}
         self._inputs[index] = sum(given.values()) + self._random_state
+        if arguments and not isinstance(arguments[0], torch.Tensor):
+            self._takes[index] = _kind(arguments[0])
         if index and self._last and arguments:
             output, version, further, named = self._last
             untouched = arguments[0] is output and output._version == version
-            self._linked[index - 1] = untouched and _same(arguments[1:], further) and _same(keywords, named)
+            self._linked[index - 1] = untouched and self._follows(index, arguments[1:], keywords, further, named)
         self._last = None
+
+    def _follows(
+        self,
+        index: int,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        further: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> bool:
+        """Whether all that a block takes besides is what the one before took, or there before the forward."""
+        if _same(arguments, further) and _same(keywords, named):
+            return True
+        is_call = self._names[index] in self._calls_by_name
+        if not is_call or len(arguments) != len(further) or keywords.keys() != named.keys():
+            return False
+        given = Given(
+            arguments=tuple(
+                AS_BEFORE if _same(now, then) else now for now, then in zip(arguments, further, strict=True)
+            ),
+            keywords={key: AS_BEFORE if _same(now, named[key]) else now for key, now in keywords.items()},
+        )
+        self._given[index] = given
+        return all(self._lasts(value) for value in (*given.arguments, *given.keywords.values()))
+
+    def _lasts(self, value: Any) -> bool:
+        if isinstance(value, (tuple, list)):
+            return all(self._lasts(item) for item in value)
+        if isinstance(value, dict):
+            return all(self._lasts(item) for item in value.values())
+        is_plain = value is AS_BEFORE or value is None or isinstance(value, (bool, int, float, str))
+        return is_plain or id(value) in self._lasting
 
     def leave(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         """Note what it returns."""
@@ -162,6 +244,12 @@ class _Watcher:
     def _returned(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         for tensor in tensors(output):
             self.use(tensor)
+
+
+def _kind(value: Any) -> str:
+    """What a value is that is no tensor: `a dataclass (State)`, `a dict`."""
+    name = type(value).__name__
+    return f"a dataclass ({name})" if dataclasses.is_dataclass(value) else f"a {name}"
 
 
 class _Watched:
@@ -211,11 +299,11 @@ def _same(first: Any, second: Any) -> bool:
     return first is second or (isinstance(first, (bool, int, float, str)) and first == second)
 
 
-class _NotKept(Exception):
+class NotKept(Exception):
     """A backward within the forward asks for what was not kept."""
 
 
 def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
     if kept is None:
-        raise _NotKept
+        raise NotKept
     return kept

@@ -28,7 +28,7 @@ def apply(workload: Workload, *, file: str = "plan.json") -> Applied:
 def carry_out(workload: Workload, plan: Recipe) -> Applied:
     """As `apply`. The blocks are the plan's own; what is recomputed is told of those that are the workload's too."""
     names = tuple(plan.fingerprint)
-    changes = plan_file.changes(plan, fingerprint(workload.module, names))
+    changes = plan_file.changes(plan, fingerprint(workload.module, names, workload.calls))
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise Unsupported(f"the plan is stale: {'; '.join(changes[:3])}{more}; plan again")
@@ -46,9 +46,11 @@ def carry_out(workload: Workload, plan: Recipe) -> Applied:
     return Applied(split=plan.plan, recomputes=counts, kept=tuple(kept))
 
 
-def fingerprint(module: nn.Module, blocks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The parameters of each block that the module has, with kind and shape."""
-    modules = dict(module.named_modules(remove_duplicate=False))
+def fingerprint(
+    module: nn.Module, blocks: tuple[str, ...], calls: Mapping[str, nn.Module] = {}
+) -> dict[str, tuple[str, ...]]:
+    """The parameters of each block that the model has, with kind and shape; `calls` are no submodules."""
+    modules = {**dict(module.named_modules(remove_duplicate=False)), **calls}
     return {
         block: tuple(
             f"{name} {str(parameter.dtype).removeprefix('torch.')} {' x '.join(map(str, parameter.shape))}"

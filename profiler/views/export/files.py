@@ -19,7 +19,7 @@ MANY = 6  # groups
 def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
     """Writes a file at once or not at all; an existing one only with `force`.
 
-    Raises UserError (exit code 2) if the file exists, and (74) if it cannot be written.
+    Raises UserError (exit code 2) if the file exists, and (74) if it cannot be written or is not regular.
     """
     refuse_existing_file(path, force=force)
     safe_files.write(path, text)
@@ -27,7 +27,10 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
 
 
 def refuse_existing_file(path: Path, *, force: bool = False) -> None:
-    """Raises UserError if the file exists and must not be overwritten."""
+    """Raises UserError if the file exists and must not be overwritten, with `force` if it is not regular (74)."""
+    if not safe_files.is_replaceable(path):
+        message = f"'{path}' is there already and is no regular file, which alone is replaced"
+        raise UserError(message, hint="name another file", exit_code=74 if force else 2)
     if os.path.lexists(path) and not force:
         raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
 

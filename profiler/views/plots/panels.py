@@ -77,11 +77,6 @@ def defaults(cases: Sequence[Case]) -> Mapping[str, Mapping[str, str]]:
 
 
 def _defaults(name: str) -> Mapping[str, str]:
-    """Of a user's module nothing is looked up: finding it would import what is around it."""
-    if name.partition(":")[0] not in models.TABLE and ".py:" not in name:
-        return {}
-    try:
-        options = catalogue.read(name, models.TABLE).options
-    except UserError:
-        return {}
-    return {option.name: option.default for option in options if option.default is not None}
+    """Of code that is the user's nothing is looked up: a run folder may name any file."""
+    entry = catalogue.listed(name, models.TABLE)
+    return {option.name: option.default for option in entry.options if option.default is not None} if entry else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Sequence
 from io import BytesIO
 from math import ceil
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
 from profiler.views import PLOTS
-from profiler.views.export.files import write_whole
+from profiler.views.export.files import refuse_existing_file, write_whole
 from profiler.views.plots.style import STYLES, Style, at_work, sized
 from profiler.views.plots.theme import legend_below, names_width, title
 
@@ -56,11 +55,10 @@ def draw(rows: Sequence[Row], *, kind: str, style: Style = USUAL, over: Sequence
 
 
 def refuse(path: Path, *, force: bool) -> None:
-    """Raises UserError where a picture cannot be written there: by its suffix, or since it is there already."""
+    """Raises UserError where a picture cannot be written there: by its suffix, or since something is there already."""
     if path.suffix.lower().removeprefix(".") not in SUFFIXES:
         raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
-    if os.path.lexists(path) and not force:
-        raise UserError(f"'{path}' is there already", hint="name another file, or overwrite it with --force")
+    refuse_existing_file(path, force=force)
 
 
 def save(figure: Figure, *, path: Path, force: bool, style: Style = USUAL) -> Path:

@@ -8,7 +8,7 @@ import msgspec
 
 from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
 from profiler.analysis.fit import SideAdvice
-from profiler.analysis.ranking import Order
+from profiler.analysis.ranking import MOST_STRATEGIES, Order
 from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
 from profiler.views.tables.evidence import device_word, difference_text
@@ -227,7 +227,8 @@ def _orders(comparison: Comparison) -> list[ComparisonPart]:
         side = sides[order.label]
         is_one_kind = side.evidence == first.evidence
         held = f"{side.label} against {first.label}" if is_one_kind else f"{_named(side)} against {_named(first)}"
-        lines.append(f"by {order.quantity}, {held}{of}: {_agreement(order)}")
+        left_out = f", without {order.num_left_out:,} more than {MOST_STRATEGIES}" if order.num_left_out else ""
+        lines.append(f"by {order.quantity}, {held}{of}{left_out}: {_agreement(order)}")
     return [ComparisonPart(heading="order of the strategies", lines=tuple(lines))] if lines else []
 
 

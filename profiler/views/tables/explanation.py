@@ -12,6 +12,7 @@ from profiler.analysis.explanation import Explanation
 from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
 from profiler.core.record import Evidence
+from profiler.core.trace_data import BlockChoice, BlockChoices
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
 from profiler.views.tables.grid import Column, grid, numbers, words
@@ -20,6 +21,7 @@ from profiler.views.tables.terminal import fitted, paragraph
 OUTSIDE = "(outside of all modules)"
 BEFORE_STEP = "(before the step)"
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
+MOST_MODULES = 8  # for the same reason
 CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
 REMEDIES = {
     "checkpointing": "finer checkpointing",
@@ -36,7 +38,11 @@ def explanation(explained: Explanation, *, title: str, width: int | None = None,
 
     Of a step with lines of code, also what those have allocated, in so many lines more.
     """
-    lines = [_peak(explained), _floor(explained), *([f"reason: {explained.reason.text}"] if explained.reason else [])]
+    lines = [_peak(explained), _floor(explained)]
+    if explained.choices and explained.better:
+        lines.append(better_text(explained.choices, explained.better))
+    if explained.reason:
+        lines.append(f"reason: {explained.reason.text}")
     said = [paragraph(line, width=width, encoding=encoding) for line in lines]
     head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
     parts = [head, *said, Text(), _live(explained, width=width, encoding=encoding)]
@@ -76,16 +82,29 @@ def _floor(explained: Explanation) -> str:
     floor = explained.floor
     stage = module_name(floor.stage or floor.module)
     work = f"{bytes_text(floor.work_bytes)} at work in the {floor.phase} of {stage}"
-    return f"floor {bytes_text(floor.nbytes)} of any checkpointing: {bytes_text(floor.static_bytes)} static, {work}"
+    static = bytes_text(floor.static_bytes)
+    return f"floor {bytes_text(floor.nbytes)} of checkpointing these blocks: {static} static, {work}"
+
+
+def better_text(choices: BlockChoices, better: BlockChoice) -> str:
+    """Which blocks are better, with their floor and the peak of `all`."""
+    asked = f"with --blocks '{better.pattern}'" if better.pattern else "without --blocks"
+    text = f"{asked} the floor is {bytes_text(better.floor_bytes)}"
+    if better.all_bytes is None:
+        return text
+    instead = f", not {bytes_text(choices.own.all_bytes)}" if choices.own.all_bytes is not None else ""
+    return f"{text}, and the peak of `all` {bytes_text(better.all_bytes)}{instead}"
 
 
 def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
     """Categories and modules in one unit: beside each other, or below each other where the screen is narrow."""
     size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
     kinds = [(CATEGORIES.get(share.name, share.name), scaled(share.nbytes, size)) for share in explained.categories]
-    modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules]
-    if explained.num_others:
-        modules.append((count_text(explained.num_others, "other"), scaled(explained.others_bytes, size)))
+    modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules[:MOST_MODULES]]
+    left = explained.modules[MOST_MODULES:]
+    if num_others := explained.num_others + len(left):
+        others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
+        modules.append((count_text(num_others, "other"), scaled(others_bytes, size)))
     pairs = list(zip_longest(kinds, modules, fillvalue=("", "")))
     beside = [
         *_columns("live at the peak", unit, [kind for kind, _ in pairs]),

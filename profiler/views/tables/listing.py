@@ -21,6 +21,7 @@ from profiler.views.tables.evidence import device_word, in_order, kinds_text
 from profiler.views.tables.grid import numbers, words
 from profiler.views.tables.terminal import fitted, paragraph, titled
 
+LISTED_BYTES = 512 << 20  # of the records of one run; those of 100,000 trials take half of it
 FEEDS = {True: "yes", False: "no", None: MISSING}
 
 
@@ -100,7 +101,7 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     """What `gcprof list` says of a run; None where its files could not be read."""
 
     name: str
-    status: str  # complete, partial, unreadable
+    status: str  # complete, partial, unreadable, or large: not read for a list
     created: str | None = None  # UTC, ISO 8601
     models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -157,9 +158,12 @@ def run_list(listed: Sequence[RunOverview], *, width: int | None = None, encodin
 
 
 def _read(path: Path, name: str) -> RunOverview:
+    """One bad folder costs the others nothing: neither their lines, nor much time or memory."""
     try:
+        if (path / "trials.jsonl").exists() and (path / "trials.jsonl").stat().st_size > LISTED_BYTES:
+            return RunOverview(name=name, status="large")
         return overview(load(path), name)
-    except UserError:
+    except (UserError, OSError, MemoryError, RecursionError):
         return RunOverview(name=name, status="unreadable")
 
 

@@ -1,0 +1,64 @@
+"""What PyTorch's CUDA caching allocator tells of itself: blocks in use, and the events of its history."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from profiler.core.user_code import is_theirs
+
+ALLOCATED = "active_allocated"  # the state of a block that a tensor has
+GIVEN, TAKEN_BACK = "alloc", "free_requested"  # actions of the history
+
+
+class Block(NamedTuple):
+    """A block of the allocator that was in use before the step. Bytes."""
+
+    address: int
+    nbytes: int
+    requested: int
+    line: str
+
+
+class Event(NamedTuple):
+    """An entry of the allocator's history: a block that is given, or taken back."""
+
+    is_allocation: bool
+    address: int
+    requested: int  # bytes
+    line: str  # `file.py:12`: the innermost of the user's; "" where there is none
+    time_us: int
+
+
+def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
+    """Returns the blocks of a snapshot's segments that tensors have."""
+    return tuple(
+        Block(block["address"], block["size"], block["requested_size"], line(block.get("frames", ())))
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == ALLOCATED
+    )
+
+
+def events(entries: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """Returns what the trace of one device in a snapshot says of blocks, in order."""
+    return tuple(
+        Event(entry["action"] == GIVEN, entry["addr"], entry["size"], line(entry["frames"]), entry["time_us"])
+        for entry in entries
+        if entry["action"] in (GIVEN, TAKEN_BACK)
+    )
+
+
+def line(frames: Iterable[Mapping[str, Any]]) -> str:
+    """Returns `file.py:12`, the innermost of the user's lines; "" where there is none."""
+    theirs = (frame for frame in frames if is_theirs(frame["filename"]) and not _is_generated(frame["filename"]))
+    frame = next(theirs, None)
+    return f"{Path(frame['filename']).name}:{frame['line']}" if frame else ""
+
+
+def _is_generated(filename: str) -> bool:
+    """Whether torch.compile wrote a file. Source: torch/_inductor/runtime/cache_dir_utils.py."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return "torchinductor_" in filename or (folder is not None and filename.startswith(folder))

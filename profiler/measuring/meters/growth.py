@@ -1,0 +1,169 @@
+"""Reads how memory grows from step to step: the bytes of each step, which operators made them, and what keeps them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.core.units import bytes_text
+from profiler.core.user_code import users_line
+from profiler.measuring.devices import Device
+from profiler.measuring.meters.holders import Holder, holder
+from profiler.measuring.meters.operators import operator_name
+from profiler.training.workload import Step, Workload, allocated_bytes, dense_parts, storage_bytes, tensors
+
+NUM_STEPS = 8  # beside the one that was watched: memory that stays in all of them is no cache that was filled once
+MOST_NAMED = 2
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """What each of several steps in a row leaves behind, beside the first gradients and state of a parameter. Bytes."""
+
+    steps: tuple[int, ...]
+    collected_bytes: int  # of all that was left, what Python's collector of reference cycles freed
+    places: tuple[str, ...]  # where the most was made and what keeps it, in words
+
+    def __str__(self) -> str:
+        least, most = min(self.steps), max(self.steps)
+        rate = bytes_text(most) if least == most else f"{bytes_text(least)} to {bytes_text(most)}"
+        if self.is_cycle:
+            return f"{rate} a step are left in reference cycles, until Python's collector runs{self._where()}"
+        return f"memory grows by {rate} in each of {len(self.steps)} steps{self._where()}"
+
+    @property
+    def is_cycle(self) -> bool:
+        """Whether most of what was left was in reference cycles."""
+        return self.collected_bytes >= sum(self.steps) / 2
+
+    def _where(self) -> str:
+        return f": {'; '.join(self.places)}" if self.places else ""
+
+
+def lasting_bytes(workload: Workload, optimizer: torch.optim.Optimizer, known: set[int]) -> int:
+    """Returns the bytes that end growing by themselves: gradients, and state of parameters that are not `known`."""
+    gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
+    states = [dict(state) for parameter, state in optimizer.state.items() if id(parameter) not in known]
+    return storage_bytes([tensor for tensor in (*gradients, *tensors(states)) if _is_on(tensor, workload)])
+
+
+def with_state(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Returns the identities of the parameters that have state."""
+    return {id(parameter) for parameter, state in optimizer.state.items() if state}
+
+
+def read(
+    workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step, *, with_operators: bool = True
+) -> Growth | None:
+    """Runs steps in a row; returns what each of them has left behind.
+
+    None where one of them has left nothing, or where all that stays is kept by queues that have an end. Python's
+    collector is off meanwhile, and runs at the end. Without `with_operators` no Python runs at the operators, which
+    compiled code does not allow.
+    """
+    made, known = _Made(), with_state(optimizer)
+    lasting = [lasting_bytes(workload, optimizer, known)]
+    with _collector_off(), device.watch(0) as watch:
+        watch.mark()
+        for _ in range(NUM_STEPS):
+            with made if with_operators else nullcontext():
+                step(lambda phase: None)
+            made.end_step()
+            watch.mark()
+            lasting.append(lasting_bytes(workload, optimizer, known))
+        places = made.places(workload)
+        gc.collect()
+        watch.mark()
+    *steps, collection = watch.spans()
+    left = tuple(
+        span.end_bytes - span.start_bytes - (after - before)
+        for span, before, after in zip(steps, lasting, lasting[1:], strict=False)
+    )
+    endless = tuple(text for text, ends in places if not ends)
+    if min(left) <= 0 or (places and not endless):
+        return None
+    return Growth(steps=left, collected_bytes=collection.start_bytes - collection.end_bytes, places=endless)
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _is_on(tensor: torch.Tensor, workload: Workload) -> bool:
+    return tensor.device.type in {parameter.device.type for parameter in workload.module.parameters()}
+
+
+class _Place(NamedTuple):
+    """An operator, and the user's line that called it."""
+
+    operator: str
+    line: str | None
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({self.line})" if self.line else self.operator
+
+
+class _Made(TorchDispatchMode):
+    """Follows every storage that operators make while it is entered, by weak references."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: dict[int, tuple[StorageWeakRef, int, _Place]] = {}
+        self._by_step: list[dict[_Place, int]] = []  # after each step: the bytes that are there, by place
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(out):
+            known = self._made.get(storage._cdata)
+            if storage._cdata not in given and (known is None or known[0].expired()):
+                place = _Place(operator_name(func), users_line(sys._getframe(1)))
+                self._made[storage._cdata] = StorageWeakRef(storage), allocated_bytes(storage), place
+        return out
+
+    def end_step(self) -> None:
+        """Count what is still there, by place."""
+        self._made = {number: made for number, made in self._made.items() if not made[0].expired()}
+        held: dict[_Place, int] = {}
+        for _, nbytes, place in self._made.values():
+            held[place] = held.get(place, 0) + nbytes
+        self._by_step.append(held)
+
+    def places(self, workload: Workload) -> list[tuple[str, bool]]:
+        """Where the most of what grew in the last two steps was made, with what keeps it; and whether that has an end.
+
+        What was saved for a backward hangs on a graph, and the graph on another tensor.
+        """
+        grown = {place: min(more) for place in self._by_step[-1] if min(more := self._grown(place)) > 0}
+        named = []
+        for place in sorted(grown, key=lambda place: -grown[place])[:MOST_NAMED]:
+            own = {number for number, made in self._made.items() if made[2] == place}
+            if keeper := holder(own, workload):
+                text = f"{place}, kept by {keeper.name}"
+            else:
+                keeper = holder(set(self._made) - own, workload) or Holder("something")
+                text = f"{place}, kept by the graph of what {keeper.name} holds"
+            named.append((text, keeper.most is not None))
+        return named
+
+    def _grown(self, place: _Place) -> tuple[int, int]:
+        before, then, now = (held.get(place, 0) for held in self._by_step[-3:])
+        return then - before, now - then
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [part.untyped_storage() for tensor in tensors(tree) for part in dense_parts(tensor)]

@@ -1,0 +1,72 @@
+"""Values of tensors on the host: copies, digests, and how far two are apart."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest absolute difference over the largest absolute value of both: 0 to 2.
+
+    2 where one is not finite, is not there, or is of another shape.
+    """
+    if reference is None or other is None:
+        return 0.0 if reference is other else 2.0
+    if reference.shape != other.shape:
+        return 2.0
+    if torch.equal(bytes_of(reference), bytes_of(other)):
+        return 0.0
+    wide, other_wide = _widest(reference), _widest(other)
+    scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
+    relative = float((wide - other_wide).abs().max() / scale)
+    return relative if math.isfinite(relative) else 2.0
+
+
+def _widest(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy on the host: whole where the tensor is sharded over the ranks, and plain where it is a subclass.
+
+    So tensors of a class of the user's own are compared by their values, not by what the class makes of operators. Of
+    one that holds other tensors instead of values, those are copied one after the other.
+    """
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if is_traceable_wrapper_subclass(whole):
+        names, _ = whole.__tensor_flatten__()
+        parts = [copied(getattr(whole, name)).flatten() for name in names]
+        return torch.cat([torch.view_as_real(part).flatten() if part.is_complex() else part for part in parts])
+    plain = whole.detach()
+    return (
+        dense(plain if type(plain) is torch.Tensor else plain.as_subclass(torch.Tensor))
+        .to("cpu", copy=True)
+        .contiguous()
+    )
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Returns a digest of the values of tensors, in order."""
+    return digest_of({str(number): copied(tensor) for number, tensor in enumerate(tensors)})
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor | None]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
+        if tensor is not None:
+            digest.update(bytes_of(tensor).numpy().data)
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().view(torch.uint8)  # (bytes,)

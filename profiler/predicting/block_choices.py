@@ -1,0 +1,47 @@
+"""What coarser and finer blocks of a model would come to, from one traced step without checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from profiler.analysis.floor import floor
+from profiler.core.errors import Unsupported
+from profiler.core.trace_data import BlockChoice, BlockChoices, Trace, live
+from profiler.predicting.trace.compose import compose
+from profiler.training.blocks import offered_blocks
+
+MOST = 24  # choices that are worked out; the shallowest come first
+
+
+def block_choices(
+    trace: Trace, module: nn.Module, blocks: tuple[str, ...], *, allocated: Callable[[Trace], Trace]
+) -> BlockChoices:
+    """The floor of the blocks and of all others that the model has, and the peak of `all` with them.
+
+    `trace` was followed with its saves; `allocated` gives a trace the blocks of the device's allocator. Blocks of which
+    one did not run are left out.
+    """
+
+    def choice(pattern: str, names: tuple[str, ...]) -> BlockChoice:
+        return BlockChoice(
+            pattern=pattern,
+            num_blocks=len(names),
+            floor_bytes=floor(trace, blocks=names).nbytes,
+            all_bytes=_peak_of_all(trace, names, allocated),
+        )
+
+    ran = {call.module for call in trace.calls}
+    offered = offered_blocks(module)
+    own = next((pattern for pattern, names in offered.items() if names == blocks), "")
+    others = [(pattern, names) for pattern, names in offered.items() if names != blocks and ran.issuperset(names)]
+    return BlockChoices(own=choice(own, blocks), others=tuple(choice(*other) for other in others[:MOST]))
+
+
+def _peak_of_all(trace: Trace, blocks: tuple[str, ...], allocated: Callable[[Trace], Trace]) -> int | None:
+    """The peak of the step with each block checkpointed by itself; None where its trace cannot be composed."""
+    try:
+        return max(live(allocated(compose(trace, blocks, [[index] for index in range(len(blocks))]))))
+    except Unsupported:
+        return None

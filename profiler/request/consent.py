@@ -1,0 +1,157 @@
+"""Consent: what a file says counts only as a word of gcprof's own tables, or where the user typed the same word.
+
+Run folders and sweep files may come from anyone. To decide this nothing is imported or opened, and outside of the run
+folder nothing is looked for. No name of theirs is resolved before it is decided.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import UNSET
+
+from profiler.core import catalogue, safe_files
+from profiler.core.case import SETTINGS, Case, Choice, split_choices
+from profiler.core.catalogue import Entry, Option
+from profiler.core.errors import UserError
+from profiler.core.stats import Sampling
+from profiler.request.device_choice import any_device
+from profiler.request.spec import PRECISIONS, Request
+from profiler.training import distributed, models, optimizers, strategies
+
+MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # of a family: resnet18, vit_base_patch16_224.augreg
+WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # of an option of our own: own, 224, matmul+gelu, 16+32
+PATTERN = re.compile(r"[\w.*?\[\]!-]{1,200}", re.ASCII)  # of names of modules: model.layers.*
+LOADS = re.compile(  # options of other libraries that make them load what they were not given, by a number or `true`
+    r"_.*|(?:.*_)?(?:pretrained|trust|remote|hub|download|weights|kernels)(?:_.*)?", re.IGNORECASE
+)
+FILES = {"plan": "file"}  # the option of a strategy that names a file; of a run folder, one of its own plans
+Check = Callable[[Any, Path | None], bool]  # whether a value is plain, in a file of this run folder
+
+
+def is_plain(choice: Choice, table: Mapping[str, str], folder: Path | None = None) -> bool:
+    """Whether a choice names only what is in gcprof's tables, with options that no library takes for code or a place.
+
+    Raises UserError for options that cannot be read.
+    """
+    member = choice.name.partition(":")[2]
+    entry = catalogue.listed(choice.name, table)
+    if entry is None or (member and not MEMBER.fullmatch(member)):
+        return False
+    if entry.name in FILES and FILES[entry.name] not in choice.options:
+        return False  # its default is a file of the folder at hand
+    declared = {option.name: option for option in entry.options}
+    return all(_is_plain_option(entry, key, text, declared.get(key), folder) for key, text in choice.options.items())
+
+
+def _is_plain_option(entry: Entry, key: str, text: str, option: Option | None, folder: Path | None) -> bool:
+    """Whether the value of an option is of a kind that holds no name but our own."""
+    if option is None:
+        return entry.open and not LOADS.fullmatch(key) and _is_number(text)
+    if FILES.get(entry.name) == key:
+        return folder is not None and _is_plan_of(folder, Path(text))
+    return (
+        WORDS.fullmatch(text) is not None
+        if option.kind == "str"
+        else option.kind in catalogue.PLAIN or bool(option.words)
+    )
+
+
+def _is_number(text: str) -> bool:
+    value = catalogue.literal(text)
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _is_plan_of(folder: Path, file: Path) -> bool:
+    """Whether a file is named as one directly in the folder `plans` of a run folder, and neither is a link."""
+    plans = folder.absolute() / "plans"
+    is_below = ".." not in file.parts and file.absolute().parent == plans
+    return is_below and safe_files.is_regular(file)
+
+
+def _is_choice(choice: Any, folder: Path | None, *, table: Mapping[str, str]) -> bool:
+    return choice is UNSET or is_plain(choice, table, folder)
+
+
+def _is_one_of(word: Any, _: Path | None, *, words: tuple[str, ...]) -> bool:
+    return word in words
+
+
+def _is_pattern(word: Any, _: Path | None) -> bool:
+    return word is None or PATTERN.fullmatch(word) is not None
+
+
+def _is_device(word: Any, _: Path | None) -> bool:
+    try:
+        return bool(any_device(word))
+    except UserError:
+        return False
+
+
+def _has_no_word(value: Any, _: Path | None) -> bool:
+    return value is None or value is UNSET or isinstance(value, bool | int | float | Sampling)
+
+
+FIELDS: dict[str, Check] = {  # every field of a case
+    "model": partial(_is_choice, table=models.TABLE),
+    "strategy": partial(_is_choice, table=strategies.TABLE),
+    "optimizer": partial(_is_choice, table=optimizers.TABLE),
+    "parallel": partial(_is_choice, table=distributed.TABLE),
+    "blocks": _is_pattern,
+    "device": _is_device,
+    "data": partial(_is_one_of, words=("synthetic", "files")),  # whose folder is always typed
+    "precision": partial(_is_one_of, words=PRECISIONS),
+    "verify": partial(_is_one_of, words=SETTINGS["verify"].choices),
+    "batch_size": _has_no_word,
+    "accumulate": _has_no_word,
+    "keep_gradients": _has_no_word,
+    "repair_batchnorm": _has_no_word,
+    "seed": _has_no_word,
+    "warmup": _has_no_word,
+    "samples": _has_no_word,
+    "sampling": _has_no_word,
+    "ranks": _has_no_word,
+}
+FLAGS = {
+    "model": "model",
+    "strategies": "strategy",
+    "optimizer": "optimizer",
+    "parallel": "parallel",
+    "blocks": "blocks",
+}
+
+
+def unnamed(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """The words of a folder's cases that need to be typed and were not, each once, by the field of the case.
+
+    `named` are the words that were typed, by field. Raises UserError for options that cannot be read.
+    """
+    values = {name: dict.fromkeys(getattr(case, name) for case in cases) for name in FIELDS}
+    words = {
+        name: [str(one) for one in values[name] if one not in set(named.get(name, ())) and not check(one, folder)]
+        for name, check in FIELDS.items()
+    }
+    return {name: of_field for name, of_field in words.items() if of_field}
+
+
+def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
+    """Raises UserError for a word of a sweep file that names code, a file or a folder, where it was not typed."""
+    words = {
+        key: str(getattr(asked, key)) for key in (*FLAGS, "data") if getattr(asked, key) and not getattr(typed, key)
+    }
+    for key, text in words.items():
+        if not _is_plain_text(key, text):
+            message = f"{path}: {key} = '{text}' names code or a place that is not gcprof's own"
+            raise UserError(message, hint=f"if it is meant, type it: --{key} '{text}'")
+
+
+def _is_plain_text(key: str, text: str) -> bool:
+    if key == "data":
+        return False
+    if key == "blocks":
+        return _is_pattern(text, None)
+    return all(FIELDS[FLAGS[key]](choice, None) for choice in split_choices(text))

@@ -1,0 +1,176 @@
+"""Blocks that are calls: of a module that runs several times in a forward, or of a function that the user marked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from profiler.core.errors import Unsupported
+from profiler.core.record import Applied, Note
+from profiler.training.checkpointing.call_routes import CalledBlock, Calls, ToCalls
+from profiler.training.checkpointing.observed_forward import NotKept, run_forward
+from profiler.training.checkpointing.routed_block import route, unroute
+from profiler.training.marked_functions import listened
+from profiler.training.workload import Workload
+
+SIGN = "#"  # between a block's name and the number of its call
+COUNTING = ("segments", "sqrt", "recursive", "from-start", "first", "every", "plan")  # strategies that count blocks
+FEW = 2  # blocks, of which sqrt and segments:k=1 checkpoint none
+
+
+def marked(workload: Workload) -> Workload:
+    """The workload with the calls of marked functions as its blocks; as it was where its forward makes none."""
+    look = _look(workload, ())
+    return _by_calls(workload, look.seen) if look.seen else workload
+
+
+def repeated(workload: Workload) -> Workload:
+    """The workload with calls in place of the blocks that run several times.
+
+    It is as it was where none does, where one does not run, and where functions are marked.
+    """
+    if workload.calls:
+        return workload
+    look = _look(workload, workload.blocks)
+    paths = {call.path for call in look.seen}
+    is_same = len(look.seen) == len(paths) or not paths.issuperset(workload.blocks)
+    return workload if is_same else _by_calls(workload, look.seen)
+
+
+def applied(
+    workload: Workload,
+    strategy: str,
+    apply: Callable[[Workload], Applied],
+    *,
+    by_calls: Callable[[Workload], Workload] = repeated,
+) -> tuple[Workload, Applied]:
+    """Apply a strategy; where it counts blocks, and blocks run several times, to their calls.
+
+    `by_calls` is `repeated`, with what must be done around it. Raises as the strategy does.
+    """
+    try:
+        made = apply(workload)
+    except Unsupported as error:
+        chain = by_calls(workload) if strategy in COUNTING and workload.batch is not None else workload
+        if chain is workload:
+            raise error from None
+    else:
+        is_none = strategy in COUNTING and not made.recomputes and len(workload.blocks) <= FEW
+        chain = by_calls(workload) if is_none and workload.batch is not None else workload
+        if chain is workload:
+            return workload, made
+    made = apply(chain)
+    return chain, msgspec.structs.replace(made, notes=(*made.notes, _note(chain)))
+
+
+def _note(chain: Workload) -> Note:
+    counts = Counter(name.partition(SIGN)[0] for name in chain.calls)
+    name, count = next(iter(counts.items()))
+    others = f", and {len(counts) - 1} more run several times" if len(counts) > 1 else ""
+    text = (
+        f"{name} runs {count} times in a forward{others}: the calls are the blocks, {next(iter(chain.calls))} and so on"
+    )
+    return Note(code="GCP050", text=text)
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """One call of a forward that was looked at."""
+
+    path: str  # the module's name, or the function's
+    called: Any
+    past_hooks: bool = False
+
+
+def _look(workload: Workload, blocks: tuple[str, ...]) -> _Look:
+    """One forward, which leaves everything as it was."""
+    try:
+        return _looked(workload, blocks, keeps=False)
+    except NotKept:
+        return _looked(workload, blocks, keeps=True)
+
+
+def _looked(workload: Workload, blocks: tuple[str, ...], *, keeps: bool) -> _Look:
+    look = _Look(listens=not blocks)
+    modules = [(name, workload.module.get_submodule(name)) for name in blocks]
+    for name, module in modules:
+        route(module, _LookedAt(look, name))
+    try:
+        with listened(look):
+            run_forward(workload, keeps=keeps)
+    finally:
+        for _, module in modules:
+            unroute(module)
+    return look
+
+
+class _Look:
+    """What a forward calls, in order; of what a call calls, nothing."""
+
+    def __init__(self, *, listens: bool) -> None:
+        self.seen: list[_Call] = []
+        self._listens = listens
+
+    def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        if not self._listens:
+            return function(*arguments, **keywords)
+        self.seen.append(_Call(name, function))
+        with listened(None):
+            return function(*arguments, **keywords)
+
+
+class _LookedAt:
+    """The route of a block whose calls are counted."""
+
+    def __init__(self, look: _Look, path: str) -> None:
+        self.inside = False
+        self._look, self._path = look, path
+
+    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        return self._counted(_Call(self._path, block), block, arguments, keywords)
+
+    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        return self._counted(_Call(self._path, forward.__self__, True), forward, arguments, keywords)  # type: ignore[attr-defined]
+
+    def _counted(self, call: _Call, function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        self._look.seen.append(call)
+        self.inside = True
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            self.inside = False
+
+
+def _by_calls(workload: Workload, seen: list[_Call]) -> Workload:
+    """The workload whose blocks are these calls; a module that is called once stays a block of its own name."""
+    counts, numbers = Counter(call.path for call in seen), Counter[str]()
+    names, called = [], dict[str, CalledBlock]()
+    for call in seen:
+        numbers[call.path] += 1
+        is_module = isinstance(call.called, nn.Module)
+        name = call.path if is_module and counts[call.path] == 1 else f"{call.path}{SIGN}{numbers[call.path]}"
+        names.append(name)
+        if name != call.path:
+            called[name] = CalledBlock(name, call.path, call.called, past_hooks=call.past_hooks)
+    calls = Calls(tuple(called.values()))
+    for block in called.values():
+        if isinstance(block.called, nn.Module):
+            route(block.called, ToCalls(calls, block.path))
+    loss = workload.loss
+
+    def followed(module: nn.Module, batch: Any) -> Any:
+        with calls.forward():
+            return loss(module, batch)
+
+    return msgspec.structs.replace(workload, blocks=tuple(names), calls=dict(called), loss=followed)
+
+
+def follow_forwards(workload: Workload) -> None:
+    """Let the module itself tell where its forward begins and ends, for a training loop that is not ours."""
+    calls = next((block.calls for block in workload.calls.values() if isinstance(block, CalledBlock)), None)
+    if calls is not None:
+        workload.module.register_forward_pre_hook(calls.begin, prepend=True)
+        workload.module.register_forward_hook(calls.end, always_call=True)

@@ -1,0 +1,107 @@
+"""Functions of which each call in a forward is a block: marked by the user, plain functions outside of gcprof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import update_wrapper
+from types import MethodType
+from typing import Any, Protocol
+from weakref import WeakSet
+
+
+class Listener(Protocol):
+    """What the calls of marked functions go to while a forward is followed."""
+
+    def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Returns what the function returns."""
+
+
+_listeners: list[Listener | None] = []  # the innermost last; None within a block, whose own calls are plain
+_marked: WeakSet[MarkedFunction] = WeakSet()
+
+
+class MarkedFunction:
+    """A function, or a method, each call of which is a block."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._name = getattr(function, "__name__", type(function).__name__).strip("<>")
+        update_wrapper(self, function)
+        _marked.add(self)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        listener = _listeners[-1] if _listeners else None
+        if listener is None:
+            return self._function(*arguments, **keywords)
+        return listener.call_function(self._name, self._function, *arguments, **keywords)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """The method of an instance: the instance is not among the arguments of the block."""
+        return self if instance is None else _BoundFunction(MethodType(self._function, instance), self._name)
+
+    def __enter__(self) -> MarkedFunction:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is undone: the mark is in the calls."""
+
+
+class _BoundFunction(MarkedFunction):
+    """A marked method of one instance, made anew wherever it is looked up."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function, self._name = function, name
+
+
+def block(function: Callable[..., Any]) -> MarkedFunction:
+    """Mark a function that a forward calls in a loop, so that gcprof takes each call as a block.
+
+    For models whose layers are no modules, or one module that runs several times. As a decorator, also of methods, or
+    as a context: `with profiler.block(layer) as run: ...`. Blocks are then `layer#1`, `layer#2`, ... in the order of
+    the forward. A function should take what changes from call to call as its first argument, and besides only
+    parameters, buffers, submodules of the model and plain values, or what the call before was given too: then several
+    calls can be checkpointed together. Outside of gcprof a marked function is the function. It is used by
+    `profiler.apply(module, "sqrt", example=batch)`, and by all commands that are given the model.
+
+    Example::
+
+        def layer(x, weight):
+            return torch.tanh(x @ weight)
+
+
+        layer = profiler.block(layer)  # or @profiler.block above it
+
+
+        class Net(nn.Module):
+            def forward(self, x):
+                for weight in self.weights:
+                    x = layer(x, weight)
+                return x
+    """
+    return MarkedFunction(function)
+
+
+def are_there() -> bool:
+    """Whether any function is marked in this process."""
+    return bool(_marked)
+
+
+def push(listener: Listener | None) -> None:
+    """Lead the calls of marked functions to a listener, until it is popped; None makes them plain calls."""
+    _listeners.append(listener)
+
+
+def pop() -> None:
+    """Lead them where they went before."""
+    _listeners.pop()
+
+
+@contextmanager
+def listened(listener: Listener | None) -> Iterator[None]:
+    """Lead the calls of marked functions to a listener while the block runs."""
+    push(listener)
+    try:
+        yield
+    finally:
+        pop()

@@ -1,0 +1,62 @@
+"""Why the peak of a memory snapshot is what it is, for a screen or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.text import Text
+
+from profiler.analysis.live_bytes import Holder
+from profiler.analysis.snapshot import SnapshotExplanation
+from profiler.core.case import encode
+from profiler.core.units import byte_unit, bytes_text, count_text, scaled
+from profiler.views.sanitize import shortened
+from profiler.views.tables.grid import numbers, words
+from profiler.views.tables.terminal import fitted, paragraph
+
+LONGEST = 40  # characters of a line of code
+NOWHERE = "(no line of yours)"
+
+
+def snapshot(found: SnapshotExplanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """Returns the peak, what held it, what stayed, and what was reserved."""
+    lines = [_peak(found), _end(found)]
+    if found.failed_bytes is not None:
+        lines.append(f"a request of {bytes_text(found.failed_bytes)} failed: out of memory")
+    parts = [paragraph(title, width=width, encoding=encoding, style="bold")]
+    parts += [paragraph(one, width=width, encoding=encoding) for one in lines]
+    for head, holders in (("live at the peak", found.holders), ("stayed, from time to time", found.grown)):
+        if holders:
+            parts += [Text(), _table(head, holders, width=width, encoding=encoding)]
+    return Text("\n").join(parts)
+
+
+def document(found: SnapshotExplanation) -> bytes:
+    """The explanation as one JSON document."""
+    return encode({"evidence": "recorded", **msgspec.to_builtins(found), "free_bytes": found.free_bytes}) + b"\n"
+
+
+def _peak(found: SnapshotExplanation) -> str:
+    shares = ", ".join(f"{share.name} {bytes_text(share.nbytes)}" for share in found.categories)
+    if found.peak_event is None:
+        return f"peak {bytes_text(found.peak_bytes)}: when the recording began; {shares}"
+    at = f", {shortened(found.peak_line, LONGEST)}" if found.peak_line else ""
+    return f"peak {bytes_text(found.peak_bytes)}: event {found.peak_event + 1} of {found.num_events}{at}; {shares}"
+
+
+def _end(found: SnapshotExplanation) -> str:
+    held = f"at the end {bytes_text(found.end_bytes)} live of {bytes_text(found.reserved_bytes)} reserved"
+    free = f"{bytes_text(found.free_bytes)} free, at most {bytes_text(found.largest_free_bytes)} in one piece"
+    return f"{held} in {count_text(found.num_segments, 'segment')}: {free}"
+
+
+def _table(head: str, holders: Sequence[Holder], *, width: int | None, encoding: str) -> Text:
+    size, unit = byte_unit(holder.nbytes for holder in holders)
+    columns = [
+        words(head, "", [shortened(holder.line, LONGEST) or NOWHERE for holder in holders]),
+        words("category", "", [holder.category for holder in holders]),
+        numbers("number", "", [str(holder.count) for holder in holders]),
+        numbers(unit, "", [scaled(holder.nbytes, size) for holder in holders]),
+    ]
+    return fitted(columns, width=width, encoding=encoding)

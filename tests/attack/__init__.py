@@ -1,0 +1,1 @@
+"""Folders and files of a stranger against every command that reads them: `just attack`."""

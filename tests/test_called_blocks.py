@@ -1,0 +1,187 @@
+"""Blocks that are calls: of one module that runs several times, or of a marked function. Truth is a plain loop."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import profiler
+from profiler.core.case import Choice
+from profiler.core.errors import Unsupported, UserError
+from profiler.planning.plan_code import emit
+from tests.conftest import measured
+from tests.user_models.marked_loop import KINDS, make
+
+HERE = Path(__file__).parent / "user_models"
+CUT = ("segments:k=3", "sqrt", "recursive", "from-start")
+ROWS, DIM = 2048, 32
+ACTIVATION = ROWS * DIM * 4  # bytes of what one call gives the next
+
+
+class Shared(nn.Module):
+    """One block that runs six times, in a loop or by its `forward`."""
+
+    def __init__(self, *, by_name: bool = False) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4 * DIM, DIM))
+        self.by_name = by_name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = self.block.forward(x) if self.by_name else self.block(x)
+        return x.square().mean()
+
+
+def shared(*, by_name: bool = False):
+    return Shared(by_name=by_name), torch.randn(ROWS, DIM)
+
+
+BUILDS = {
+    "shared": (shared, "block"),
+    "by name": (partial(shared, by_name=True), "block"),
+    "loop": (make, None),
+    "methods": (partial(make, "methods"), None),
+    "context": (partial(make, "context"), None),
+}
+
+
+def gradients(module: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
+    """Of the second of two steps of a plain loop, with the same random numbers each time."""
+    for _ in range(2):
+        torch.manual_seed(1)
+        module.zero_grad()
+        module(batch).backward()
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("strategy", [*CUT, "all", "first:n=2"])
+@pytest.mark.parametrize("name", BUILDS)
+def test_gradients_are_those_of_the_plain_loop(name, strategy):
+    build, blocks = BUILDS[name]
+    torch.manual_seed(0)
+    module, batch = build()
+    changed = copy.deepcopy(module)
+
+    applied = profiler.apply(changed, strategy, example=batch, blocks=blocks)
+
+    expected = gradients(module, batch)
+    for copied in (changed, copy.deepcopy(changed)):
+        assert all(torch.equal(a, b) for a, b in zip(gradients(copied, batch), expected, strict=True))
+    assert sum(applied.recomputes.values())
+    with torch.no_grad():
+        assert torch.equal(changed.eval()(batch), module.eval()(batch))
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_segments_and_sqrt_cut_the_six_calls(name):
+    build, blocks = BUILDS[name]
+    segments, root = (
+        profiler.apply(module, strategy, example=batch, blocks=blocks)
+        for strategy in ("segments:k=3", "sqrt")
+        for module, batch in [build()]
+    )
+
+    assert (segments.split, segments.recomputes) == ("2x2+2", {0: 1, 1: 1, 2: 1, 3: 1})
+    assert root.split == "k=2: 3+3"
+    assert any(note.code == "GCP050" for note in segments.notes) == (blocks is not None)
+
+
+def test_what_is_saved_is_what_the_cut_says():
+    model = Choice(f"{HERE / 'marked_loop.py'}:make")
+    none = measured(model, "none", batch_size=None)
+
+    cut = measured(model, "segments:k=3", batch_size=None)
+
+    # Each tanh saves its output, which the next product saves too, and the batch is there before: six activations. Of
+    # the two segments of two calls what goes into the next is left: four.
+    state = torch.get_rng_state().nbytes
+    assert none.readings.saved_bytes - cut.readings.saved_bytes == 2 * ACTIVATION - 2 * state
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_plan_over_calls_fits_and_is_measured_as_predicted(name):
+    build, blocks = BUILDS[name]
+    whole = profiler.predict(build, device="cpu", blocks=blocks).readings.peak_bytes
+
+    plan = profiler.plan(build, "92%", device="cpu", blocks=blocks)
+
+    record = profiler.measure(build, plan, samples=1, blocks=blocks)
+    assert record.outcome == "ok"
+    assert record.equality.gradients_equal
+    assert record.readings.peak_bytes == profiler.predict(build, plan, device="cpu", blocks=blocks).readings.peak_bytes
+    assert record.readings.peak_bytes <= 0.92 * whole
+    assert [name.partition("#")[2] for name in plan.fingerprint] == list("123456")
+    with pytest.raises(UserError, match="is a call and no module"):
+        emit(plan, "python")
+
+    module, batch = build()
+    changed = copy.deepcopy(module)
+    profiler.apply(changed, plan, example=batch)
+    pairs = zip(gradients(changed, batch), gradients(module, batch), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_function_that_is_made_anew_is_refused_where_it_would_be_stale():
+    module, batch = make("anew")
+    profiler.apply(module, "segments:k=3", example=batch)
+
+    with pytest.raises(Unsupported, match="made anew in each forward"):
+        module(batch)
+
+    module, batch = make("anew")
+    plain = copy.deepcopy(module)
+    profiler.apply(module, "all", example=batch)
+    pairs = zip(gradients(module, batch), gradients(plain, batch), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_slices_are_refused_since_a_later_call_cannot_be_known():
+    module, batch = make("sliced")
+
+    with pytest.raises(Unsupported, match="cannot be run together"):
+        profiler.apply(module, "segments:k=3", example=batch)
+
+
+@pytest.mark.parametrize("seen_short", [False, True])
+def test_another_number_of_calls_is_refused(seen_short):
+    module, batch = make("moody")
+    module.is_short = seen_short
+    profiler.apply(module, "segments:k=2", example=batch)
+    module.is_short = not seen_short
+
+    with pytest.raises(Unsupported, match="unlike when it was looked at"):
+        module(batch)
+
+    module.is_short = seen_short
+    module(batch).backward()
+
+
+def test_a_marked_function_is_the_function_where_nobody_looks():
+    for kind in KINDS.values():
+        torch.manual_seed(0)
+        module, batch = kind(3, 8), torch.randn(4, 8)
+        assert module(batch).requires_grad
+
+    marked = profiler.block(torch.tanh)
+    assert vars(marked)["__name__"] == "tanh"
+    assert torch.equal(marked(torch.ones(2)), torch.tanh(torch.ones(2)))
+
+
+def test_a_loop_without_marks_says_what_to_do():
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList([nn.Parameter(torch.eye(4)) for _ in range(3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for weight in self.weights:
+                x = x @ weight
+            return x.sum()
+
+    with pytest.raises(Unsupported, match=r"mark the function that the forward calls in a loop with profiler\.block"):
+        profiler.plan(lambda: (Bare(), torch.randn(2, 4)), "60%")

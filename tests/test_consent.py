@@ -1,0 +1,158 @@
+"""The gate for words of files, over the whole catalogue and every field of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+
+from profiler.core import catalogue
+from profiler.core.case import Case, Choice
+from profiler.core.catalogue import Entry, Option
+from profiler.core.errors import UserError
+from profiler.request import consent, device_choice, spec, sweep
+from profiler.request.spec import Request
+from profiler.training import distributed, models, optimizers, strategies
+from tests import make
+
+TABLES = {
+    "model": models.TABLE,
+    "strategy": strategies.TABLE,
+    "optimizer": optimizers.TABLE,
+    "parallel": distributed.TABLE,
+}
+MEMBERS = {"torchvision": "resnet18", "timm": "resnet18.a1_in1k", "hf": "bert", "torch": "RAdam"}
+PLAIN = {"Count": "3", "int": "-1", "float": "0.5", "bool": "true", "str": "matmul+attention"}
+HOSTILE = (
+    "evil/kernel", "evilpkg.sub:make", "evilpkg.sub", "../x", "/etc/passwd", "evil.py", "https://evil.org/x",
+    "hf-hub:evil/x", "'evil/kernel'", "['evil/kernel']", "{'a': 1}", "b'evil'", "kernels-community", "~/x", "$HOME",
+)  # fmt: skip
+LOADING = (
+    "pretrained", "use_pretrained_backbone", "trust_remote_code", "_attn_implementation", "_commit_hash", "weights",
+    "hub_id", "use_hub_kernels", "use_kernels", "download", "_name_or_path", "__class__",
+)  # fmt: skip
+OWN_WORDS = {"size", "save", "widths", "file"}  # options of our own that hold a word: a new one is to be looked at
+
+WORDED = [name for name in Case.__struct_fields__ if isinstance(getattr(make.case(), name), str)]
+GATED = (*consent.FLAGS, "data")  # keys of a sweep file
+
+
+def entries() -> Iterator[tuple[str, Entry]]:
+    """Every entry of every table that a file may name, families by a member."""
+    for field, table in TABLES.items():
+        for name in table:
+            if name != catalogue.USERS:
+                entry = catalogue.listed(name, table) or catalogue.listed(f"{name}:{MEMBERS[name]}", table)
+                assert entry, name
+                yield field, entry
+
+
+def options() -> list[Any]:
+    return [
+        pytest.param(field, entry, option, id=f"{entry.name}:{option.name}")
+        for field, entry in entries()
+        for option in entry.options
+    ]
+
+
+def is_plain(field: str, entry: Entry, **given: str) -> bool:
+    must = {option.name: _plain_value(option) for option in entry.options if option.default is None}
+    return consent.is_plain(Choice.of(entry.name, {**must, **given}), TABLES[field])
+
+
+def _plain_value(option: Option) -> str:
+    return option.words[0] if option.words else PLAIN[option.kind]
+
+
+@pytest.mark.parametrize(("field", "entry"), [pytest.param(*pair, id=pair[1].name) for pair in entries()])
+def test_every_name_of_a_table_is_plain_but_for_a_plan_whose_file_is_not_named(field: str, entry: Entry):
+    assert is_plain(field, entry) == (entry.name != "plan")
+
+
+@pytest.mark.parametrize(("field", "entry", "option"), options())
+def test_every_option_takes_its_own_kind_of_value_and_nothing_hostile(field: str, entry: Entry, option: Option):
+    assert is_plain(field, entry, **{option.name: _plain_value(option)}) == (entry.name != "plan")
+    for word in HOSTILE:
+        choice = Choice.of(entry.name, {option.name: word})
+        if consent.is_plain(choice, TABLES[field]):
+            assert option.kind != "str"  # what is a number of ours is refused where it is read
+            with pytest.raises(UserError, match=f"{option.name}="):
+                catalogue.resolve(choice, TABLES[field])
+
+
+def test_the_options_of_our_own_that_hold_a_word_are_these():
+    worded = {option.name for _, entry in entries() for option in entry.options if option.kind == "str"}
+
+    assert worded == OWN_WORDS
+    assert {option.kind for _, entry in entries() for option in entry.options if not option.words} <= {*PLAIN}
+
+
+@pytest.mark.parametrize(("field", "entry"), [pytest.param(*pair, id=pair[1].name) for pair in entries()])
+def test_an_option_that_is_no_ours_holds_a_number_and_makes_nothing_load(field: str, entry: Entry):
+    for value in ("64", "-1", "0.1", "1e-3", "true", "None"):
+        assert is_plain(field, entry, hidden_size=value) == (entry.open and entry.name != "plan")
+    for word in HOSTILE:
+        assert not is_plain(field, entry, hidden_size=word)
+    for key in LOADING:
+        assert not is_plain(field, entry, **{key: "true"})
+        assert not is_plain(field, entry, **{key: "1"})
+
+
+@pytest.mark.parametrize("field", TABLES)
+@pytest.mark.parametrize("word", ["evilpkg:make", "evilpkg.sub:make", "x.py:make", "*", "*:x.py:make", "mlp:make", ""])
+def test_a_name_that_is_in_no_table_is_not_plain(field: str, word: str):
+    assert not consent.is_plain(Choice(word), TABLES[field])
+
+
+@pytest.mark.parametrize("family", MEMBERS)
+@pytest.mark.parametrize("member", ["evil/x", "hf-hub:evil/x", "local-dir:/x", "../x", "/x", "", "a b", "x\n"])
+def test_a_member_of_a_family_is_a_word(family: str, member: str):
+    field = "optimizer" if family == "torch" else "model"
+
+    assert consent.is_plain(Choice(f"{family}:{MEMBERS[family]}"), TABLES[field])
+    assert not consent.is_plain(Choice(f"{family}:{member}"), TABLES[field])
+
+
+def test_every_field_of_a_case_goes_through_the_gate():
+    assert set(consent.FIELDS) == set(Case.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    "field", [name for name in Case.__struct_fields__ if isinstance(getattr(make.case(), name), str)]
+)
+@pytest.mark.parametrize("word", ["evilpkg.sub:make", "/etc/passwd", "../x", "evil/kernel", "x.py:make"])
+def test_a_hostile_word_in_a_field_is_told_until_it_is_typed(field: str, word: str):
+    case = msgspec.structs.replace(make.case(), **{field: Choice(word) if field in TABLES else word})
+
+    assert consent.unnamed([case, make.case()], folder=None, named={}) == {field: [word]}
+    assert consent.unnamed([case], folder=None, named={field: {word}}) == {}
+    assert consent.unnamed([make.case()], folder=None, named={}) == {}
+
+
+@pytest.mark.parametrize("key", GATED)
+def test_a_key_of_a_sweep_file_that_names_something_must_be_typed(key: str):
+    asked = Request(**{key: "evilpkg.sub:make"})
+
+    with pytest.raises(UserError, match=f"sweep.toml: {key} = ") as caught:
+        consent.refuse_file(asked, Request(), path=Path("sweep.toml"))
+
+    consent.refuse_file(asked, asked, path=Path("sweep.toml"))
+    assert caught.value.hint == f"if it is meant, type it: --{key} 'evilpkg.sub:make'"
+
+
+@pytest.mark.parametrize("key", [name for name in Request.__struct_fields__ if name not in GATED])
+def test_no_other_key_of_a_sweep_file_takes_such_a_word(key: str):
+    hints = get_type_hints(Request)
+    if str not in get_args(hints.get(key, bool)):
+        return  # a number or a switch
+
+    with pytest.raises(UserError):
+        spec.plan(Request(**{"ranks": "2", key: "evilpkg.sub:make"}), device_choice.any_device)
+
+
+def test_what_comes_with_gcprof_says_nothing_that_must_be_typed():
+    for path in sorted((Path(__file__).parents[1] / "configs").glob("*.toml")):
+        consent.refuse_file(sweep.read(path), Request(), path=path)

@@ -1,0 +1,118 @@
+"""What fails or differs under a checkpoint is told by its cause, and the way out that is named is one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported
+from profiler.core.record import Record
+from profiler.engines.error_record import error_detail
+from profiler.engines.worker import attempt
+from profiler.measuring import measure
+from tests import make
+from tests.user_models import causes
+
+FILE = causes.__file__
+
+
+def under(strategy: str, factory: str, *passes: str, **fields: object) -> Record:
+    """The record of a trial beside that of `none`."""
+    fields = {"model": Choice(f"{FILE}:{factory}"), "batch_size": 4, **fields}
+    none = measure(Trial(case=make.case("none", **fields), passes=("equality",)))
+    trial = Trial(case=make.case(strategy, **fields), passes=passes or ("equality",), digests=none.equality.digests)
+    return attempt(trial, on_pass=lambda name: None)
+
+
+def notes(record: Record, code: str) -> list[str]:
+    return [note.text for note in record.notes if note.code == code]
+
+
+@pytest.mark.parametrize(
+    ("factory", "names"), [("cached", "0.cache.keys, 1.cache.keys"), ("counting", "0.calls, 1.calls")]
+)
+def test_a_recompute_that_gives_other_tensors_names_what_the_forward_has_changed(factory, names):
+    record = under("all", factory)
+
+    words = f"the forward changes {names}, which the recompute finds changed"
+    assert (record.outcome, record.detail) == (
+        "failed",
+        f"checkpoint mismatch: recomputed, the blocks give other tensors: {words}",
+    )
+
+
+@pytest.mark.parametrize("factory", ["marked", "buffered"])
+def test_buffers_that_a_recompute_changes_again_are_named(factory):
+    record = under("all", factory)
+
+    name = {"marked": "calls", "buffered": "keys"}[factory]
+    assert record.equality.differing_buffers == (f"0.{name}", f"1.{name}")
+    assert [f"(0.{name}, 1.{name}): what a recompute" in text for text in notes(record, "GCP004")] == [True]
+
+
+@pytest.mark.parametrize("save", ["addmm", "_to_copy", "addmm+_to_copy"])
+def test_a_cast_that_autocast_had_kept_is_told_with_the_way_out(save):
+    strategy = f"selective:save={save}"
+
+    failing = under(strategy, "own_autocast:cache=true")
+    by_precision = under(strategy, "shared", precision="amp-bf16")
+
+    for record in (failing, by_precision):
+        assert record.outcome == "failed"
+        assert "not found in storage (causes.py:" in record.detail
+        assert "torch.autocast(..., cache_enabled=False) casts it in both" in record.detail
+    assert under(strategy, "own_autocast:cache=false").equality.gradients_equal  # the way out is one
+
+
+def detail_of(words: str) -> str:
+    with pytest.raises(RuntimeError) as raised:
+        exec("raise RuntimeError(words)", {"words": words})  # of no file of ours
+    return error_detail(raised.value)
+
+
+def test_what_ddp_says_of_a_parameter_that_is_ready_twice_is_told_with_the_way_out():
+    detail = detail_of("Expected to mark a variable ready only once. This error is caused by one of these reasons: ...")
+
+    assert re.fullmatch(r"RuntimeError: Expected to mark a variable ready only once .*use_reentrant=False.*", detail)
+    assert "use_reentrant" not in detail_of("another one. It has two sentences")
+    assert "It has two sentences" in detail_of("another one. It has two sentences")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("reentrant", "outcome"), [("true", "failed"), ("false", "ok")])
+def test_ddp_itself_says_so_of_a_reentrant_checkpoint_that_runs_twice_and_not_of_the_other_kind(
+    engine, reentrant, outcome
+):
+    model = Choice(f"{FILE}:twice:reentrant={reentrant}")
+    case = make.case("own", model=model, batch_size=4, ranks=2, parallel=Choice("ddp"))
+
+    (record,) = engine.run([Trial(case=case, passes=("memory",))])
+
+    assert record.outcome == outcome, record.detail
+    assert ("use_reentrant=False" in (record.detail or "")) == (outcome == "failed")
+
+
+def test_a_block_that_takes_a_dataclass_is_why_it_cannot_run_with_the_one_before():
+    case = make.case("segments:k=2", model=Choice(f"{FILE}:passing"), batch_size=4)
+
+    with pytest.raises(Unsupported, match=r"'layers\.0' and 'layers\.1' .*: the second takes a dataclass \(State\)"):
+        measure(Trial(case=case, passes=()))
+
+
+def test_what_hangs_on_ctx_escapes_the_checkpoints_and_is_told_with_its_bytes():
+    kept, saved = (under("all", f"squaring:as_attribute={word}", "flops", "memory") for word in ("true", "false"))
+
+    escaped = 4 * 4 * 8 * torch.float32.itemsize  # of each of four blocks the input of Square: (batch, width)
+    assert kept.readings.saved_bytes - saved.readings.saved_bytes == escaped
+    assert notes(kept, "GCP054") == [
+        f"{escaped} B are attributes of ctx, which no checkpoint frees: Square; "
+        "ctx.save_for_backward lets them be recomputed"
+    ]
+    assert notes(saved, "GCP054") == []
+
+
+def test_nothing_escapes_where_nothing_is_checkpointed():
+    assert notes(under("none", "squaring", "flops"), "GCP054") == []

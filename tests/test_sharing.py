@@ -1,0 +1,60 @@
+"""What the records of a run share when they are read: the same objects, and not a byte less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from profiler.core.case import Choice, decode, encode
+from profiler.core.record import Record
+from tests import examples, make
+
+NAMES = ("none", "all", "segments:k=2")
+
+
+def records() -> list[Record]:
+    """With what is equal, what is not, and texts that are a Choice in one field and none in another."""
+    made = [make.record(name) for name in NAMES]
+    case = msgspec.structs.replace(made[0].case, optimizer=Choice("cpu"), data="files", verify="off")
+    digested = msgspec.structs.replace(made[1].equality, digests={"loss": "1"})
+    return [
+        *made,
+        msgspec.structs.replace(made[0], case=case),
+        msgspec.structs.replace(made[1], round=2, equality=digested),
+        make.record("sqrt", static=1),
+    ]
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path):
+    run = examples.run(tmp_path / "run", records())
+
+    assert run.records == tuple(records())
+    text = b"".join(encode(record) + b"\n" for record in run.records)
+    assert text == (tmp_path / "run" / "trials.jsonl").read_bytes()
+    assert all(isinstance(record.case.optimizer, Choice) for record in run.records)
+    assert not any(isinstance(record.case.device, Choice) for record in run.records)
+
+
+def test_equal_parts_of_records_are_one_object(tmp_path: Path):
+    first, second, third, *_ = examples.run(tmp_path / "run", records()).records
+
+    for one, other in ((first, second), (second, third)):
+        assert one.environment is other.environment
+        assert one.built is other.built
+        assert one.case.model is other.case.model
+        assert one.readings.static_bytes is other.readings.static_bytes
+    assert second.equality is third.equality
+
+
+def test_the_case_of_a_record_is_that_of_the_plan(tmp_path: Path):
+    run = examples.run(tmp_path / "run", records())
+
+    planned = {id(trial.case) for trial in run.manifest.plan}
+    assert {id(record.case) for record in run.records} <= planned
+
+
+def test_what_is_decoded_without_a_run_shares_nothing():
+    text = encode(make.record("none"))
+
+    assert decode(text, Record).environment is not decode(text, Record).environment

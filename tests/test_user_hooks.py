@@ -1,0 +1,121 @@
+"""The model's own hooks on saved tensors: followed by the trace as they run, or refused. The numbers are by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported
+from profiler.predicting.prediction import predict
+from profiler.predicting.staging.stages import stages
+from profiler.training.workload import rounded
+from tests import make
+from tests.conftest import measured
+from tests.user_models import saved_hooks
+
+FILE = Path(saved_hooks.__file__)
+BATCH, WIDTH, LAYERS, FLOAT = 64, 128, 3, 4
+ACTIVATION, WEIGHT = BATCH * WIDTH * FLOAT, WIDTH * WIDTH * FLOAT
+PACKED = 2 * LAYERS * ACTIVATION + (LAYERS - 1) * WEIGHT  # squares' and layers' inputs; the first needs no weight back
+NUM_PACKED = 2 * LAYERS + LAYERS - 1
+INSIDE = (2 * LAYERS - 1) * ACTIVATION  # without the weights and the batch, which are there in every step
+SAVED = {  # with the loss
+    "identity": INSIDE + FLOAT,
+    "clone": PACKED + FLOAT,
+    "half": PACKED // 2 + FLOAT,
+    "object": PACKED // 2 + FLOAT,
+    "tuple": PACKED // 4 + (NUM_PACKED + 1) * FLOAT,  # and a scale of each
+    "save_on_cpu": INSIDE + FLOAT,  # on a CPU, nothing is copied
+    "recomputed": (LAYERS - 1) * ACTIVATION + FLOAT,
+}
+GRANULE = 512  # of CUDA's allocator, which the loss and each scale take
+ON_CUDA = {
+    **{name: rounded(SAVED[name], "cuda") for name in ("half", "recomputed")},
+    "tuple": PACKED // 4 + (NUM_PACKED + 1) * GRANULE,
+    **dict.fromkeys(("save_on_cpu", "host", "half_on_host", "pinned_host"), GRANULE),  # the loss alone
+}
+WITHOUT_DATA = "the model's own hook on saved tensors (saved_hooks.py:"
+REFUSED = {
+    "numpy": WITHOUT_DATA,
+    "item": WITHOUT_DATA,
+    "branch": WITHOUT_DATA,
+    "address": "the model's own hook on saved tensors asks for addresses (data_ptr)",
+    "quantized": "a quantized tensor cannot be followed",
+    "cycle": "is in a reference cycle",
+}
+
+
+def choice(hooks: str) -> Choice:
+    return Choice.of(f"{FILE}:make", {"hooks": hooks})
+
+
+def predicted(hooks: str, strategy: str = "none"):
+    return predict(Trial(case=make.case(strategy, model=choice(hooks), batch_size=BATCH, device="fake:cpu"))).readings
+
+
+@pytest.mark.parametrize("hooks", SAVED)
+def test_what_hooks_pack_is_predicted_as_it_is_measured_and_as_it_is_by_hand(hooks):
+    readings = measured(choice(hooks), "none", batch_size=BATCH, passes=("memory",)).readings
+
+    foreseen = predicted(hooks)
+
+    assert foreseen.saved_bytes == readings.saved_bytes == SAVED[hooks]
+    assert foreseen.peak_bytes == readings.peak_bytes
+
+
+@pytest.mark.parametrize("hooks", ["half", "tuple", "recomputed"])
+def test_they_pack_the_inputs_of_checkpoints_too(hooks):
+    readings = measured(choice(hooks), "all", batch_size=BATCH, passes=("memory",)).readings
+
+    foreseen = predicted(hooks, "all")
+
+    assert (foreseen.saved_bytes, foreseen.peak_bytes) == (readings.saved_bytes, readings.peak_bytes)
+
+
+@pytest.mark.parametrize("hooks", REFUSED)
+def test_a_hook_that_needs_data_has_no_number_but_a_reason(hooks):
+    with pytest.raises(Unsupported) as refused:
+        predicted(hooks)
+
+    assert REFUSED[hooks] in str(refused.value)
+
+
+def test_a_plan_is_refused_since_what_hooks_pack_tells_nothing_of_other_strategies():
+    case = make.case("none", model=choice("half"), batch_size=BATCH, device="fake:cpu")
+
+    with pytest.raises(Unsupported, match="packs what autograd saves by hooks of its own"):
+        stages(Trial(case=case, passes=("memory",)))
+
+
+ON_HOLLOW = """
+from profiler.core.case import Choice, Trial
+from profiler.measuring import measure
+from profiler.predicting.prediction import predict
+from tests import make
+
+def readings(read, hooks, strategy, device):
+    model = Choice.of({file!r} + ":make", {{"hooks": hooks}})
+    case = make.case(strategy, model=model, batch_size={batch}, device=device)
+    record = read(Trial(case=case, passes=("memory",)))
+    return record.readings.saved_bytes, record.readings.peak_bytes
+
+found = {{
+    f"{{hooks}} {{strategy}}": [
+        readings(read, hooks, strategy, device) for read, device in ((measure, "cuda:0"), (predict, "fake:h100"))
+    ]
+    for hooks in {hooks!r} for strategy in ("none", "all")
+}}
+"""
+
+
+def test_on_a_gpu_what_they_move_to_the_host_takes_nothing_there(hollow):
+    found = hollow.python(ON_HOLLOW.format(file=str(FILE), batch=BATCH, hooks=tuple(ON_CUDA)))
+
+    assert {name: foreseen for name, (_, foreseen) in found.items()} == {
+        name: real for name, (real, _) in found.items()
+    }
+    assert {
+        name.removesuffix(" none"): real[0] for name, (real, _) in found.items() if name.endswith("none")
+    } == ON_CUDA

@@ -1,0 +1,225 @@
+"""Models whose checkpoints fail, each for one cause: a cache, a counter, an input that is written over, a cast, a ctx."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Cache:
+    """Keys of the calls before, as a decoder's cache keeps them."""
+
+    def __init__(self) -> None:
+        self.keys = []
+
+
+class Cached(nn.Module):
+    """Attends to what its earlier calls have left in the cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.cache = Cache()
+
+    def forward(self, x):
+        self.cache.keys.append(self.layer(x).detach())
+        return torch.tanh(self.layer(x)) @ torch.cat(self.cache.keys).T @ torch.cat(self.cache.keys)
+
+
+class Counting(nn.Module):
+    """Wider in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(self.layer(x).repeat(1, self.calls))[:, :8]
+
+
+class Buffered(nn.Module):
+    """Keeps a buffer that is longer after every call."""
+
+    keys: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("keys", torch.zeros(0, 8))
+
+    def forward(self, x):
+        self.keys = torch.cat([self.keys, x.detach()])
+        return torch.tanh(self.layer(x)) @ torch.sin(self.keys.T @ self.keys)
+
+
+class Marked(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(self.layer(x))
+
+
+class Tied(nn.Module):
+    """Uses its weight twice: autocast casts it once, and keeps the result until it is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(torch.tanh(self.layer(x))))
+
+
+class Shared(nn.Module):
+    """Its blocks are one layer: the first has cast its weight for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = Tied()
+        self.first = layer.layer
+        self.layers = nn.ModuleList([layer, Tied()])
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _chain(kind, batch_size):
+    return (
+        nn.Sequential(*(kind() for _ in range(2))),
+        torch.randn(batch_size, 8),
+        lambda out: out.float().square().sum(),
+    )
+
+
+def cached(batch_size: int = 4):
+    return _chain(Cached, batch_size)
+
+
+def counting(batch_size: int = 4):
+    return _chain(Counting, batch_size)
+
+
+def buffered(batch_size: int = 4):
+    return _chain(Buffered, batch_size)
+
+
+def marked(batch_size: int = 4):
+    return _chain(Marked, batch_size)
+
+
+def tied(batch_size: int = 4):
+    return _chain(Tied, batch_size)
+
+
+def shared(batch_size: int = 4):
+    return Shared(), torch.randn(batch_size, 8), lambda out: out.float().square().sum()
+
+
+@dataclass
+class State:
+    """What blocks pass on."""
+
+    hidden: torch.Tensor
+    scale: float = 1.0
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, state):
+        return State(torch.tanh(self.layer(state.hidden)) * state.scale)
+
+
+class Passing(nn.Module):
+    """Its blocks pass a dataclass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Stateful() for _ in range(4)])
+
+    def forward(self, x):
+        state = State(x)
+        for layer in self.layers:
+            state = layer(state)
+        return state.hidden
+
+
+class Square(torch.autograd.Function):
+    """x * x, with x on ctx: a plain attribute, or saved as autograd wants it."""
+
+    @staticmethod
+    def forward(ctx, x, as_attribute):
+        if as_attribute:
+            ctx.x = x
+        else:
+            ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.x if hasattr(ctx, "x") else ctx.saved_tensors[0]
+        return 2 * x * gradient, None
+
+
+class Squaring(nn.Module):
+    def __init__(self, as_attribute: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.as_attribute = as_attribute
+
+    def forward(self, x):
+        return torch.tanh(Square.apply(self.layer(x), self.as_attribute))
+
+
+class Twice(nn.Module):
+    """Calls a reentrant checkpoint around the same layer twice."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+def twice(batch_size: int = 4, reentrant: bool = True):
+    return Twice(reentrant), torch.randn(batch_size, 8), lambda out: out.square().sum()
+
+
+def passing(batch_size: int = 4):
+    return Passing(), torch.randn(batch_size, 8), lambda out: out.square().sum()
+
+
+def squaring(batch_size: int = 4, as_attribute: bool = True):
+    blocks = nn.Sequential(*(Squaring(as_attribute) for _ in range(4)))
+    return blocks, torch.randn(batch_size, 8), lambda out: out.square().sum()
+
+
+def own_autocast(batch_size: int = 4, cache: bool = True):
+    model, x, loss = shared(batch_size)
+    forward = model.forward
+
+    def under_autocast(x):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
+            return forward(x)
+
+    model.forward = under_autocast
+    return model, x, loss

@@ -1,0 +1,120 @@
+"""A model that packs what autograd saves by hooks of its own: `torch.autograd.graph.saved_tensors_hooks`."""
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+
+class Packed:
+    """A plain object that holds the packed tensor."""
+
+    def __init__(self, tensor):
+        self.values, self.dtype = tensor.half(), tensor.dtype
+
+    def unpack(self):
+        return self.values.to(self.dtype)
+
+
+class Cyclic(Packed):
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self.itself = self
+
+
+def to_int8(tensor):
+    scale = tensor.detach().abs().amax().clamp(min=1e-8)
+    return (tensor / scale * 127).round().to(torch.int8), scale
+
+
+def by_largest(tensor):
+    """Asks for a value: `.item()`."""
+    scale = tensor.detach().abs().amax().item()
+    return (tensor / scale * 127).round().to(torch.int8), scale
+
+
+def unless_zero(tensor):
+    return tensor.clone() if tensor.any() else tensor.shape
+
+
+class Named:
+    """Packs a storage once, however often it is saved: told by its address."""
+
+    def __init__(self):
+        self.packed = {}
+
+    def pack(self, tensor):
+        return self.packed.setdefault(tensor.data_ptr(), tensor.half())
+
+
+HOOKS = {
+    "identity": lambda: (lambda tensor: tensor, lambda packed: packed),
+    "clone": lambda: (torch.clone, lambda packed: packed),
+    "half": lambda: (torch.Tensor.half, torch.Tensor.float),
+    "object": lambda: (Packed, Packed.unpack),
+    "tuple": lambda: (to_int8, lambda packed: packed[0].float() / 127 * packed[1]),
+    "host": lambda: (lambda tensor: (tensor.device, tensor.to("cpu")), lambda packed: packed[1].to(packed[0])),
+    "half_on_host": lambda: (
+        lambda tensor: (tensor.device, tensor.to("cpu", torch.float16, non_blocking=True)),
+        lambda packed: packed[1].to(packed[0], non_blocking=True).float(),
+    ),
+    "pinned_host": lambda: (
+        lambda tensor: torch.empty(tensor.shape, pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True),
+        lambda packed: packed.cuda() if torch.cuda.is_available() else packed,
+    ),
+    "numpy": lambda: (lambda tensor: tensor.detach().numpy().copy(), torch.from_numpy),
+    "item": lambda: (by_largest, lambda packed: packed[0].float() / 127 * packed[1]),
+    "branch": lambda: (unless_zero, lambda packed: packed),
+    "address": lambda: (Named().pack, torch.Tensor.float),
+    "quantized": lambda: (
+        lambda tensor: torch.quantize_per_tensor(tensor.detach(), 0.1, 0, torch.qint8),
+        torch.dequantize,
+    ),
+    "cycle": lambda: (Cyclic, Packed.unpack),
+}
+
+
+class Hooked(nn.Module):
+    """Layers whose results are squared: each result is saved, and is all that is saved of them besides."""
+
+    def __init__(self, width: int, layers: int, hooks: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), Square()) for _ in range(layers))
+        self.hooks = hooks
+
+    def forward(self, x):
+        if self.hooks == "recomputed":
+            for layer in self.layers:
+                x = Recomputed(layer)(x)
+            return x
+        with save_on_cpu() if self.hooks == "save_on_cpu" else saved_tensors_hooks(*HOOKS[self.hooks]()):
+            for layer in self.layers:
+                x = layer(x)
+        return x
+
+
+class Square(nn.Module):
+    def forward(self, x):
+        return x.square()
+
+
+class Recomputed:
+    """Calls a layer that saves its input alone: what the square saves is dropped, and computed from it again."""
+
+    def __init__(self, layer):
+        self.linear, self.square = layer
+
+    def __call__(self, x):
+        hidden, shape = self.linear(x), x.shape
+
+        def pack(tensor):
+            return None if tensor.shape == shape else tensor
+
+        def unpack(packed):
+            return self.linear(x).detach() if packed is None else packed
+
+        with saved_tensors_hooks(pack, unpack):
+            return self.square(hidden)
+
+
+def make(batch_size: int = 64, width: int = 128, layers: int = 3, hooks: str = "half"):
+    return Hooked(width, layers, hooks), torch.randn(batch_size, width), lambda out: out.sum()
