@@ -91,11 +91,7 @@ def compare(seed: int, number: int) -> Iterator[Compared]:
 
 def strategies(plan: Plan, chance: random.Random) -> list[str]:
     """`all`, another, and the module's own checkpoints where it has any."""
-    others = [
-        name
-        for name in (*EACH, *CHAINS)
-        if name != "all" and not ((plan.shared == "block" or plan.loop) and name in CHAINS)
-    ]
+    others = list(OF_CALLS) if plan.shared == "block" else [*OF_CALLS, *OF_BLOCKS, *([] if plan.loop else CHAINS)]
     own = ["own"] if any("own" in block for block in plan.blocks) else []
     return ["all", chance.choice(others), *own]
 
@@ -178,6 +174,8 @@ EACH: dict[str, tuple[slice, dict[str, Any]]] = {  # the blocks that are under a
     "selective:save=mm+addmm": (slice(None), {"context_fn": _products}),
     "offload": (slice(0), {}),
 }
+OF_CALLS = ("selective:save=mm+addmm", "offload")  # the same, whether a block that is there twice is one block or two
+OF_BLOCKS = ("every:k=2", "first:n=1")
 CHAINS: dict[str, Callable[[list[nn.Module], torch.Tensor], torch.Tensor]] = {  # which want each block once, in a row
     "segments:k=2": _segments,
     "recursive": _recursive,
