@@ -14,7 +14,8 @@ from profiler.core.record import Environment, evidence
 from profiler.core.units import GIB, MIB
 from profiler.request.device_choice import choose_device, to_rehearse
 from profiler.runs import store
-from tests import make
+from profiler.workflows.typed_words import refuse_cases
+from tests import examples, make
 from tests.program import gcprof
 
 MODEL = "transformer:layers=4,width=64"
@@ -35,6 +36,36 @@ class Net(nn.Module):
 
 def make(batch_size: int = 8):
     return Net(), torch.zeros(batch_size, 64), lambda output: output
+"""
+
+ASKS = """
+import torch
+import torchvision
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        torch.eye(8, device=x.device).to_sparse().coalesce()
+        torchvision.ops.nms(x[:, :4], x[:, 4], 0.5)
+        out = super().forward(x)
+        if not out.isfinite().all():
+            raise ValueError("not finite")
+        return out.mean()
+
+def make(batch_size: int = 8):
+    return nn.Sequential(Net(64, 64)), torch.zeros(batch_size, 64), lambda output: output
+"""
+
+FAILS = """
+from torch import nn, zeros
+
+class Net(nn.Linear):
+    def forward(self, x):
+        kept = (x[:, 0] > -1).nonzero().shape[0]
+        return super().forward(x.view(kept, 64)).mean()
+
+def make(batch_size: int = 8):
+    return nn.Sequential(Net(64, 64)), zeros(batch_size, 64), lambda output: output
 """
 
 
@@ -129,6 +160,31 @@ def test_a_factory_that_reads_values_is_called_on_the_cpu_and_reads_in_the_step_
     assert "nonzero (net.py:13)" in notes["GCP041"]
 
 
+def test_sizes_without_a_tag_and_the_users_own_checks_are_named_as_reads_of_values(hollow, tmp_path):
+    (tmp_path / "net.py").write_text(ASKS)
+    done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
+    (record,) = store.load(tmp_path / "run").records
+    (text,) = [note.text for note in record.notes if note.code == "GCP041"]
+
+    assert done.returncode == 0, done.stderr  # the check for finite values passes
+    assert "_to_sparse (net.py:8)" in text
+    assert "nms (net.py:9)" in text
+    assert "item (net.py:11)" in text
+
+
+def test_a_step_that_fails_after_it_read_values_says_that_they_were_zeros(hollow, tmp_path):
+    (tmp_path / "net.py").write_text(FAILS)
+    done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
+    (record,) = store.load(tmp_path / "run").records
+
+    assert done.returncode == 1, done.stderr
+    assert record.outcome == "failed"
+    assert [(note.code, note.text) for note in record.notes] == [
+        ("GCP041", "the step reads values, which are zeros here: nonzero (net.py:6)")
+    ]
+    assert "nonzero (net.py:6)" in done.stdout
+
+
 def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):
     codes = {note.code for record in both[1].values() for note in record.notes}
 
@@ -217,6 +273,9 @@ def test_a_gpu_is_named_by_its_word_and_sizes_in_bytes(word, resolved):
         ("rehearse:h1000", "no GPU is called 'h1000'"),
         ("rehearse:", "no GPU is called ''"),
         ("rehearse:t4:memory=0", "--device memory cannot be '0'"),
+        ("rehearse:t4:memory=11", "has 11 B, of which CUDA takes 0 B: nothing is left for tensors"),
+        ("rehearse:t4:memory=1GiB,context=1GiB", "nothing is left for tensors"),
+        ("rehearse:t4:context=16GiB", "nothing is left for tensors"),
         ("rehearse:t4:size=8GiB", "has no size"),
         ("rehearse:t4:memory=9999TiB", "Expected `int` <="),
     ],
@@ -226,6 +285,12 @@ def test_what_is_no_such_gpu_is_refused(word, message):
         rehearsed_gpu.of_device(rehearsed_gpu.resolve(word))
 
     assert message in refused.value.message
+
+
+def test_two_mib_beside_the_context_are_enough_to_try():
+    word = f"rehearse:t4:memory={3 * MIB},context={MIB}"
+
+    assert rehearsed_gpu.resolve(word) == word
 
 
 def test_sizes_are_added_to_every_gpu_of_a_list():
@@ -269,6 +334,16 @@ def test_options_that_a_rehearsal_has_not_are_refused_before_anything_starts(no_
 
     assert answer(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_command_that_names_the_code_again_rehearses_it_again(tmp_path):
+    case = make.case(model=Choice("train.py:make"), device="rehearse:t4")
+    folder = str(examples.run(tmp_path / "base", [make.record(case=case)]).folder)
+
+    with pytest.raises(UserError) as refused:
+        refuse_cases([case], folder, named=(), typed=["explain", folder])
+
+    assert refused.value.hint.endswith("gcprof explain train.py:make --device rehearse:t4")
 
 
 def test_a_choice_of_gpu_without_options_has_none():

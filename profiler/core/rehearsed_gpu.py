@@ -11,9 +11,10 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW, REHEARSE
 from profiler.core.record import Environment
-from profiler.core.units import parse_bytes
+from profiler.core.units import MIB, bytes_text, parse_bytes
 
 MOST_BYTES = 2**50
+LEAST_BYTES = 2 * MIB  # what the caching allocator asks the device for at least: kSmallBuffer
 SIZES = {"memory": "bytes", "context": "context_bytes", "cudnn_workspace": "cudnn_workspace_bytes"}  # option -> field
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
@@ -39,7 +40,16 @@ def resolve(word: str) -> str:
     if unknown := options.keys() - SIZES.keys():
         raise UserError(f"--device: '{word}' has no {min(unknown)}", hint=f"choose from {', '.join(SIZES)}")
     sizes = {name: parse_bytes(options[name], flag=f"--device {name}") for name in SIZES if name in options}
+    _check_room(word, memory=sizes.get("memory", gpu_specs.find(gpu).memory_bytes), context=sizes.get("context", 0))
     return str(Choice.of(REHEARSE + gpu, sizes))
+
+
+def _check_room(word: str, *, memory: int, context: int) -> None:
+    """Raises UserError where CUDA leaves PyTorch no memory at all: no batch and no strategy would fit."""
+    if memory - context < LEAST_BYTES:
+        message = f"--device: '{word}' has {bytes_text(memory)}, of which CUDA takes {bytes_text(context)}"
+        hint = "PyTorch asks for 2 MiB at least; a number without a unit is bytes: 11GiB, not 11"
+        raise UserError(f"{message}: nothing is left for tensors", hint=hint)
 
 
 def limited(device: str, *, memory: int, context: int) -> str:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.case import Trial
 from profiler.core.errors import Invalid, Unsupported, UserError
-from profiler.core.record import Environment, Outcome, Record, Shortage
+from profiler.core.record import Environment, Note, Outcome, Record, Shortage
 from profiler.core.secret_filter import hide
 from profiler.core.units import GIB, KIB, MIB
 from profiler.core.user_code import is_ours, is_theirs
@@ -21,6 +21,7 @@ from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
 from profiler.measuring.failure_causes import CAUSE
 from profiler.rehearsal.device import is_open
+from profiler.training.rehearsed_build import ZEROS
 
 OF_HOST = ("can't allocate memory",)  # c10/core/impl/alloc_cpu.cpp
 OF_DEVICE = (  # in other ways than by torch.OutOfMemoryError
@@ -44,7 +45,10 @@ def error_record(trial: Trial, error: Exception) -> Record:
         return without_readings(trial, "invalid", hide(str(error)))
     print(user_traceback(error), file=sys.stderr, end="")
     missing = shortage(error)
-    return _out_of_memory(trial, error, missing) if missing else without_readings(trial, "failed", error_detail(error))
+    if missing:
+        return _out_of_memory(trial, error, missing)
+    read = tuple(Note(code="GCP041", text=hide(text)) for text in _added(error) if text.startswith(ZEROS))
+    return msgspec.structs.replace(without_readings(trial, "failed", error_detail(error)), notes=read)
 
 
 def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
@@ -66,6 +70,10 @@ def _with_device(trial: Trial, software: Environment | None) -> Environment | No
         return software if trial.case.is_predicted else environment(open_device(trial.case.device))
     except RuntimeError:
         return software
+
+
+def _added(error: BaseException) -> tuple[str, ...]:
+    return tuple(text for text in getattr(error, "__notes__", ()) if isinstance(text, str))
 
 
 def error_detail(error: Exception) -> str:

@@ -19,7 +19,7 @@ from profiler.measuring.meters import growth, memory, operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.training.assemble import Assembled
-from profiler.training.rehearsed_build import ValueReads
+from profiler.training.rehearsed_build import ZEROS, ValueReads
 from profiler.training.workload import Step, Workload
 
 
@@ -38,11 +38,15 @@ def _flops(bench: Bench) -> dict[str, Any]:
     calls: list[int] = []
     built = bench.build(calls=calls)
     reads = ValueReads()
-    with reads if bench.device.is_hollow else nullcontext():
-        flops = operators.read_flops(built.workload, lambda loss: _tell_ctx(bench, loss, built.workload))
+    try:
+        with reads if bench.device.is_hollow else nullcontext():
+            flops = operators.read_flops(built.workload, lambda loss: _tell_ctx(bench, loss, built.workload))
+    except Exception as error:
+        if reads.places:
+            error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
+        raise
     if reads.places:
-        text = f"the step reads values, which are zeros here: {reads}; sizes that follow from them are not real"
-        bench.note("GCP041", text)
+        bench.note("GCP041", f"{ZEROS}: {reads}; sizes that follow from them are not real")
     return {**flops, "block_calls": tuple(calls)}
 
 

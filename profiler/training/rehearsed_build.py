@@ -12,10 +12,20 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.errors import Invalid, Unsupported, UserError
-from profiler.core.user_code import frames, users_line
+from profiler.core.user_code import frames, is_theirs, users_line
 from profiler.training.workload import Workload
 
+ZEROS = "the step reads values, which are zeros here"
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+UNTAGGED = {  # have sizes that follow from values too, and no tag that says so
+    "aten::_coalesce",
+    "aten::_to_sparse",
+    "aten::_to_sparse_csr",
+    "aten::_to_sparse_csc",
+    "aten::_to_sparse_bsr",
+    "aten::_to_sparse_bsc",
+    "torchvision::nms",
+}
 HARMLESS = {  # no size follows from what these read
     torch.nn.init.__file__,  # draws until all numbers are within bounds
     torch.autograd.graph.__file__,  # moves what is saved to the host and back
@@ -39,7 +49,7 @@ class ValueReads(TorchDispatchMode):
             if files & HARMLESS:
                 return out
             line = users_line(sys._getframe(1))
-            name = str(func).removeprefix("aten.").partition(".")[0].removeprefix("_local_scalar_dense") or "item"
+            name = func.name().partition("::")[2].partition(".")[0].removeprefix("_local_scalar_dense") or "item"
             self.places[f"{name} ({line})" if line else name] = None
         return out
 
@@ -53,7 +63,7 @@ def _reads_values(func: Any, arguments: Any) -> bool:
     """Whether an operator's result or its size follows from values; indices do not, unless they are a mask."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
-    return bool(BY_VALUE & set(func.tags))
+    return bool(BY_VALUE & set(func.tags)) or func.name().partition(".")[0] in UNTAGGED
 
 
 def _is_copied_to_host(out: Any, arguments: Any) -> bool:
@@ -103,7 +113,8 @@ def made_without_storages(build: Callable[[], Workload], device: str) -> Workloa
 def pass_tests() -> None:
     """Answers, from now on in this process, what transformers asks of masks and positions, as whole sequences would.
 
-    `tensor.all()` of a CUDA tensor is true: masks mask nothing, and positions are those of one sequence each.
+    `tensor.all()` of a CUDA tensor is true: masks mask nothing, and positions are those of one sequence each. In the
+    user's own code it is true too, so that checks for NaN pass; ValueReads sees it there.
     """
     if not getattr(torch.Tensor.all, "is_passed", False):
         torch.Tensor.all = _passing(torch.Tensor.all)  # type: ignore[method-assign]
@@ -118,7 +129,10 @@ def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         out = every(tensor, *args, **kwargs)  # takes what it takes
         if args or kwargs or not tensor.is_cuda:
             return out
-        return torch.ones((), dtype=torch.bool, device="cpu")
+        true = torch.ones((), dtype=torch.bool, device="cpu")
+        if not torch.compiler.is_compiling() and is_theirs(sys._getframe(1).f_code.co_filename):
+            return out.copy_(true)  # on the device, where reading it is seen by ValueReads
+        return true
 
     passed.is_passed = True  # type: ignore[attr-defined]
     return passed

@@ -56,7 +56,8 @@ def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice],
     cases = list(cases)
     unnamed = consent.unnamed(cases, folder=run_folder(target), named={"strategy": set(named)})
     if unnamed:
-        words = [str(cases[0].model) if word == target else word for word in typed]
+        device = ["--device", cases[0].device] if cases[0].is_rehearsed else []
+        words = [str(cases[0].model) if word == target else word for word in [*typed, *device]]
         raise _refusal(unnamed, hint=f"name the model and its settings: {shlex.join(['gcprof', *words])}")
 
 
