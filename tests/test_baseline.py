@@ -239,6 +239,10 @@ def test_a_plan_starts_from_the_form_without_the_models_own_checkpoints():
 class Replacing(nn.Module):
     """Its buffer is longer after each forward, another is written over, and one is made in the first."""
 
+    seen: torch.Tensor
+    count: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(0, 2))
