@@ -58,7 +58,7 @@ class Room(NamedTuple):
 
 ROOMS = {
     "meters": Room(
-        ("profiler/measuring/meters/[!e]*.py",),
+        ("profiler/measuring/meters/[!et]*.py", "profiler/measuring/meters/ti*.py"),
         (
             "tests/test_meters.py",
             "tests/test_memory.py",

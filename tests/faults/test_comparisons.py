@@ -190,7 +190,7 @@ def test_fault_45_no_number_is_made_up_where_there_is_none(here: Path, capsys: p
 
 def test_twin_45_an_interval_of_single_samples_divides_by_zero():
     with pytest.raises(ZeroDivisionError):
-        ratio_contrast._interval([0.1], [0.2], ratio=2.0)
+        ratio_contrast._variance([0.1])
 
 
 def test_twin_45_without_its_lines_a_row_that_is_gone_is_a_row_of_dashes(monkeypatch):

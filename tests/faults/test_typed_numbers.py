@@ -75,5 +75,5 @@ def test_typed_a_plan_that_is_damaged_ends_with_2(here: Path, capsys: Any):
 def test_typed_a_sweep_file_with_a_plan_that_is_not_there_ends_with_2(here: Path, capsys: Any):
     Path("sweep.toml").write_text('model = "mlp"\nstrategies = "plan:file=gone.json"\n', encoding="utf-8")
 
-    assert answer(["run", "--config", "sweep.toml"]) == 2
+    assert answer(["run", "--config", "sweep.toml", "--strategies", "plan:file=gone.json"]) == 2
     assert "cannot read the plan 'gone.json'" in capsys.readouterr().err
