@@ -17,7 +17,7 @@ from profiler.core.gpu_kinds import visible
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide
 from profiler.core.trace_data import Followed
-from profiler.engines.error_record import error_detail, error_record, user_traceback, without_readings
+from profiler.engines.error_record import absent_library, error_detail, error_record, user_traceback, without_readings
 from profiler.measuring import devices, measure, recorded_step
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
@@ -117,6 +117,9 @@ def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
     except (Invalid, Unsupported, UserError) as error:
         tell(channel, {"refused": hide(str(error))})
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        if absent := absent_library(error):
+            tell(channel, {"refused": absent})
+            return
         print(user_traceback(error), file=sys.stderr, end="")
         tell(channel, {"failed": error_detail(error)})
 
