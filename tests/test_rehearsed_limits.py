@@ -12,7 +12,8 @@ from tests.program import gcprof
 
 USER_MODELS = Path(__file__).parent / "user_models"
 FILE = USER_MODELS / "hollow_limits.py"
-MODELS = {"lstm": f"{USER_MODELS / 'lstm.py'}:char_rnn", "qr": f"{FILE}:qr"}
+OWN = ("qr", "isin", "misfit", "elsewhere")
+MODELS = {name: f"{FILE}:{name}" for name in OWN} | {"lstm": f"{USER_MODELS / 'lstm.py'}:char_rnn"}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,25 @@ def test_what_needs_a_library_that_is_not_there_is_skipped_and_says_what_to_do(r
     assert record.outcome == "skipped"
     assert record.detail.startswith(f"the hollow device has {lacking}")
     assert record.detail.endswith("; gcprof predict needs none")
+
+
+def test_an_operator_that_fails_by_the_values_that_it_reads_inside_itself_is_named(rehearsed):
+    at = next(number for number, line in enumerate(FILE.read_text().splitlines(), start=1) if "isin(numbers" in line)
+    record = rehearsed["isin"]
+
+    assert record.outcome == "failed"
+    text = f"the step reads values, which are zeros here: isin (hollow_limits.py:{at})"
+    assert [(note.code, note.text) for note in record.notes] == [("GCP041", text)]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("misfit", "mat1 and mat2 shapes cannot be multiplied"), ("elsewhere", "to be on the same device")],
+)
+def test_an_operator_that_fails_by_shapes_or_devices_has_read_no_values(rehearsed, model, words):
+    assert rehearsed[model].outcome == "failed"
+    assert words in rehearsed[model].detail
+    assert rehearsed[model].notes == ()
 
 
 def test_explain_says_the_same(hollow, here):
