@@ -141,6 +141,15 @@ def test_the_compiler_that_cc_asks_for_is_taken_with_its_words(hollow, tmp_path)
     assert said[:2] == ["3", "the hollow device cannot be built: mine: error: mine is told: --target=x"]
 
 
+def test_a_compiler_that_says_nothing_is_told_by_its_exit_code_and_who_chose_it(hollow, tmp_path):
+    mine = program(tmp_path, "mine", "exit 1")
+
+    said = caught(tmp_path, CC=str(mine))
+
+    assert said[1] == "the hollow device cannot be built: mine: exit code 1 and no message"
+    assert said[2] == f"CC chose '{mine}'; without it cc, gcc or clang is taken"
+
+
 @pytest.mark.parametrize(("asked", "named"), [("mycc -m64", "mycc"), ("'my cc", "'my cc")])
 def test_a_compiler_that_cc_asks_for_and_that_is_not_here_is_named(asked, named, hollow, tmp_path):
     assert caught(tmp_path, CC=asked)[:2] == ["3", f"CC asks for '{named}', which is not here"]
