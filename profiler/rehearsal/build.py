@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -175,6 +176,8 @@ def _build_into(kept: Path, torch: Path) -> None:
     with cache.locked(kept.parent):
         if cache.is_whole(kept):  # another process has built it meanwhile
             return
+        begins = f"building the hollow CUDA libraries for torch {metadata.version('torch')}, and trying them"
+        print(f"{begins}: once, for half a minute or so", file=sys.stderr)
         with cache.working_folder(kept.parent) as work:
             out = work / "lib"
             out.mkdir(mode=0o700)
