@@ -13,14 +13,16 @@ from tests.program import gcprof
 USER_MODELS = Path(__file__).parent / "user_models"
 FILE = USER_MODELS / "hollow_limits.py"
 OWN = ("qr", "isin", "misfit", "elsewhere")
-MODELS = {name: f"{FILE}:{name}" for name in OWN} | {"lstm": f"{USER_MODELS / 'lstm.py'}:char_rnn"}
+OTHERS = {"lstm": f"{USER_MODELS / 'lstm.py'}:char_rnn", "mlp": "mlp", "convolutions": "mnist-cnn:channels=4"}
+MODELS = {name: f"{FILE}:{name}" for name in OWN} | OTHERS
 
 
 @pytest.fixture(scope="module")
 def rehearsed(hollow, tmp_path_factory) -> dict[str, Record]:
     """The record of each model."""
     here = tmp_path_factory.mktemp("limits")
-    gcprof("rehearse", ",".join(MODELS.values()), "--strategies", "none", "-o", "run", cwd=here)
+    words = ("--strategies", "none", "--cudnn-workspace", "1MiB")
+    gcprof("rehearse", ",".join(MODELS.values()), *words, "-o", "run", cwd=here)
     records = {str(record.case.model): record for record in store.load(here / "run").records}
     return {name: records[word] for name, word in MODELS.items()}
 
@@ -54,6 +56,16 @@ def test_an_operator_that_fails_by_shapes_or_devices_has_read_no_values(rehearse
     assert rehearsed[model].outcome == "failed"
     assert words in rehearsed[model].detail
     assert rehearsed[model].notes == ()
+
+
+def test_a_workspace_that_no_convolution_takes_is_said_to_have_no_effect(rehearsed):
+    texts = {
+        name: [note.text for note in rehearsed[name].notes if note.code == "GCP039"] for name in ("mlp", "convolutions")
+    }
+
+    without = "; cuDNN ran no convolution, so that its workspace of 1.00 MiB has no effect"
+    assert [text.endswith(without) for text in texts["mlp"]] == [True]
+    assert [without in text for text in texts["convolutions"]] == [False]
 
 
 def test_explain_says_the_same(hollow, here):
