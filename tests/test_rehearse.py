@@ -329,6 +329,10 @@ def test_the_environment_names_the_gpu_as_hollow_before_it_is_opened():
         (["predict", "mlp", "--rehearse"], "--rehearse is for one GPU"),
         (["run", "--model", "mlp", "--device", "rehearse"], "or fake:h100, rehearse:h100, ... for GPUs that"),
         (["run", "--model", "mlp", "--device", "rehearse:h100,t4"], "take a list: rehearse:t4,rehearse:h100"),
+        (
+            ["explain", "mlp", "--device", "rehearse:h100", "--ranks", "2"],
+            "no such option: --ranks\nhint: this command follows one process; gcprof predict and gcprof rehearse take --ranks",
+        ),
         (["rehearse", "mlp", "--memory", "0"], "gcprof: --memory cannot be '0'"),
         (["rehearse", "mlp", "--memory", "9999TiB"], "gcprof: --memory cannot be '9999TiB'"),
         (["rehearse", "mlp", "--cudnn-workspace", "x"], "gcprof: --cudnn-workspace cannot be 'x'"),
