@@ -49,8 +49,8 @@ def usage(error: Any) -> tuple[str, str | None]:
     command = re.match(r"no such command '(.*)'", message)
     flag = getattr(error, "option_name", "")
     if flag in OF_RANKS:
-        near = f"this command follows one process; gcprof predict and gcprof rehearse take {flag}"
-    elif command:
+        return message, f"this command follows one process; gcprof predict and gcprof rehearse take {flag}"
+    if command:
         near = nearest(command[1], context.command.commands)
     else:
         near = nearest(flag, {name for parameter in context.command.params for name in parameter.opts} - {flag})
