@@ -97,6 +97,43 @@ def test_memory_runs_out_where_the_card_does(seen):
     assert seen["one more"].startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has")
 
 
+NVML = """
+import ctypes, torch
+
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+handle, count, name = ctypes.c_void_p(), ctypes.c_uint(), ctypes.create_string_buffer(96)
+
+def memory(version=None):
+    fields = (ctypes.c_ulonglong * 5)(version or 0)
+    assert getattr(nvml, "nvmlDeviceGetMemoryInfo" + ("_v2" if version else ""))(handle, fields) == 0
+    return list(fields)[1:] if version else list(fields)[:3]
+
+assert nvml.nvmlDeviceGetHandleByIndex_v2(1, ctypes.byref(handle)) == 0
+assert nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+assert nvml.nvmlDeviceGetName(handle, name, 96) == 0
+rates = (ctypes.c_uint * 2)(7, 7)
+assert nvml.nvmlDeviceGetUtilizationRates(handle, rates) == 0
+kept = torch.empty(32 * 2**20, dtype=torch.uint8, device="cuda:1")
+found = {
+    "count": count.value,
+    "name": name.value.decode(),
+    "rates": list(rates),
+    "memory": memory(),
+    "memory 2": memory(2),
+    "serial": nvml.nvmlDeviceGetSerial(handle, name, 30),
+}
+"""
+
+
+def test_nvml_tells_the_same_devices_and_what_is_taken_of_them(hollow):
+    found = hollow.python(NVML, f"t4,count=2,bytes={4 * GIB}")
+
+    assert (found["count"], found["name"], found["rates"]) == (2, f"Hollow {gpu_specs.find('t4').name}", [0, 0])
+    assert found["memory"] == [4 * GIB, 4 * GIB - 32 * MIB, 32 * MIB]
+    assert found["memory 2"] == [4 * GIB, 0, 4 * GIB - 32 * MIB, 32 * MIB]
+    assert found["serial"] == 3  # NVML_ERROR_NOT_SUPPORTED
+
+
 def test_a_child_that_was_forked_after_cuda_was_touched_cannot_use_it(seen):
     initialization_error = "3"  # cudaErrorInitializationError
 

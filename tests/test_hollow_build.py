@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,7 @@ def test_two_builds_at_once_leave_one_whole_folder(built):
 
     assert codes == [0, 0], said
     assert {out.strip() for out, _ in said} == {str(folder)}
+    assert sorted(error.count("building the hollow CUDA libraries") for _, error in said) == [0, 1]
     assert {path.name.partition(".so")[0] for path in folder.glob("lib*")} >= {
         "libcudart",
         "libcublas",
@@ -139,6 +141,22 @@ def test_the_compiler_that_cc_asks_for_is_taken_with_its_words(hollow, tmp_path)
     said = caught(tmp_path, CC=f"{mine} --target=x")
 
     assert said[:2] == ["3", "the hollow device cannot be built: mine: error: mine is told: --target=x"]
+
+
+def test_a_compiler_that_says_nothing_is_told_by_its_exit_code_and_who_chose_it(hollow, tmp_path):
+    mine = program(tmp_path, "mine", "exit 1")
+
+    said = caught(tmp_path, CC=str(mine))
+
+    assert said[1] == "the hollow device cannot be built: mine: exit code 1 and no message"
+    assert said[2] == f"CC chose '{mine}'; without it cc, gcc or clang is taken"
+
+
+def test_a_build_says_that_it_begins(hollow, tmp_path):
+    _, error = started(tmp_path, CC=str(program(tmp_path, "mine", "exit 1"))).communicate(timeout=PATIENCE_SECONDS)
+
+    begins = f"building the hollow CUDA libraries for torch {metadata.version('torch')}, and trying them: once, "
+    assert error.startswith(begins)
 
 
 @pytest.mark.parametrize(("asked", "named"), [("mycc -m64", "mycc"), ("'my cc", "'my cc")])

@@ -110,6 +110,24 @@ def test_a_backward_has_the_line_of_its_forward():
     assert [one.line for one in trace(step().recording()).allocations] == ["own.py:1", *3 * ["own.py:5"]]
 
 
+def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it():
+    tree = Tree()
+    tree.phase("forward")
+    numbers = tree.run(
+        "aten::arange", tree.give(A, 512), sequence=7
+    )  # makes no node, which the next one's number tells
+    own = tree.run("Square", tree.run("aten::mul", tree.give(B, 512, "own.py:7")), sequence=7)
+    tree.roots += [tree.run(MODULE + "early", numbers), tree.run(MODULE + "layer", own)]
+    tree.phase("backward")
+    tree.roots.append(tree.run(f"{NODE}SquareBackward", tree.run("aten::mul", tree.give(C, 2048)), sequence=7))
+    tree.phase("end")
+
+    found = trace(tree.recording())
+
+    assert [(one.name, one.module) for one in found.operators if one.phase == "backward"] == [("aten.mul", "layer")]
+    assert found.allocations[-1].line == "own.py:7"
+
+
 def test_blocks_without_a_name_are_inputs_unless_cublas_let_go_of_them():
     recordings = [step().recording(held_before={}, workspaces=kept) for kept in ((), {BEFORE.address})]
 

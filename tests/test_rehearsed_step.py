@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from profiler.engines.local import Local
 from tests import make
 from tests.program import gcprof
 
+USER_MODELS = Path(__file__).parent / "user_models"
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 NUMBERS = MIB  # in each tensor: 4 MiB
 
@@ -144,6 +146,13 @@ def test_the_trace_of_the_same_step_holds_the_same_at_its_peak(rehearsing, engin
     ]
     assert shares[0] == shares[1]
     assert rehearsed.blocks == traced.blocks
+
+
+def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it(rehearsing):
+    found = followed(rehearsing, "follow_rehearsed", case(f"{USER_MODELS / 'causes.py'}:squaring"))
+
+    products = [one.module for one in found.trace.operators if one.phase == "backward" and one.name == "aten.mul"]
+    assert [products.count(block) for block in ("0", "1", "2", "3")] == 4 * [2]  # 2 * x * gradient
 
 
 def test_each_checkpointed_block_is_recomputed_once(rehearsing):

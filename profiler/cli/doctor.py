@@ -26,6 +26,7 @@ def doctor(
     """
     from profiler import engines
     from profiler.core.errors import UserError
+    from profiler.engines.local import rehearsal
 
     if json and paste:
         raise UserError("--paste has no effect with --json", hint="leave one of them out")
@@ -39,6 +40,7 @@ def doctor(
         "trials": {name: record.detail or record.outcome for name, record in trials.items()},
         "arithmetic": {name: text or "right" for name, text in wrong.items()},
         "start_seconds": {name: record.stage_seconds.get("start") for name, record in trials.items()},
+        "rehearsal": rehearsal(),
     }
     _print_json(findings) if json else _print_block(findings) if paste else print("\n".join(_lines(findings)))
     raise typer.Exit(int(any(wrong.values()) or any(record.outcome != "ok" for record in trials.values())))
@@ -118,4 +120,5 @@ def _lines(findings: dict[str, Any]) -> list[str]:
         ]
     if len(findings["devices"]) == 1:
         lines.append("no CUDA device: torch sees none, so `gcprof run` measures the CPU")
+    lines.append(f"{'rehearsal':14} {findings['rehearsal']}")
     return lines

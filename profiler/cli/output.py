@@ -36,6 +36,9 @@ def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
     return word
 
 
+OF_RANKS = ("--ranks", "--parallel")
+
+
 def usage(error: Any) -> tuple[str, str | None]:
     """A complaint of click's in our words: the message, and the nearest flag or command or where to read on."""
     message = re.split(r"\s*\(Possible options:|\s*Did you mean|\s*\(Did you mean", error.format_message())[0]
@@ -45,6 +48,8 @@ def usage(error: Any) -> tuple[str, str | None]:
         return message, None
     command = re.match(r"no such command '(.*)'", message)
     flag = getattr(error, "option_name", "")
+    if flag in OF_RANKS:
+        return message, f"this command follows one process; gcprof predict and gcprof rehearse take {flag}"
     if command:
         near = nearest(command[1], context.command.commands)
     else:

@@ -50,7 +50,9 @@ def run(
     repair_batchnorm: Annotated[
         bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda, cuda:N, or not here: fake:h100, rehearse:h100. [default: auto]")
+    ] = None,
     gpus: Annotated[
         str | None, typer.Option(help="Kinds of GPU to run on: a100,h100. For engines that have them: ray.")
     ] = None,

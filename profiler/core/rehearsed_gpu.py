@@ -39,15 +39,23 @@ def resolve(word: str) -> str:
     options = choice.options
     if unknown := options.keys() - SIZES.keys():
         raise UserError(f"--device: '{word}' has no {min(unknown)}", hint=f"choose from {', '.join(SIZES)}")
-    sizes = {name: parse_bytes(options[name], flag=f"--device {name}") for name in SIZES if name in options}
-    _check_room(word, memory=sizes.get("memory", gpu_specs.find(gpu).memory_bytes), context=sizes.get("context", 0))
+    sizes = {name: parse_size(options[name], flag=f"--device: '{word}': {name}") for name in SIZES if name in options}
+    _check_room(gpu, memory=sizes.get("memory", gpu_specs.find(gpu).memory_bytes), context=sizes.get("context", 0))
     return str(Choice.of(REHEARSE + gpu, sizes))
 
 
-def _check_room(word: str, *, memory: int, context: int) -> None:
+def parse_size(text: str, *, flag: str) -> int:
+    """Returns the bytes of a size that a GPU is given. Raises UserError, which begins with the words that gave it."""
+    size = parse_bytes(text, flag=flag)
+    if size > MOST_BYTES:
+        raise UserError(f"{flag} cannot be '{text}'", hint=f"at most {bytes_text(MOST_BYTES)}")
+    return size
+
+
+def _check_room(gpu: str, *, memory: int, context: int) -> None:
     """Raises UserError where CUDA leaves PyTorch no memory at all: no batch and no strategy would fit."""
     if memory - context < LEAST_BYTES:
-        message = f"--device: '{word}' has {bytes_text(memory)}, of which CUDA takes {bytes_text(context)}"
+        message = f"a rehearsed {gpu} has {bytes_text(memory)}, of which CUDA takes {bytes_text(context)}"
         hint = "PyTorch asks for 2 MiB at least; a number without a unit is bytes: 11GiB, not 11"
         raise UserError(f"{message}: nothing is left for tensors", hint=hint)
 

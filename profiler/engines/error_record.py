@@ -29,6 +29,10 @@ OF_DEVICE = (  # in other ways than by torch.OutOfMemoryError
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+NOT_HOLLOW = {  # what PyTorch's message begins with -> what the hollow device lacks; no user's mistake gets so far
+    "cuDNN error: ": "no recurrent networks and no CTC loss of cuDNN",
+    "cusolver error: ": "no linear algebra of cuSOLVER",
+}
 MARKED_TWICE = ("mark a variable ready only once", "marked as ready twice")  # torch/csrc/distributed/c10d/reducer.cpp
 TWICE = (
     "DDP, and a reentrant checkpoint around parameters that are used twice, each of whose backwards tells of them; "
@@ -43,6 +47,8 @@ def error_record(trial: Trial, error: Exception) -> Record:
         return without_readings(trial, "skipped", hide(str(error)))
     if isinstance(error, Invalid):
         return without_readings(trial, "invalid", hide(str(error)))
+    if absent := absent_library(error):
+        return without_readings(trial, "skipped", absent)
     print(user_traceback(error), file=sys.stderr, end="")
     missing = shortage(error)
     if missing:
@@ -74,6 +80,15 @@ def _with_device(trial: Trial, software: Environment | None) -> Environment | No
 
 def _added(error: BaseException) -> tuple[str, ...]:
     return tuple(text for text in getattr(error, "__notes__", ()) if isinstance(text, str))
+
+
+def absent_library(error: Exception) -> str | None:
+    """Returns which library of CUDA's the hollow device lacks for what raised, and where; None for any other error."""
+    lacking = next((name for begin, name in NOT_HOLLOW.items() if str(error).startswith(begin)), None)
+    if lacking is None or not is_open():
+        return None
+    place = raised_at(error)
+    return f"the hollow device has {lacking}" + (f" ({place})" if place else "") + "; gcprof predict needs none"
 
 
 def error_detail(error: Exception) -> str:

@@ -25,7 +25,7 @@ from profiler.engines.child import Child, Ended, not_started
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import in_waves
 from profiler.rehearsal.device import prepare_if_asked
-from profiler.rehearsal.smoke import proven_libraries
+from profiler.rehearsal.smoke import proven_libraries, readiness
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 
@@ -48,6 +48,14 @@ def connect(stage_seconds: float = 600.0, logs: Path | None = None, rehearses: b
 def connect_trainer(stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False) -> Local:
     """This machine, one trial at a time, with transformers.Trainer as the training loop."""
     return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN, rehearses=rehearses)
+
+
+def rehearsal() -> str:
+    """Returns whether a GPU that is not here can be rehearsed on this machine: where its libraries are, or why not."""
+    try:
+        return readiness()
+    except UserError as error:
+        return f"no: {error.message}" + (f"; {error.hint}" if error.hint else "")
 
 
 class Local:

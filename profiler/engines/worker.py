@@ -15,9 +15,11 @@ from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.gpu_kinds import visible
 from profiler.core.record import Environment, Record
+from profiler.core.rehearsed_gpu import of_device
 from profiler.core.secret_filter import hide
 from profiler.core.trace_data import Followed
-from profiler.engines.error_record import error_detail, error_record, user_traceback, without_readings
+from profiler.core.units import bytes_text
+from profiler.engines.error_record import absent_library, error_detail, error_record, user_traceback, without_readings
 from profiler.measuring import devices, measure, recorded_step
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
@@ -117,6 +119,9 @@ def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
     except (Invalid, Unsupported, UserError) as error:
         tell(channel, {"refused": hide(str(error))})
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        if absent := absent_library(error):
+            tell(channel, {"refused": absent})
+            return
         print(user_traceback(error), file=sys.stderr, end="")
         tell(channel, {"failed": error_detail(error)})
 
@@ -133,7 +138,15 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     """Measures the trial on the GPU that it names and that is not there; of several ranks, the first alone."""
     rehearsed_device.choose(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
-    return measure(trial, on_pass=on_pass, group=group)
+    record = measure(trial, on_pass=on_pass, group=group)
+    given = of_device(trial.case.device).cudnn_workspace_bytes
+    if not given or rehearsed_device.has_convolved():
+        return record
+    text = f"; cuDNN ran no convolution, so that its workspace of {bytes_text(given)} has no effect"
+    notes = (
+        msgspec.structs.replace(note, text=note.text + text) if note.code == "GCP039" else note for note in record.notes
+    )
+    return msgspec.structs.replace(record, notes=tuple(notes))
 
 
 def _by_ranks(trial: Trial, channel: int) -> Record:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,12 +83,10 @@ def libraries(folder: Path | None = None) -> Path:
     exit code 3 where the system is another, where torch is absent or has no CUDA, a tool is missing, a source does not
     compile or others can write where the libraries are kept, and with 74 where the folder cannot be written.
     """
-    _refuse_other_systems()
-    torch = _torch()
-    kept = (folder or cache.folder()).resolve() / _digest(torch)
+    kept = place(folder)
     try:
         if not cache.is_whole(kept):
-            _build_into(kept, torch)
+            _build_into(kept, _torch())
     except OSError as error:
         raise UserError(
             f"the hollow device's libraries cannot be kept in {kept.parent}: {error.strerror or error}",
@@ -96,6 +95,12 @@ def libraries(folder: Path | None = None) -> Path:
         ) from None
     cache.refuse_if_others_write(kept)
     return kept
+
+
+def place(folder: Path | None = None) -> Path:
+    """Returns the folder for the installed torch's libraries, built or not. Raises UserError where none can be."""
+    _refuse_other_systems()
+    return (folder or cache.folder()).resolve() / _digest(_torch())
 
 
 def _refuse_other_systems() -> None:
@@ -132,7 +137,7 @@ def _digest(torch: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compiler() -> tuple[str, ...]:
+def compiler() -> tuple[str, ...]:
     """Returns the words that start the C compiler: those of $CC, or the first of COMPILERS that is installed.
 
     Raises UserError where it, or a tool that is needed beside it, is not.
@@ -167,14 +172,16 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _build_into(kept: Path, torch: Path) -> None:
     """Build in a temporary folder and rename it, so that `kept` is whole or absent; what is broken there is removed."""
-    compiler = _compiler()
+    words = compiler()
     with cache.locked(kept.parent):
         if cache.is_whole(kept):  # another process has built it meanwhile
             return
+        begins = f"building the hollow CUDA libraries for torch {metadata.version('torch')}, and trying them"
+        print(f"{begins}: once, for half a minute or so", file=sys.stderr)
         with cache.working_folder(kept.parent) as work:
             out = work / "lib"
             out.mkdir(mode=0o700)
-            _Build(torch, compiler, work, out).run()
+            _Build(torch, words, work, out).run()
             cache.publish(out, kept)
 
 
@@ -296,6 +303,11 @@ class _Build:
         for number in FULL:
             if os.strerror(number) in done.stderr or (number == errno.EFBIG and "File size limit" in done.stderr):
                 raise OSError(number, os.strerror(number))
-        lines = done.stderr.strip().splitlines() or ["no message"]
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no message"]
         message = next((line for line in lines if "error" in line), lines[-1])
-        raise UserError(f"the hollow device cannot be built: {Path(words[0]).name}: {message}", exit_code=3)
+        is_asked = words[0] == self._compiler[0] and os.environ.get("CC", "").strip()
+        raise UserError(
+            f"the hollow device cannot be built: {Path(words[0]).name}: {message}",
+            hint=f"CC chose '{os.environ['CC']}'; without it cc, gcc or clang is taken" if is_asked else None,
+            exit_code=3,
+        )

@@ -102,6 +102,11 @@ def is_open() -> bool:
     return hasattr(ctypes.CDLL(None), "hollow_device")
 
 
+def has_convolved() -> bool:
+    """Whether cuDNN was asked for the workspace of a convolution in this process."""
+    return bool(ctypes.CDLL(None).hollow_num_workspaces())
+
+
 def choose_devices(devices: RehearsedGpu) -> None:
     """Set the variables that the libraries read at the first use of CUDA. Raises UserError for a GPU without a chip."""
     variables = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import build
+from profiler.rehearsal import build, cache
 
 VERDICT = "smoke.json"  # beside the libraries
 DEVICE = "h100,bytes=1073741824"
@@ -68,6 +69,21 @@ def proven_libraries() -> Path:
             refusal(verdict), hint="`python -m profiler.rehearsal.smoke` tries it again and tells more", exit_code=3
         )
     return folder
+
+
+def readiness() -> str:
+    """Returns whether the libraries for the installed torch are built and tried, or what will compile them.
+
+    Raises UserError where nothing can be rehearsed.
+    """
+    kept = build.place()
+    verdict = _read(kept)
+    if verdict is None or not cache.is_whole(kept):
+        words = shlex.join(build.compiler())
+        return f"not built yet: the first rehearsal compiles its libraries by `{words}` into {kept.parent}"
+    if verdict.wrong():
+        raise UserError(refusal(verdict))
+    return f"ready: its libraries are built and tried, in {kept}"
 
 
 def run(folder: Path) -> Verdict:

@@ -18,7 +18,8 @@ from profiler.core.record import Environment
 RANKS_PER_CORE = 8
 SEVERAL = "cuda"  # the device of a case that runs on any one of several
 BY_NUMBER = (
-    "choose from auto, cpu, cuda, cuda:N; `gcprof doctor` lists those that are here, "
+    "choose from auto, cpu, cuda, cuda:N, or fake:h100, rehearse:h100, ... for GPUs that are not here; "
+    "`gcprof doctor` lists those that are here, "
     "and CUDA_VISIBLE_DEVICES takes the UUID of a GPU or of a MIG slice"
 )
 
@@ -29,8 +30,10 @@ def to_predict(text: str) -> str:
 
 
 def to_rehearse(text: str, **sizes: str | None) -> str:
-    """`h100,rehearse:t4` -> `rehearse:h100,rehearse:t4`, each with the sizes that are given."""
+    """`h100,rehearse:t4` -> `rehearse:h100,rehearse:t4`, each with the sizes that are given. Raises UserError."""
     given = {name: size for name, size in sizes.items() if size is not None}
+    for name, size in given.items():
+        rehearsed_gpu.parse_size(size, flag=f"--{name.replace('_', '-')}")
     words = [word if word.startswith(REHEARSE) else REHEARSE + word for word in map(str, split_choices(text))]
     return ",".join(Choice.of(Choice(word).name, {**Choice(word).options, **given}) for word in words)
 

@@ -265,7 +265,8 @@ def _devices(request: Request, choose_device: Callable[[str], str], remarks: lis
     words = ["auto"] if text is None else _device_words(text)
     device_choice.refuse_kinds(words)
     if len(words) > 1 and not any(all(word.startswith(kind) for word in words) for kind in (FAKE, REHEARSE)):
-        hint = f"measure on each, and compare the runs; predictions take a list: {FAKE}t4,{FAKE}h100"
+        hint = "measure on each, and compare the runs; predictions and rehearsals take a list: "
+        hint += ",".join(f"{REHEARSE if words[0].startswith(REHEARSE) else FAKE}{gpu}" for gpu in ("t4", "h100"))
         raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)
     return _without_duplicates([choose_device(word) for word in words], "--device", remarks)
 

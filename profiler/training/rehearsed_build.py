@@ -42,15 +42,15 @@ class ValueReads(TorchDispatchMode):
         self.places: dict[str, None] = {}  # `nonzero (train.py:12)`, in the order of their first call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        asks = _reads_values(func, args) or _is_copied_to_host(out, args)
-        if asks and any(isinstance(value, torch.Tensor) and value.is_cuda for value in args):
-            files = {frame.f_code.co_filename for frame in frames(sys._getframe(1))}
-            if files & HARMLESS:
-                return out
-            line = users_line(sys._getframe(1))
-            name = func.name().partition("::")[2].partition(".")[0].removeprefix("_local_scalar_dense") or "item"
-            self.places[f"{name} ({line})" if line else name] = None
+        kwargs = kwargs or {}
+        try:
+            out = func(*args, **kwargs)
+        except Exception as error:
+            if _reads_values(func, args) or _fails_by_values(func, args, kwargs, error):
+                self._note(func, args)
+            raise
+        if _reads_values(func, args) or _is_copied_to_host(out, args):
+            self._note(func, args)
         return out
 
     def __str__(self) -> str:
@@ -58,12 +58,36 @@ class ValueReads(TorchDispatchMode):
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         return ", ".join(names[:MOST_NAMED]) + more
 
+    def _note(self, func: Any, arguments: Any) -> None:
+        """Note the operator and the user's line, where it was given a CUDA tensor."""
+        files = {frame.f_code.co_filename for frame in frames(sys._getframe(2))}
+        if files & HARMLESS or not any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments):
+            return
+        line = users_line(sys._getframe(2))
+        name = func.name().partition("::")[2].partition(".")[0].removeprefix("_local_scalar_dense") or "item"
+        self.places[f"{name} ({line})" if line else name] = None
+
 
 def _reads_values(func: Any, arguments: Any) -> bool:
     """Whether an operator's result or its size follows from values; indices do not, unless they are a mask."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
     return bool(BY_VALUE & set(func.tags)) or func.name().partition(".")[0] in UNTAGGED
+
+
+def _fails_by_values(func: Any, arguments: Any, keywords: Any, error: Exception) -> bool:
+    """Whether an operator that failed takes such arguments where they have no values: it has read them itself."""
+    if isinstance(error, torch.OutOfMemoryError) or " error: " in str(error):  # the last are CUDA's and its libraries'
+        return False
+    given = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
+    if not all(tensor.is_cuda for tensor in given):
+        return False
+    try:
+        unmade = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (arguments, keywords))
+        func(*unmade[0], **unmade[1])
+    except Exception:  # noqa: BLE001  an operator may refuse in any way
+        return False
+    return True
 
 
 def _is_copied_to_host(out: Any, arguments: Any) -> bool:

@@ -23,6 +23,7 @@ class _Place(NamedTuple):
     depth: int = 0  # how many nodes of autograd are around it: in a backward within one, two
     node: Sequence | None = None  # the innermost of them
     call: int | None = None  # the operator, by its place among all
+    function: Sequence | None = None  # the node that the user's own autograd Function around it makes
 
 
 class Call(NamedTuple):
@@ -41,7 +42,9 @@ class Profiled:
     def __init__(self, tree: Iterable[Any]) -> None:
         self.calls: list[Call] = []
         self.items: list[tuple[int, str, Any]] = []  # when it began; "call", "allocation" or "phase"; what it is
-        self.operator_of: dict[Sequence, int] = {}  # the last operator that made the node
+        self.operator_of: dict[
+            Sequence, int
+        ] = {}  # the last operator that made the node; of a Function of the user's, its first
         self.home: int | None = None  # the thread of the forward
         for event in tree:
             self._walk(event, _Place())
@@ -79,7 +82,11 @@ class Profiled:
                 self.operator_of[sequence] = len(self.calls) - 1
             return inside
         elif place.call is None:
-            return place._replace(name=COMPILED if name.startswith(COMPILED_CALL) else name)
+            inside = place._replace(name=COMPILED if name.startswith(COMPILED_CALL) else name)
+            if sequence[1] < 0:
+                return inside
+            self.operator_of.pop(sequence, None)  # an operator that made no node had the same number
+            return inside._replace(function=sequence)
         return place
 
     def _call(self, event: Any, place: _Place, name: str) -> int:
@@ -88,6 +95,8 @@ class Profiled:
         moved = 0 if _is_view(name) else _read_bytes(getattr(fields, "inputs", ()))
         self.calls.append(Call(name, place.module, is_recompute, place.node, moved))
         self.items.append((event.start_time_ns, "call", len(self.calls) - 1))
+        if place.function is not None:
+            self.operator_of.setdefault(place.function, len(self.calls) - 1)
         return len(self.calls) - 1
 
     def _node(self, event: Any, place: _Place) -> _Place:

@@ -1,0 +1,75 @@
+"""What a rehearsed device does not have is told as such, and not as the user's mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.core.record import Record
+from profiler.runs import store
+from tests.program import gcprof
+
+USER_MODELS = Path(__file__).parent / "user_models"
+FILE = USER_MODELS / "hollow_limits.py"
+OWN = ("qr", "isin", "misfit", "elsewhere")
+OTHERS = {"lstm": f"{USER_MODELS / 'lstm.py'}:char_rnn", "mlp": "mlp", "convolutions": "mnist-cnn:channels=4"}
+MODELS = {name: f"{FILE}:{name}" for name in OWN} | OTHERS
+
+
+@pytest.fixture(scope="module")
+def rehearsed(hollow, tmp_path_factory) -> dict[str, Record]:
+    """The record of each model."""
+    here = tmp_path_factory.mktemp("limits")
+    words = ("--strategies", "none", "--cudnn-workspace", "1MiB")
+    gcprof("rehearse", ",".join(MODELS.values()), *words, "-o", "run", cwd=here)
+    records = {str(record.case.model): record for record in store.load(here / "run").records}
+    return {name: records[word] for name, word in MODELS.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "lacking"),
+    [("lstm", "no recurrent networks and no CTC loss of cuDNN (rnn.py:"), ("qr", "no linear algebra of cuSOLVER (")],
+)
+def test_what_needs_a_library_that_is_not_there_is_skipped_and_says_what_to_do(rehearsed, model, lacking):
+    record = rehearsed[model]
+
+    assert record.outcome == "skipped"
+    assert record.detail.startswith(f"the hollow device has {lacking}")
+    assert record.detail.endswith("; gcprof predict needs none")
+
+
+def test_an_operator_that_fails_by_the_values_that_it_reads_inside_itself_is_named(rehearsed):
+    at = next(number for number, line in enumerate(FILE.read_text().splitlines(), start=1) if "isin(numbers" in line)
+    record = rehearsed["isin"]
+
+    assert record.outcome == "failed"
+    text = f"the step reads values, which are zeros here: isin (hollow_limits.py:{at})"
+    assert [(note.code, note.text) for note in record.notes] == [("GCP041", text)]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("misfit", "mat1 and mat2 shapes cannot be multiplied"), ("elsewhere", "to be on the same device")],
+)
+def test_an_operator_that_fails_by_shapes_or_devices_has_read_no_values(rehearsed, model, words):
+    assert rehearsed[model].outcome == "failed"
+    assert words in rehearsed[model].detail
+    assert rehearsed[model].notes == ()
+
+
+def test_a_workspace_that_no_convolution_takes_is_said_to_have_no_effect(rehearsed):
+    texts = {
+        name: [note.text for note in rehearsed[name].notes if note.code == "GCP039"] for name in ("mlp", "convolutions")
+    }
+
+    without = "; cuDNN ran no convolution, so that its workspace of 1.00 MiB has no effect"
+    assert [text.endswith(without) for text in texts["mlp"]] == [True]
+    assert [without in text for text in texts["convolutions"]] == [False]
+
+
+def test_explain_says_the_same(hollow, here):
+    done = gcprof("explain", MODELS["lstm"], "--device", "rehearse:h100", cwd=here)
+
+    assert done.returncode == 2
+    assert "the hollow device has no recurrent networks and no CTC loss of cuDNN (rnn.py:" in done.stderr
