@@ -152,7 +152,7 @@ def test_fault_35_the_store_holds_what_a_plain_list_holds_over_2000_steps():
 
 
 def test_twin_35_a_torn_line_that_is_not_cut_off_would_be_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store, "_cut_torn_line", lambda path: None)
+    monkeypatch.setattr(store, "_cut_torn_line", lambda path, file: None)
 
     with pytest.raises((AssertionError, UserError)):
         run_machine(examples=5)
