@@ -75,7 +75,7 @@ class Writer:
         self._folder = folder
         self._signature = folder / ".writer"
         self._file, self.is_locked = _locked(folder)
-        self._own = tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=folder)  # noqa: SIM115  `close` closes it
+        self._own = tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder))  # noqa: SIM115  `close` closes it
         safe_files.sign_lock(self._signature)
         safe_files.sweep(folder)
         try:
