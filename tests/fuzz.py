@@ -79,7 +79,7 @@ class Idle:
     def survey(self) -> dict[str, Environment]:
         return {"cpu": examples.ENVIRONMENT}
 
-    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool | None = None) -> dict[str, Any]:
         return {"failed": f"{failing}: nothing is asked here"}
 
     def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
@@ -87,7 +87,7 @@ class Idle:
             yield Record(case=trial.case, round=trial.round, outcome="skipped", detail="not here")
 
 
-def connect(stage_seconds: float = 600.0, logs: Path | None = None) -> Idle:
+def connect(stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False) -> Idle:
     """The engine of these readers."""
     return Idle()
 

@@ -34,6 +34,8 @@ def clock_held(series: Series) -> str | None:
 
 def other_processes(series: Series) -> str | None:
     """Whether other processes used the device while steps were timed."""
+    if not series:
+        return None
     on_device = max((moment.num_others or 0 for round_ in series for moment in round_), default=0)
     if on_device:
         held_bytes = max((moment.others_bytes or 0 for round_ in series for moment in round_), default=0)

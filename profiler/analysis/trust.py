@@ -23,10 +23,11 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Seque
     if not timed:
         return ()
     series = [record.readings.step_seconds or () for record in timed]
+    seconds = _joined(series)
     conditions = [record.readings.conditions for record in timed if record.readings.conditions]
     texts = {
-        "GCP012": _noise(_joined(series), ratios),
-        "GCP021": _unsure(_joined(series), timed),
+        "GCP012": _noise(seconds, ratios),
+        "GCP021": _unsure(seconds, timed),
         **_within_rounds(drift(series)),
         "GCP024": _clocks(timed, baseline),
         "GCP025": other_processes(conditions),
@@ -145,8 +146,10 @@ def _identity(record: Record) -> str | None:
 def _unsure(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
     """Where a precision was asked for, and all rounds together do not give it."""
     sampling = rounds[0].case.sampling
+    if not sampling:
+        return None
     reached = uncertainty(seconds)
-    if not sampling or (reached is not None and reached <= sampling.precision_target):
+    if reached is not None and reached <= sampling.precision_target:
         return None
     hit = sorted({LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS})
     more = " or ".join(["more --rounds", *(f"a larger {flag}" for flag in hit)])

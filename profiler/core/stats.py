@@ -125,8 +125,12 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
     it is without a drift (Kendall's test, summed as in Hirsch and Slack 1984, Water Resources Research 20).
     """
     stretches = [_stretches(values) for values in series if len(values) > 1]
-    score, variance = sum(map(_score, stretches)), sum(map(_variance, stretches))
-    if variance <= 0 or abs(score) - 1 < CERTAIN * sqrt(variance):
+    variance = sum(map(_variance, stretches))
+    certain = CERTAIN * sqrt(max(0.0, variance))
+    if variance <= 0 or sum(map(_num_pairs, stretches)) - 1 < certain:
+        return None  # however the samples are ordered: rounds of a few, of which a large run has most
+    score = sum(map(_score, stretches))
+    if abs(score) - 1 < certain:
         return None
     changes = [_change(values) for values in stretches if all(values)]
     change = median(changes) if changes else 0.0
@@ -136,6 +140,10 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
 def _stretches(samples: Sequence[float]) -> list[float]:
     size = ceil(len(samples) / MOST_STRETCHES)
     return [median(samples[at : at + size]) for at in range(0, len(samples), size)] if size > 1 else list(samples)
+
+
+def _num_pairs(samples: Sequence[float]) -> int:
+    return len(samples) * (len(samples) - 1) // 2
 
 
 def _score(samples: Sequence[float]) -> int:

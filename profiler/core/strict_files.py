@@ -102,7 +102,7 @@ def check_json(text: bytes) -> None:
 
 
 def _check_values(text: bytes) -> None:
-    if text.count(b",") + text.count(b"[") + text.count(b"{") > JSON_VALUES:
+    if len(text) > JSON_VALUES < text.count(b",") + text.count(b"[") + text.count(b"{") > JSON_VALUES:
         raise Malformed(f"it has more than {JSON_VALUES:,} values")
 
 

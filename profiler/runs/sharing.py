@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ class Shared:
     """Replaces parts of what was decoded, and nobody else has yet, by equal ones of the same field."""
 
     def __init__(self, plan: Iterable[Trial]) -> None:
-        self._known: dict[tuple[str, Hashable], Any] = {}
+        self._known: defaultdict[str, dict[Hashable, Any]] = defaultdict(dict)  # by field
         self._cases: dict[Case, Case] = {}
         for trial in plan:
             self._case(trial)
@@ -28,7 +29,7 @@ class Shared:
         """Make its case that of the plan, and what it ran on and built those of the records before."""
         self._case(record)
         readings, equality, environment = record.readings, record.equality, record.environment
-        if environment is not None and ("environment", environment) not in self._known:
+        if environment is not None and environment not in self._known["environment"]:
             self._texts(environment, _OF_ENVIRONMENT)
         if equality is not None and equality.gradients_equal and not equality.digests:  # else each has its own numbers
             self._share(record, "equality", _scalars(equality))
@@ -52,7 +53,7 @@ class Shared:
 
     def _share(self, struct: msgspec.Struct, name: str, key: Hashable) -> None:
         part = getattr(struct, name)
-        known = self._known.setdefault((name, key), part)
+        known = self._known[name].setdefault(key, part)
         if known is not part:
             msgspec.structs.force_setattr(struct, name, known)
 

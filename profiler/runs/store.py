@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ from profiler.core.record import SCHEMA, Environment, Record
 from profiler.core.schedule import Shard
 from profiler.runs import reading
 from profiler.runs.sharing import Shared
+
+SPOOL_BYTES = 8 << 20  # of a process's own lines in memory; more are in a nameless file of the run's folder
 
 
 def log_name(case: Case, round: int) -> str:
@@ -72,6 +75,7 @@ class Writer:
         self._folder = folder
         self._signature = folder / ".writer"
         self._file, self.is_locked = _locked(folder)
+        self._own = tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder))  # noqa: SIM115  `close` closes it
         safe_files.sign_lock(self._signature)
         safe_files.sweep(folder)
         try:
@@ -82,18 +86,18 @@ class Writer:
             self.close()
             raise
         self._size = os.fstat(self._file).st_size
-        self._lines: list[bytes] = []  # of this process: nobody else has them where the file is cut
+        self._pending = b""  # a line that is not in the file yet
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails.
 
         Raises LostFileError where somebody removed, replaced or cut the file, before or meanwhile.
         """
-        line = encode(record) + b"\n"
-        self._lines.append(line)
+        self._pending = line = encode(record) + b"\n"
         self.check()
         self._write(line)
         self._size += len(line)
+        self._pending = b""
         self.check()
 
     def check(self) -> None:
@@ -106,8 +110,9 @@ class Writer:
         kept = self._folder.parent / name if self._folder.name.strip(".") else self._folder.absolute().parent / name
         try:
             save(kept, manifest=self._manifest, trials=self._records())
-        except UserError as error:
-            message = f"{what}, and its records cannot be kept: {error.message}"
+        except (UserError, OSError) as error:
+            why = error.message if isinstance(error, UserError) else error.strerror
+            message = f"{what}, and its records cannot be kept: {why}"
             raise LostFileError(message, hint="what was printed is all there is") from error
         raise LostFileError(
             f"{what}: nothing more is measured, and its records are kept in '{kept}'",
@@ -118,6 +123,8 @@ class Writer:
     def close(self) -> None:
         with suppress(OSError):  # a name that cannot be removed now the next writer signs anew
             self._signature.unlink(missing_ok=True)  # while the lock is held: the next holder signs anew
+        with suppress(OSError):  # what a full disk does not take of the copy, the file has
+            self._own.close()
         os.close(self._file)
 
     def _change(self) -> str | None:
@@ -146,16 +153,16 @@ class Writer:
     def _records(self) -> bytes:
         """All that the file held, which it still does where only its name is gone; else what this process wrote."""
         if os.fstat(self._file).st_size != self._size:
-            return b"".join(self._lines)
+            self._own.seek(0)
+            return self._own.read() + self._pending
         with open(os.dup(self._file), "rb") as file:
             file.seek(0)
-            text = file.read()
-        last = self._lines[-1] if self._lines else b""
-        return text if text.endswith(last) else text + last
+            return file.read() + self._pending
 
     def _write(self, line: bytes) -> None:
         rest = memoryview(line)
         try:
+            self._own.write(line)
             while rest:  # a disk takes what still fits, and only then says that it is full
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)

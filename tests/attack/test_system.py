@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from tests.program import PATIENCE_SECONDS, ROOT, environment
 STRACE = shutil.which("strace")
 CALLS = "open,openat,openat2,execve,execveat,connect,bind,sendto,socket"
 OPENED = re.compile(r'open(?:at2?)?\((?:AT_FDCWD|\d+)?,? ?"(?P<path>[^"]*)".*\)\s+= (?P<result>-?\d+)')
-STARTED = re.compile(r'execve(?:at)?\(.*?"(?P<path>[^"]*)".*\)\s+= 0')
+STARTED = re.compile(r'execve(?:at)?\(.*?"(?P<path>[^"]*)", \[(?P<words>.*)\], .*\)\s+= 0')
 NETWORK = re.compile(r"(?:connect|bind|sendto|socket)\(.*AF_(?!UNIX)\w+")
 SYSTEM = (  # of the machine: what libc, the interpreter and PyTorch look up, and nobody's data
     "/proc/", "/sys/", "/dev/null", "/dev/urandom", "/dev/shm/", "/dev/tty", "/usr/lib", "/usr/local/lib", "/lib",
@@ -39,7 +40,7 @@ class Seen(NamedTuple):
     code: int
     told: str
     opened: list[str]
-    started: list[str]
+    started: list[str]  # a program and its words, as the kernel was given them
     connected: list[str]
 
 
@@ -75,17 +76,21 @@ def audited(words: tuple[str, ...], here: Path) -> Seen:
 
 def traced(words: tuple[str, ...], here: Path) -> Seen:
     """The same by the kernel, of the program and of all processes that it starts."""
+    return _traced(["-P", "-m", "profiler", *words], here)
+
+
+def _traced(words: list[str], here: Path) -> Seen:
     assert STRACE
     calls = here / "calls"
     how = [STRACE, "-f", "-qq", "-s", "4096", "-e", f"trace={CALLS}", "-o", str(calls)]
-    done = _run(["-P", "-m", "profiler", *words], here, before=how)
+    done = _run(words, here, before=how)
     lines = calls.read_text(errors="replace").splitlines()
     calls.unlink()
     opened = [match for line in lines if (match := OPENED.search(line))]
     return Seen(
         done.returncode, done.stdout + done.stderr,
         [os.path.join(here, one["path"]) for one in opened if int(one["result"]) >= 0],
-        [match["path"] for line in lines if (match := STARTED.search(line))],
+        [f"{match['path']} {match['words']}" for line in lines if (match := STARTED.search(line))],
         [line for line in lines if NETWORK.search(line)],
     )  # fmt: skip
 
@@ -107,6 +112,15 @@ def elsewhere(paths: list[str], here: Path) -> list[str]:
     return [path for path in paths if path not in own and not os.path.normpath(path).startswith((*roots, *links))]
 
 
+def others(started: list[str], *, allowed: Sequence[str] = ()) -> list[str]:
+    """Which of them are neither Python nor allowed."""
+    return [
+        program
+        for program in started
+        if program not in allowed and not os.path.samefile(program.partition(" ")[0], sys.executable)
+    ]
+
+
 @pytest.mark.parametrize("command", [*READING, *RUNNING])
 def test_a_hostile_folder_opens_starts_and_connects_nothing(command: str, theirs: Path):
     seen = audited({**READING, **RUNNING}[command], theirs)
@@ -118,6 +132,22 @@ def test_a_hostile_folder_opens_starts_and_connects_nothing(command: str, theirs
     assert not (theirs / "sprung").exists()
 
 
+@pytest.mark.parametrize("command", RUNNING)
+@pytest.mark.parametrize("field", ["strategy", "optimizer", "parallel"])
+def test_a_package_that_one_word_of_a_folder_names_is_not_imported(field: str, command: str, here: Path):
+    """The model is one of gcprof's own, so that nothing else of the folder is a reason to refuse it."""
+    hostile.plant(here)
+    (here / "home").mkdir()
+    hostile.folder(here / "base", **{field: hostile.word("inner module", here)})
+
+    seen = audited(RUNNING[command], here)
+
+    assert elsewhere(seen.opened, here) == []
+    assert (seen.started, seen.connected) == ([], [])
+    assert seen.code == 2, seen.told
+    assert not (here / "sprung").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not STRACE, reason="strace is not installed")
 @pytest.mark.parametrize("command", [*READING, *RUNNING])
@@ -125,7 +155,7 @@ def test_nor_does_the_kernel_see_more(command: str, theirs: Path):
     seen = traced({**READING, **RUNNING}[command], theirs)
 
     assert elsewhere(seen.opened, theirs) == []
-    assert [path for path in seen.started if not os.path.samefile(path, sys.executable)] == []
+    assert others(seen.started) == []
     assert len(seen.started) == 1
     assert seen.connected == []
 
@@ -134,7 +164,10 @@ def test_nor_does_the_kernel_see_more(command: str, theirs: Path):
 @pytest.mark.skipif(not STRACE, reason="strace is not installed")
 @pytest.mark.parametrize("words", [RUNNING["resume"], RUNNING["explain"]], ids=" ".join)
 def test_what_is_run_after_all_starts_python_alone_and_connects_nowhere(words: tuple[str, ...], here: Path):
-    """A folder of plain words whose files lead elsewhere: its trial runs, in processes of gcprof's own."""
+    """A folder of plain words whose files lead elsewhere: its trial runs, in processes of gcprof's own.
+
+    Besides, PyTorch may start what it always does: NVIDIA's finder of libraries asks `ldconfig -p` where they are.
+    """
     hostile.plant(here)
     (here / "home").mkdir()
     none, owed = (make.case(name, model="mlp", batch_size=8, warmup=0, samples=1) for name in ("none", "all"))
@@ -146,7 +179,7 @@ def test_what_is_run_after_all_starts_python_alone_and_connects_nowhere(words: t
     seen = traced(words, here)
 
     assert elsewhere(seen.opened, here) == []
-    assert [path for path in seen.started if not os.path.samefile(path, sys.executable)] == []
+    assert others(seen.started, allowed=_traced(["-P", "-c", "import torch"], here).started) == []
     assert seen.connected == []
     assert hostile.SECRET not in seen.told
     assert (here / "outside" / "secret.json").read_text() == hostile.SECRET
@@ -172,10 +205,11 @@ def test_twin_what_the_hook_sees_would_be_told(here: Path):
 def test_twin_what_the_kernel_sees_would_be_told():
     line = '12 openat(AT_FDCWD, "/etc/shadow", O_RDONLY|O_CLOEXEC) = 3'
     lines = (
-        '12 execve("/bin/sh", ["sh"], 0x7ffe /* 3 vars */) = 0',
+        '12 execve("/bin/sh", ["sh", "-c"], 0x7ffe /* 3 vars */) = 0',
         "12 connect(3, {sa_family=AF_INET, sin_port=80}, 16) = 0",
     )
 
     assert OPENED.search(line)["path"] == "/etc/shadow"
-    assert STARTED.search(lines[0])["path"] == "/bin/sh"
+    assert STARTED.search(lines[0]).group("path", "words") == ("/bin/sh", '"sh", "-c"')
+    assert others(['/bin/sh "sh", "-c"'], allowed=['/bin/sh "sh"']) == ['/bin/sh "sh", "-c"']
     assert NETWORK.search(lines[1])

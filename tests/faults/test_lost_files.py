@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core import safe_files
-from profiler.core.case import Trial
+from profiler.core.case import Trial, encode
 from profiler.core.record import Record
 from profiler.runs import store
 from profiler.workflows import runner
@@ -146,6 +147,45 @@ def test_lost_records_of_an_earlier_process_are_kept_where_they_can_still_be_rea
         next(trials)
 
     assert names(lost.value.kept) == list(NAMES)
+
+
+@pytest.mark.parametrize("kind", ["emptied", "cut", "lengthened", "removed"])
+def test_lost_more_records_than_are_kept_in_memory_are_kept_too(kind: str, owed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "SPOOL_BYTES", 1)
+
+    _, _, error = harm_after(2, owed, kind)
+
+    assert names(error.kept) == list(NAMES)
+    assert {path.name for path in error.kept.iterdir()} == {"manifest.json", "trials.jsonl", "logs", "derived"}
+
+
+def test_lost_a_writer_takes_no_more_memory_for_more_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "SPOOL_BYTES", 10_000)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    writer = store.Writer(examples.run(tmp_path / "run", []).folder)
+    record, written = make.record("none"), 0
+    tracemalloc.start()
+
+    for _ in range(500):
+        writer.append(record)
+        written += len(encode(record))
+
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    writer.close()
+    assert written > 500_000
+    assert held < 100_000
+
+
+def test_lost_what_a_process_keeps_for_itself_has_no_name(owed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "SPOOL_BYTES", 1)
+    writer = store.Writer(owed)
+    before = sorted(owed.iterdir())
+
+    writer.append(make.record("none"))
+
+    assert sorted(owed.iterdir()) == before
+    writer.close()
 
 
 def test_lost_where_nothing_can_be_kept_the_run_says_so(owed: Path, monkeypatch: pytest.MonkeyPatch):

@@ -53,10 +53,13 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
         return None
     lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
     lines.append(GridLine(row=-2, text=GAP.join("-" * column_width for column_width in widths)))
-    for row in range(len(columns[0].cells)):
-        lines += [
-            GridLine(row=row, text=text) for text in _row([column.cells[row] for column in columns], columns, widths)
-        ]
+    cells = [_set(column, size) for column, size in zip(columns, widths, strict=True)]
+    for row, texts in enumerate(zip(*cells, strict=True)):
+        if None in texts:
+            whole = [column.cells[row] for column in columns]
+            lines += [GridLine(row=row, text=text) for text in _row(whole, columns, widths)]
+        else:
+            lines.append(GridLine(row=row, text=GAP.join(texts).rstrip()))
     return lines
 
 
@@ -123,6 +126,13 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
     return [_joined(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
 
 
+def _set(column: Column, width: int) -> list[str | None]:
+    """The cells as wide as the column; None for one that is broken over several lines."""
+    if column.is_number:
+        return [_pad(cell, width, right=True) for cell in column.cells]
+    return [_pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in column.cells]
+
+
 def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
     padded = [
         _pad(text, size, right=column.is_number) for text, size, column in zip(texts, widths, columns, strict=True)
@@ -136,5 +146,6 @@ def _length(text: str) -> int:
 
 
 def _pad(text: str, width: int, *, right: bool = False) -> str:
-    width += len(text) - _length(text)
+    if not text.isascii():
+        width += len(text) - cell_len(text)
     return text.rjust(width) if right else text.ljust(width)
