@@ -188,10 +188,9 @@ def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
     smallest = planned.frontier.peak_bytes[0]
     more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
     if own := planned.own:
-        fits = f"the model's own checkpoints fit {bytes_text(budget)}: `own` needs {bytes_text(own.peak_bytes)}"
-        aside(
-            f"{fits} ({own.evidence}); no plan of these blocks does: their smallest peak is {bytes_text(smallest)}{more}"
-        )
+        needed = f"`own` needs {bytes_text(own.peak_bytes)} ({own.evidence})"
+        rest = f"no plan of these blocks does: their smallest peak is {bytes_text(smallest)}{more}"
+        aside(f"the model's own checkpoints fit {bytes_text(budget)}: {needed}; {rest}")
     else:
         aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
     aside(
