@@ -18,8 +18,8 @@ def chunked(trace: Trace) -> Callable[[Allocation], Iterable[Life]] | None:
     """The lives that storages would have; None where the forward has no cross-entropy of its own, or has several.
 
     From the product that makes the logits to those of its backward, which make gradients of the input and the weights,
-    what is at least half as large as the log-probabilities is a `CHUNKS`th of it. The gradients of the head's weights are there twice meanwhile: one chunk's
-    is added to the sum.
+    what is at least half as large as the log-probabilities is a `CHUNKS`th of it. The gradients of the head's weights
+    are there twice meanwhile: one chunk's is added to the sum.
     """
     names = [operator.name for operator in trace.operators]
     if names.count(SOFTMAX) != 1 or names.count(SOFTMAX_BACKWARD) != 1:

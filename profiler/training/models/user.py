@@ -88,7 +88,7 @@ def _taken_apart(value: Any) -> tuple[list[Any], tuple[str, ...]]:
 
 def _put_together(kind: type, values: Iterable[Any], names: tuple[str, ...]) -> Any:
     """A dataclass with these values; what it worked out when it was made is among them, and is not made again."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)  # a frozen one has none of its own
     return made
