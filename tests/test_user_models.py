@@ -133,6 +133,18 @@ def test_the_tensors_of_a_dataclass_batch_are_counted():
     assert record.readings.static_bytes["inputs"] == (4 * 8 + 4 * 8 + 4) * 4
 
 
+def test_all_tensors_of_a_batch_of_dataclasses_are_counted_and_what_they_worked_out_is_kept():
+    """Three tensors, of which `doubled` is no argument and `halved` no field."""
+    nested = choice("dataclass_batch").replace(":make", ":nested")
+
+    none, every = (
+        measured(nested, strategy, batch_size=4, passes=("equality", "memory")) for strategy in ("none", "all")
+    )
+
+    assert none.readings.static_bytes["inputs"] == every.readings.static_bytes["inputs"] == 3 * 4 * 8 * 4
+    assert (none.outcome, every.outcome, every.equality.loss_equal) == ("ok", "ok", True)
+
+
 @pytest.mark.parametrize(
     "name", ["extra_arguments", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dataclass_batch", "lora"))]
 )

@@ -8,6 +8,7 @@ from itertools import accumulate
 import msgspec
 
 from profiler.analysis import live_bytes
+from profiler.analysis.chunked_loss import chunked
 from profiler.analysis.floor import Floor, floor
 from profiler.analysis.live_bytes import Holder, Peak, Share
 from profiler.analysis.reasons import Reason, reason
@@ -103,7 +104,7 @@ def _has_lines(trace: Trace) -> bool:
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is checkpointing, batch, optimizer, gradients, kept-gradients or offload."""
+    """`kind` is checkpointing, batch, optimizer, gradients, kept-gradients, offload or loss."""
 
     kind: str
     nbytes: int  # the peak would be lower by at most so many
@@ -114,7 +115,8 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
 
     Each is the peak of the same step less the peak with other lives of its storages: half the batch; an optimizer
     without state; gradients freed as they arrive (the optimizer's step in the backward); gradients that are kept
-    between the steps dropped instead; saved activations on the host but where they are made and last used. Bytes.
+    between the steps dropped instead; saved activations on the host but where they are made and last used; the loss in
+    chunks. An optimizer in the backward has no place where gradients of several micro-batches are added. Bytes.
     """
     highest = max(live(trace))
     changes: dict[str, Change] = {
@@ -124,10 +126,19 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
         "kept-gradients": _dropped_gradients(trace),
         "offload": _offloaded,
     }
+    if in_chunks := chunked(trace):
+        changes["loss"] = in_chunks
+    if is_accumulated(trace):
+        del changes["gradients"]
     gains = {"checkpointing": highest - floor_bytes}
     gains |= {kind: highest - _changed_peak(trace, change) for kind, change in changes.items()}
     worth = [Remedy(kind=kind, nbytes=gain) for kind, gain in gains.items() if gain >= max(1, LEAST_GAIN * highest)]
     return tuple(sorted(worth, key=lambda remedy: -remedy.nbytes))
+
+
+def is_accumulated(trace: Trace) -> bool:
+    """Whether the step has several backwards, whose gradients are added."""
+    return sum(phase == "backward" for phase, _ in trace.marks) > 1
 
 
 def _changed_peak(trace: Trace, change: Change) -> int:

@@ -10,18 +10,44 @@ from profiler.core.case import Calibration, Case, Trial
 from profiler.core.record import Record
 
 FAILURES = ("failed", "crashed", "timed_out", "invalid")  # out of memory and skipped are findings
+REFUSALS = ("failed", "skipped", "invalid")  # by the model or its code, where nothing was measured
 LOST = ("crashed", "timed_out")  # ended from outside, which says nothing of what is measured
 
 
 def owed(plan: Iterable[Trial], records: Iterable[Record]) -> tuple[Trial, ...]:
-    """The trials of the plan that are still to be run: later rounds only where the first one was ok."""
-    outcomes = {(record.case, record.round): record.outcome for record in records}
+    """The trials of the plan that are still to be run.
+
+    Later rounds only where the first one was ok, and nothing of a model that fails without checkpointing.
+    """
+    outcomes: dict[tuple[Case, int], str] = {}
+    refusals: list[Record] = []
+    for record in records:
+        outcomes[record.case, record.round] = record.outcome
+        if is_refusal(record):
+            refusals.append(record)
     return tuple(
         trial
         for trial in plan
         if (trial.case, trial.round) not in outcomes
         and (trial.round == 1 or outcomes.get((trial.case, 1), "ok") == "ok")
+        and not any(stops(refusal, trial.case) for refusal in refusals)
     )
+
+
+def is_refusal(record: Record) -> bool:
+    """Whether a baseline failed by its model, so that nothing else of it can be run.
+
+    One that was out of memory, crashed or took too long says nothing of the others, nor does one that was measured.
+    """
+    return record.outcome in REFUSALS and record.built is None and _is_baseline(record)
+
+
+def stops(refusal: Record, case: Case) -> bool:
+    """Whether a case is not run after this baseline's refusal: it is compared with it, or predicts what failed."""
+    refused = refusal.case
+    if refusal.outcome == "failed" and case.is_predicted and not (refused.is_predicted or refused.is_rehearsed):
+        return case.baseline.twin == refused.twin
+    return case.baseline == refused
 
 
 def settled(records: Iterable[Record]) -> list[Record]:

@@ -187,7 +187,12 @@ def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
         _say_document(planned, list(planned.frontier))
     smallest = planned.frontier.peak_bytes[0]
     more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
-    aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
+    if own := planned.own:
+        needed = f"`own` needs {bytes_text(own.peak_bytes)} ({own.evidence})"
+        rest = f"no plan of these blocks does: their smallest peak is {bytes_text(smallest)}{more}"
+        aside(f"the model's own checkpoints fit {bytes_text(budget)}: {needed}; {rest}")
+    else:
+        aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
     aside(
         f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
         f"every step, and up to {bytes_text(gradients)} are gradients of parameters"
@@ -195,6 +200,8 @@ def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
     if planned.better_blocks:
         aside(planned.better_blocks)
     aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
+    if planned.own:
+        next_command("gcprof", "run", "--model", *planned.words, "--strategies", "own")
 
 
 def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked) -> None:
@@ -271,9 +278,11 @@ def _say_document(planned: Planned, points: list[Point]) -> None:
     from profiler.views.tables import plans
 
     name, floor = largest_stage(planned.chain)
+    own = planned.own
     document = plans.document(
         model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
-        points=points, lines=_lines(planned), facts={"floor_bytes": floor, "largest_stage": name},
+        points=points, lines=_lines(planned),
+        facts={"floor_bytes": floor, "largest_stage": name, "own_peak_bytes": own.peak_bytes if own else None},
     )  # fmt: skip
     say_bytes(document)
 

@@ -206,18 +206,34 @@ def print_run(ran: Ran, *, json: bool, fit: bool = False) -> int:
             say_bytes(document(None, [], status="complete", exit_code=ran.exit_code))
         return ran.exit_code
     run = ran.run
+    status = progress.status(run.manifest.plan, run.records)
+    if status == "complete" and all(progress.is_refusal(record) for record in run.records):
+        return _print_refused(run, ran.exit_code, json=json)
     if not json:
         say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
     derived = derive(run)
     code = derived.exit_code or ran.exit_code
     if json:
-        status = progress.status(run.manifest.plan, run.records)
         say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
     for line in derived.lines:
         aside(line)
     if fit:
         _show_fit(run)
     _say_next(ran, run)
+    return code
+
+
+def _print_refused(run: Run, code: int, *, json: bool) -> int:
+    """Say that there is no table, since no model came through its step without checkpointing; why was said before."""
+    from profiler.core.units import count_text
+    from profiler.views.export.json import document
+
+    if json:
+        say_bytes(document(run.folder.name, run.records, status="complete", exit_code=code))
+    cases = {trial.case for trial in run.manifest.plan} - {record.case for record in run.records}
+    rest = f"; {count_text(len(cases), 'other row')} not run" if cases else ""
+    aside(f"the step failed without checkpointing, so there is nothing to compare{rest}")
+    aside(f"wrote {run.folder / 'trials.jsonl'}")
     return code
 
 

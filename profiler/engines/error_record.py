@@ -38,6 +38,7 @@ TWICE = (
     "DDP, and a reentrant checkpoint around parameters that are used twice, each of whose backwards tells of them; "
     "use_reentrant=False in the model's checkpoints tells once"
 )
+MACHINERY = re.compile(r"/torch/(_|utils/(flop_counter|_))")  # its dispatch, under an operator of the user's
 UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 
@@ -135,7 +136,10 @@ def _size(pattern: str, words: str) -> int | None:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without the profiler's own frames, nor a library's but those below the last of the user's."""
+    """The traceback without the profiler's own frames, nor a library's but those below the last of the user's.
+
+    What of PyTorch follows or counts operators is left out there too, unless nothing else is there.
+    """
     whole = traceback.TracebackException.from_exception(error)
     _trim(whole)
     return "".join(whole.format())
@@ -155,7 +159,10 @@ def _trim(error: traceback.TracebackException) -> None:
     """Trim the traceback of an error and of those that caused it."""
     frames = list(error.stack)
     last = max((index for index, frame in enumerate(frames) if is_theirs(frame.filename)), default=-1)
-    below = (index > last and not is_ours(frame.filename) for index, frame in enumerate(frames))
+    below = (
+        index > last and not is_ours(frame.filename) and not (last >= 0 and MACHINERY.search(frame.filename))
+        for index, frame in enumerate(frames)
+    )
     kept = [frame for frame, is_below in zip(frames, below, strict=True) if is_theirs(frame.filename) or is_below]
     error.stack = traceback.StackSummary.from_list(kept)
     for cause in (error.__cause__, error.__context__):

@@ -23,7 +23,7 @@ from profiler.request.spec import Request
 from profiler.workflows import SILENT, Screen, plan_fitting
 from profiler.workflows.plan_comparison import ComparedPlan, PlanComparison, compare_plans
 from profiler.workflows.plan_fitting import FittedPlan
-from profiler.workflows.stages import ModelOnDevice
+from profiler.workflows.stages import ModelOnDevice, OwnForm
 
 ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
 DEPTHS = (1, 2, 4, 8)  # tried in turn where the user does not say how deep
@@ -69,6 +69,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     fitted: FittedPlan | None = None  # None without a budget, and where no plan fits it
     comparison: PlanComparison | None = None
     better_blocks: str | None = None  # in words, where no plan fits and others have a lower floor
+    own: OwnForm | None = None  # the model with its own checkpoints, where no plan fits and it does
     exit_code: int = 0
 
 
@@ -120,7 +121,8 @@ class _Planning:
         planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, fitted=fitted)
         if fitted is None:
             better = model.better_blocks(points.peak_bytes[0]) if model else None
-            return msgspec.structs.replace(planned, better_blocks=better, exit_code=GATE)
+            own = model.own_form(budget, measure=request.measure) if model else None
+            return msgspec.structs.replace(planned, better_blocks=better, own=own, exit_code=GATE)
         if not request.is_compared:
             return planned
         comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget))

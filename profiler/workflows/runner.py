@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import msgspec
 
 from profiler.analysis import progress
 from profiler.analysis.device_conditions import other_processes
-from profiler.core.case import Case
+from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import Engine
@@ -93,7 +93,7 @@ def carry_out(
         placed = (msgspec.structs.replace(trial, data_directory=data_directory) for trial in plan)
         for record in engine.run(placed, done):
             writer.append(record)
-            left -= 1 + _no_longer_owed(record, later)
+            left -= 1 + (_stopped(record, owed) if progress.is_refusal(record) else _no_longer_owed(record, later))
             yield record, left
             if exclusive:
                 _refuse_shared(record)
@@ -109,6 +109,11 @@ def _refuse_shared(record: Record) -> None:
     if sharing or unknown:
         hint = "go on with --resume, once the device is free" if sharing else "go on with --resume, without --exclusive"
         raise UserError(f"--exclusive error: {sharing or unknown}", hint=hint, exit_code=3)
+
+
+def _stopped(refusal: Record, owed: Iterable[Trial]) -> int:
+    """How many trials are not run after a baseline that was refused, besides its own."""
+    return sum(progress.stops(refusal, trial.case) for trial in owed) - 1
 
 
 def _no_longer_owed(record: Record, later: Counter[Case]) -> int:

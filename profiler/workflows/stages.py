@@ -11,7 +11,7 @@ from profiler import engines
 from profiler.analysis.explanation import better_blocks
 from profiler.core.case import OPERATORS, Calibration, Case, Choice, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.record import Environment, Evidence, evidence
+from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text
 from profiler.engines import Engine, read_answer
@@ -27,6 +27,13 @@ FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "device
 def flag(name: str) -> str:
     """A field as users write it: batch_size -> --batch-size."""
     return f"--{name.replace('_', '-')}"
+
+
+class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step with the model's own checkpoints needs."""
+
+    peak_bytes: int
+    evidence: Evidence
 
 
 class ModelOnDevice:
@@ -84,6 +91,22 @@ class ModelOnDevice:
         chain = stages(self.engine, self.case, self.calibration())
         return msgspec.structs.replace(chain, made_for=self.title)
 
+    def own_form(self, budget_bytes: int, *, measure: bool) -> OwnForm | None:
+        """The model with its own checkpoints, where it has any and its step so fits: traced, then measured if asked."""
+        own = msgspec.structs.replace(self.case, strategy=Choice("own"))
+        cases = [own.foreseen, *([own] if measure and not own.is_predicted else [])]
+        form = None
+        for case in cases:
+            trial = Trial(case=case, passes=("memory",), calibration=self.calibration() if case.is_predicted else None)
+            (record,) = self.engine.run([trial])
+            peak = record.readings.peak_bytes
+            if case.is_predicted and record.outcome != "ok":
+                continue  # what cannot be traced may still be measured
+            if record.outcome != "ok" or peak is None or peak > budget_bytes or own_checkpoints_are_missing(record):
+                return None
+            form = OwnForm(peak_bytes=peak, evidence=evidence(record.case, record.environment))
+        return form
+
     def better_blocks(self, below_bytes: int) -> str | None:
         """The words for other blocks whose floor is below so many bytes; None where the model has none, or is not
         traced.
@@ -105,6 +128,11 @@ class ModelOnDevice:
         if len(cases) > 1:
             raise UserError("only one model can be planned at once", hint="name one model, batch size and precision")
         return cases[0]
+
+
+def own_checkpoints_are_missing(record: Record) -> bool:
+    """Whether a record of `own` says that the model calls no checkpoint."""
+    return any(note.code == "GCP001" for note in record.notes)
 
 
 def calibrate(engine: Engine, case: Case) -> Calibration | None:

@@ -66,6 +66,7 @@ def fake_tensors() -> Iterator[FakeTensors]:
         stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _copied))
         stack.enter_context(uncollected())
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
+        stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))  # it prints what it raises, at length
         yield stack.enter_context(FakeTensors())
 
 

@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,7 @@ def as_workload(returned: Any) -> Workload:
     if isinstance(returned, Workload):
         return returned
     parts = _parts(returned)
-    if dataclasses.is_dataclass(parts["batch"]) and type(parts["batch"]) not in pytree.SUPPORTED_NODES:
-        pytree.register_dataclass(type(parts["batch"]))  # so that its tensors are moved and counted
+    _register_dataclasses(parts["batch"])
     loss, optimizer = parts.get("loss"), parts.get("optimizer")
     return Workload(
         module=parts["module"],
@@ -66,6 +66,32 @@ def as_workload(returned: Any) -> Workload:
         optimizer=optimizer,
         data="the user's own",
     )
+
+
+def _register_dataclasses(batch: Any) -> None:
+    """Register the types of the dataclasses in a batch, at any depth, so that their tensors are moved and counted."""
+    while kinds := {type(leaf) for leaf in pytree.tree_leaves(batch) if _is_dataclass(leaf)}:
+        for kind in kinds:
+            pytree.register_pytree_node(kind, _taken_apart, partial(_put_together, kind))
+
+
+def _is_dataclass(leaf: Any) -> bool:
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, nn.Module, torch.Tensor))
+
+
+def _taken_apart(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+    """What a dataclass holds, and under which names: its fields, of slots too, and what else it was given."""
+    fields = (field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
+    names = tuple(dict.fromkeys((*fields, *getattr(value, "__dict__", ()))))
+    return [getattr(value, name) for name in names], names
+
+
+def _put_together(kind: type, values: Iterable[Any], names: tuple[str, ...]) -> Any:
+    """A dataclass with these values; what it worked out when it was made is among them, and is not made again."""
+    made: Any = object.__new__(kind)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)  # a frozen one has none of its own
+    return made
 
 
 def _parts(returned: Any) -> dict[str, Any]:

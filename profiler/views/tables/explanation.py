@@ -8,6 +8,7 @@ from itertools import zip_longest
 import msgspec
 from rich.text import Text
 
+from profiler.analysis.chunked_loss import CHUNKS
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
@@ -22,14 +23,16 @@ OUTSIDE = "(outside of all modules)"
 BEFORE_STEP = "(before the step)"
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
 MOST_MODULES = 8  # for the same reason
+MOST_REMEDIES = 4  # the strongest, for the same reason
 CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
-REMEDIES = {
-    "checkpointing": "finer checkpointing",
-    "batch": "half the batch",
-    "optimizer": "no optimizer state",
-    "gradients": "optimizer in the backward",
-    "kept-gradients": "gradients set to None",
-    "offload": "activations on the host",
+REMEDIES = {  # with what each costs
+    "checkpointing": "finer checkpointing (more recompute)",
+    "batch": "half the batch (more steps)",
+    "optimizer": "no optimizer state (another optimizer)",
+    "gradients": "optimizer in the backward (no clipping)",
+    "kept-gradients": "gradients set to None (free)",
+    "offload": "activations on the host (copies)",
+    "loss": f"loss in {CHUNKS} chunks (its head twice)",
 }
 
 
@@ -146,5 +149,5 @@ def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[C
 
 
 def _remedies(explained: Explanation) -> str:
-    named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in explained.remedies]
+    named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in explained.remedies[:MOST_REMEDIES]]
     return f"could lower it by: {', '.join(named)}"

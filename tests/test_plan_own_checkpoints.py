@@ -1,0 +1,62 @@
+"""Plans of a model that has checkpoints of its own: made of its plain form, and beside its own one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from profiler.cli import answer
+from profiler.core.case import Choice, Trial
+from profiler.predicting.prediction import predict
+from profiler.predicting.staging.stages import stages
+from tests import make
+from tests.user_models import finer_checkpoints
+
+MODEL = f"{finer_checkpoints.__file__}:make"
+BLOCKS = "blocks.[0-2]"
+
+
+def case(strategy="none", **options):
+    chosen = Choice.of(MODEL, options)
+    return make.case(strategy, model=chosen, batch_size=None, blocks=BLOCKS, device="fake:cpu")
+
+
+def peak(strategy):
+    return predict(Trial(case=case(strategy), passes=("memory",))).readings.peak_bytes
+
+
+def test_the_stages_of_a_model_with_checkpoints_are_those_of_the_model_without():
+    with_own, without = (stages(Trial(case=case(own=own), passes=("memory",))) for own in ("true", "false"))
+
+    assert with_own == without
+    wide, batch = 8 * 16, 64
+    assert with_own.stages[0].saved_bytes >= 12 * wide * batch * 4  # what tanh keeps of each of twelve parts
+
+
+@pytest.mark.usefixtures("shared")
+def test_where_no_plan_fits_and_the_models_own_checkpoints_do_that_is_said_with_its_bytes(here, capsys):
+    own, every = peak("own"), peak("all")
+    assert own < every
+    words = ["plan", MODEL, "--blocks", BLOCKS, "--device", "cpu", "--budget", f"{own + 1000}", "--json"]
+
+    assert answer(words) == 5
+
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["own_peak_bytes"] == own
+    assert "the model's own checkpoints fit" in printed.err
+    assert "(measured); no plan of these blocks does" in printed.err
+    assert "no plan fits" not in printed.err
+    assert printed.err.splitlines()[-1].endswith("--strategies own")
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(("own", "below"), [("true", 1), ("false", -1000)])
+def test_where_the_models_own_do_not_fit_or_are_not_there_no_plan_does(here, capsys, own, below):
+    budget = str(peak("own") - below)
+
+    assert answer(["plan", f"{MODEL}:own={own}", "--blocks", BLOCKS, "--device", "cpu", "--budget", budget]) == 5
+
+    printed = capsys.readouterr()
+    assert "no plan fits" in printed.err
+    assert "own checkpoints" not in printed.err

@@ -1,0 +1,33 @@
+"""A model whose own step fails: a product of shapes that do not fit, in a method that the forward calls."""
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, x):
+        return self.mix(self.layers(x))
+
+    def mix(self, x):
+        return x @ torch.ones(3, 3)
+
+
+def make(batch_size=4):
+    return Net(), torch.randn(batch_size, 8), lambda output: output.sum()
+
+
+def refuses(batch_size=4):
+    net = Net()
+    net.mix = lambda x: x
+    return net, torch.randn(batch_size, 8)
+
+
+def too_large(batch_size=4):
+    """The step asks for more than any machine has."""
+    net = Net()
+    net.mix = lambda x: x.sum() + torch.empty(2**60, dtype=torch.uint8)[0]
+    return net, torch.randn(batch_size, 8)
