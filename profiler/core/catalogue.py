@@ -76,10 +76,13 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     """The entry of that name. Raises UserError, naming the nearest, where there is none."""
     if entry := listed(name, table):
         return entry
-    if is_code(name, table):
+    family, _, member = name.partition(":")
+    families = [known for known in table if member and FAMILY in _entry(known, table[known]).parameters]
+    meant = nearest(family, families, after=f":{member}")
+    if is_code(name, table) and not (meant and _is_absent(family)):
         return _users_entry(name, table[USERS])
     names = [entry.name for entry in entries(table)]
-    raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, names))
+    raise UserError(f"no {what} is called '{name}'", hint=meant or _nearest(name, names))
 
 
 def listed(name: str, table: Mapping[str, str]) -> Entry | None:
@@ -108,7 +111,8 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
     declared = {option.name: option for option in entry.options}
     for key in given:
         if key not in declared and not entry.open:
-            hint = _nearest(key, list(declared)) if declared else f"'{choice.name}' takes no options"
+            around = {"before": f"{choice.name}:", "after": f"={given[key]}"}
+            hint = _nearest(key, list(declared), **around) if declared else f"'{choice.name}' takes no options"
             raise UserError(f"'{choice}': {what} '{choice.name}' has no option '{key}'", hint=hint)
     for option in entry.options:
         if option.default is None and option.name not in given:
@@ -337,5 +341,10 @@ def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
     return spec
 
 
-def _nearest(word: str, names: list[str]) -> str:
-    return nearest(word, names) or f"choose from {', '.join(names) or 'none'}"
+def _is_absent(module: str) -> bool:
+    """Whether there is no module of that name, nor a file."""
+    return module.isidentifier() and importlib.util.find_spec(module) is None
+
+
+def _nearest(word: str, names: list[str], **around: str) -> str:
+    return nearest(word, names, **around) or f"choose from {', '.join(names) or 'none'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -11,7 +10,7 @@ import msgspec
 
 from profiler.core import gpu_kinds, gpu_specs, rehearsed_gpu
 from profiler.core.case import FAKE, Case, Choice, split_choices
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, nearest
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Environment
 
@@ -140,8 +139,7 @@ def _fake(word: str) -> str:
     called = word.removeprefix(FAKE).lower()
     name = gpu_specs.ALIASES.get(called, called)
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean '{FAKE}{near[0]}'?" if near else f"{FAKE} and one of {', '.join(names)}"
+        hint = nearest(name, names, before=f"--device {FAKE}") or f"{FAKE} and one of {', '.join(names)}"
         raise UserError(f"--device: nothing is known of '{word}'", hint=hint)
     return FAKE + name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from importlib.resources import files
 from pathlib import Path
@@ -55,7 +54,6 @@ def reference(word: str) -> Path:
     """The run folder of `ref:DEVICE/MODEL`. Raises UserError (exit code 4), naming the nearest, where there is none."""
     name = word.removeprefix(REFERENCE)
     if name not in reference_names():
-        near = difflib.get_close_matches(name, reference_names(), n=1, cutoff=0.5)
-        hint = f"did you mean '{REFERENCE}{near[0]}'?" if near else "`gcprof list --ref` shows them"
+        hint = nearest(name, reference_names(), before=REFERENCE) or "`gcprof list --ref` shows them"
         raise UserError(f"no reference run is called '{name}'", hint=hint, exit_code=4)
     return reference_folder() / name
