@@ -24,6 +24,7 @@ from profiler.cli.export import export
 from profiler.cli.list import list_runs
 from profiler.cli.max_batch import max_batch
 from profiler.cli.merge import merge
+from profiler.cli.model_word import with_model_flag
 from profiler.cli.models import models
 from profiler.cli.output import COMMAND
 from profiler.cli.plan import plan
@@ -109,7 +110,10 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
     for name, command in COMMANDS.items():
-        app.command(name, help=command.__doc__)(with_switches(command) if is_whole or name == asked else lambda: None)
+        is_asked = is_whole or name == asked
+        app.command(name, help=command.__doc__)(
+            with_model_flag(with_switches(command), name) if is_asked else lambda: None
+        )
     return app
 
 

@@ -9,7 +9,7 @@ import typer
 
 from profiler.cli import completion
 
-MODEL_HELP = "A model as for `gcprof run --model`."
+MODEL_HELP = "A model, as NAME:option=value,...; `gcprof models` lists them."
 MODELS_HELP = "Models, as NAME:option=value,...; `gcprof models` lists them."
 RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
 
@@ -18,10 +18,7 @@ RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcp
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
 ModelOrNone = Annotated[str | None, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
 Models = Annotated[str | None, typer.Argument(help=MODELS_HELP, autocompletion=completion.models)]
-ModelsFlag = Annotated[str | None, typer.Option(help=MODELS_HELP, autocompletion=completion.models)]
-_target = typer.Argument(
-    help="A model as for `gcprof run --model`, or a run folder.", autocompletion=completion.runs_or_models
-)
+_target = typer.Argument(help="A model as for `gcprof run`, or a run folder.", autocompletion=completion.runs_or_models)
 Target = Annotated[str, _target]
 OptionalTarget = Annotated[str | None, _target]
 RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)]

@@ -302,7 +302,7 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
 
 def _say_next(planned: Planned, request: PlanRequest, asked: _Asked, words: list[str]) -> None:
     if _is_plan(asked.output) and planned.case:
-        next_command("gcprof", "run", "--model", *planned.words, "--strategies", f"plan:file={asked.output}")
+        next_command("gcprof", "run", *planned.words, "--strategies", f"plan:file={asked.output}")
     elif any("#" in block.name for stage in planned.chain.stages for block in stage.blocks):  # calls have no code
         next_command("gcprof", "plan", *words, "--budget", str(request.budget), "-o", "plan.json")
     elif any(stage.blocks for stage in planned.chain.stages):

@@ -35,7 +35,7 @@ TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every li
 
 
 def run(
-    model: options.ModelsFlag = None,
+    model: options.Models = None,
     segments: options.Segments = None,
     strategies: options.Strategies = None,
     optimizer: options.Optimizer = None,
@@ -116,7 +116,7 @@ def run(
 
     Without a strategy or segments: segments 1,2,4,8,16,32 beside `none`. Without a model: mnist-cnn.
 
-    Example: gcprof run --model mlp,mnist-cnn --segments 1..8
+    Example: gcprof run mlp,mnist-cnn --segments 1..8
     """
     from profiler.request.spec import Request
     from profiler.workflows.run import Placement, RunRequest
