@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -11,7 +12,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW, REHEARSE
 from profiler.core.record import Environment
-from profiler.core.units import MIB, bytes_text, parse_bytes
+from profiler.core.units import MIB, bytes_text, parse_bytes, parse_memory
 
 MOST_BYTES = 2**50
 LEAST_BYTES = 2 * MIB  # what the caching allocator asks the device for at least: kSmallBuffer
@@ -39,9 +40,18 @@ def resolve(word: str) -> str:
     options = choice.options
     if unknown := options.keys() - SIZES.keys():
         raise UserError(f"--device: '{word}' has no {min(unknown)}", hint=f"choose from {', '.join(SIZES)}")
-    sizes = {name: parse_bytes(options[name], flag=f"--device {name}") for name in SIZES if name in options}
+    sizes = {name: _size(name, options[name], gpu) for name in SIZES if name in options}
     _check_room(word, memory=sizes.get("memory", gpu_specs.find(gpu).memory_bytes), context=sizes.get("context", 0))
     return str(Choice.of(REHEARSE + gpu, sizes))
+
+
+def _size(name: str, text: str, gpu: str) -> int:
+    """Bytes; records have them without a unit, and of the memory users may write a share of the GPU's."""
+    flag = f"--device {name}"
+    if re.fullmatch(r"[1-9]\d{0,18}", text, flags=re.ASCII):
+        return int(text)
+    size = parse_memory(text, flag=flag) if name == "memory" else parse_bytes(text, flag=flag)
+    return int(size * gpu_specs.find(gpu).memory_bytes) if isinstance(size, float) else size
 
 
 def _check_room(word: str, *, memory: int, context: int) -> None:
