@@ -53,15 +53,14 @@ def max_batch(
     Example: gcprof max-batch transformer --memory 4GiB
     """
     from profiler.core.units import bytes_word, parse_bytes, parse_memory
-    from profiler.request.device_choice import to_rehearse
+    from profiler.request.device_choice import planned, to_rehearse
     from profiler.request.spec import Request, strategies_of
     from profiler.workflows.max_batch import ROUNDS, MaxBatchRequest
     from profiler.workflows.max_batch import max_batch as work
 
     limit = parse_memory(memory, flag="--memory")
     context_bytes = None if context is None else parse_bytes(context, flag="--context")
-    if rehearse:
-        device = to_rehearse(device or "h100")
+    device = to_rehearse(device or "h100") if rehearse else planned(device)
     if rounds is not None and (not measure or (device or "").startswith(("fake:", "rehearse:"))):
         raise UserError("--rounds has no effect where no step is timed", hint="leave it out")
     words = Request(

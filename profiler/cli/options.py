@@ -53,7 +53,7 @@ TracedDevice = Annotated[
     str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ...; rehearse:h100 rehearses. [default: cuda]")
 ]
 PlannedDevice = Annotated[
-    str | None, typer.Option(help="auto, cpu, cuda; or predicted: fake:h100, fake:t4, ... [default: auto]")
+    str | None, typer.Option(help="auto, cpu, cuda; or a GPU to predict for: t4, h100, ... [default: auto]")
 ]
 RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")]
 

@@ -62,13 +62,14 @@ def plan(
 
     Example: gcprof plan transformer --budget 60% -o plan.json
     """
+    from profiler.request.device_choice import planned
     from profiler.request.spec import Request
     from profiler.workflows.planner import PlanRequest
     from profiler.workflows.planner import plan as work
 
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, device=device,
+        accumulate=accumulate, blocks=blocks, device=planned(device),
     )  # fmt: skip
     if emit is not None:
         one_of(emit, CODE, flag="--emit")
