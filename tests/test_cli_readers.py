@@ -152,7 +152,7 @@ def test_plot_writes_the_figure_and_names_it(results: Path, tmp_path: Path, caps
         (["show", "--jsno"], "did you mean '--json'?"),
         (["plot", "--kind", "memry"], "did you mean '--kind memory'?"),
         (["export", "--to", "cvs"], "did you mean '--to csv'?"),
-        (["show", FIRST[:-1]], f"did you mean '{FIRST}'?"),
+        (["show", f"{FIRST}x"], f"did you mean '{FIRST}'?"),
         (["models", "mnist-cn"], "did you mean 'mnist-cnn'?"),
         (["strategies", "segment"], "did you mean 'segments'?"),
     ],

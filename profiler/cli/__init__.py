@@ -33,12 +33,14 @@ from profiler.cli.predict import predict
 from profiler.cli.rehearse import rehearse
 from profiler.cli.report import report
 from profiler.cli.reproduce import reproduce
+from profiler.cli.rm import rm
 from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.stages import stages
 from profiler.cli.strategies import strategies
 from profiler.cli.streams import drop_unwritable, open_standard
 from profiler.cli.switches import with_switches
+from profiler.cli.tag import tag
 from profiler.cli.timeline import timeline
 from profiler.cli.validate import validate
 from profiler.core.errors import UserError
@@ -67,6 +69,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "export": export,
     "report": report,
     "list": list_runs,
+    "tag": tag,
+    "rm": rm,
     "merge": merge,
     "validate": validate,
     "models": models,

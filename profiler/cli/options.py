@@ -11,7 +11,7 @@ from profiler.cli import completion
 
 MODEL_HELP = "A model, as NAME:option=value,...; `gcprof models` lists them."
 MODELS_HELP = "Models, as NAME:option=value,...; `gcprof models` lists them."
-RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
+RUN_HELP = "A run folder, any part of its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
 
 # which model, which run
 

@@ -14,7 +14,10 @@ REFERENCE = "ref:"
 
 
 def run_folder(word: str, *, below: Path = RESULTS) -> Path:
-    """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError."""
+    """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError.
+
+    Of a name any part will do that no other has.
+    """
     if word.startswith(REFERENCE):
         return reference(word)
     if os.path.isfile(Path(word) / "manifest.json"):  # a name may be too long to ask for otherwise
@@ -29,7 +32,20 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
     names = [path.name for path in folders]
     if word in names:
         return below / word
+    parts = [name for name in names if word and word in name]
+    if len(parts) == 1:
+        return below / parts[0]
+    if parts:
+        message = f"'{word}' is part of the names of {len(parts)} runs"
+        raise UserError(message, hint=f"the newest is {parts[-1]}; {LISTED}", exit_code=4)
     raise UserError(f"'{word}' is no run", hint=nearest(word, names) or LISTED, exit_code=4)
+
+
+def own_folder(word: str) -> Path:
+    """The same of a run of the user's own. Raises UserError for a reference run."""
+    if word.startswith(REFERENCE):
+        raise UserError(f"'{word}' comes with gcprof and stays as it is", hint=LISTED)
+    return run_folder(word)
 
 
 def runs(folder: Path) -> list[Path]:
