@@ -21,6 +21,7 @@ from profiler.cli.completion import VARIABLE
 from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
 from profiler.cli.export import export
+from profiler.cli.help import Command, Group, about, examples
 from profiler.cli.list import list_runs
 from profiler.cli.max_batch import max_batch
 from profiler.cli.merge import merge
@@ -50,6 +51,7 @@ FULL = (  # what a place that takes no more says
 )  # fmt: skip
 SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)  # what a machine that has no more says
 GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
+WIDEST = 120  # columns of a help; it is as wide as the terminal below that
 UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
 TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "max-batch")  # as one JSON document, if asked to
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
@@ -109,13 +111,14 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
         name="gcprof",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        cls=Group,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
     )
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
     for name, command in COMMANDS.items():
         is_asked = is_whole or name == asked
-        app.command(name, help=command.__doc__)(
+        app.command(name, cls=Command, help=about(command.__doc__), epilog="\n".join(examples(name, command.__doc__)))(
             with_model_flag(with_switches(command), name) if is_asked else lambda: None
         )
     return app
