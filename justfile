@@ -128,6 +128,10 @@ docs:
     {{python}} -m tests.pages
     NO_MKDOCS_2_WARNING=1 {{python}} -m mkdocs build --strict --quiet --site-dir build/site
 
+# users' steps that are easily read wrong, against plain PyTorch: writes docs/cases.md
+cases:
+    {{python}} -m tests.cases
+
 # every fault by number: row, result, time; then the kills, the fuzz and the load
 faults *words:
     {{python}} -m benchmarks.faults {{words}}
@@ -139,6 +143,10 @@ attack *words:
 # mutated files for as long as you like
 fuzz *words:
     {{python}} -m tests.fuzz {{words}}
+
+# users' modules made by chance, measured, against plain PyTorch: eight minutes
+fuzz-modules *words:
+    {{python}} -m tests.fuzz_modules {{words}}
 
 # a run of 10,000 trials, one of 1,000 real ones and 500 rehearsals: costs, and what is left behind
 bench-load *words:

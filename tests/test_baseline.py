@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import profiler
@@ -18,6 +19,7 @@ from profiler.core.record import Note
 from profiler.predicting.prediction import predict
 from profiler.training import missing_gradients
 from profiler.training.checkpointing import own_checkpoints
+from profiler.training.workload import restored
 from tests import examples, make
 from tests.conftest import measured
 from tests.user_models import no_gradient, own_checkpoint, switched
@@ -232,3 +234,35 @@ def test_a_plan_starts_from_the_form_without_the_models_own_checkpoints():
 
     assert plans[0].segments == plans[1].segments
     assert plans[0].segments
+
+
+class Replacing(nn.Module):
+    """Its buffer is longer after each forward, another is written over, and one is made in the first."""
+
+    seen: torch.Tensor
+    count: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0, 2))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = torch.cat([self.seen, x])
+        self.count += 1
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", x.abs().max())
+        return x / self.scale
+
+
+def test_a_forward_that_only_looks_leaves_no_buffer_that_is_other_or_new():
+    net = nn.Sequential(Replacing())
+    before = dict(net.named_buffers())
+
+    with restored(net):
+        net(torch.ones(3, 2))
+        assert set(dict(net.named_buffers())) == {"0.seen", "0.count", "0.scale"}
+
+    assert {name: id(buffer) for name, buffer in net.named_buffers()} == {name: id(before[name]) for name in before}
+    assert (net[0].seen.shape, float(net[0].count)) == ((0, 2), 0.0)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from profiler.analysis.rows import verdict
 from profiler.training import random_sources
 from profiler.training.models import user
 from tests.conftest import measured
+from tests.plain_steps import apart, chain, two_steps
+from tests.user_models import draws
 
-FILE = Path(__file__).parent / "user_models" / "draws.py"
+FILE = draws.__file__
 SEEDED = {
     "random": "random",
     "numpy": "numpy.random",
@@ -26,24 +27,6 @@ SEEDED = {
 }
 
 
-def gradients(source: str, *, checkpoints: bool) -> list[torch.Tensor]:
-    """Those of a plain loop over the blocks, seeded here; nothing of gcprof's measuring is in it."""
-    torch.manual_seed(0)
-    workload = user.build(f"{FILE}:make", source=source)
-    blocks = list(workload.module.children())
-    random.seed(1)
-    np.random.seed(1)
-    for index, block in enumerate(blocks):
-        block.python.seed(index)
-        block.numpy.bit_generator.state = type(block.numpy.bit_generator)(index).state
-        block.torch.manual_seed(index)
-    values = workload.batch
-    for block in blocks:
-        values = checkpoint(block, values, use_reentrant=False, early_stop=False) if checkpoints else block(values)
-    values.square().mean().backward()
-    return [parameter.grad for parameter in workload.module.parameters()]
-
-
 def records(source):
     return [measured(f"{FILE}:make:source={source}", strategy, passes=("equality",)) for strategy in ("none", "all")]
 
@@ -51,9 +34,9 @@ def records(source):
 @pytest.mark.parametrize("source", sorted(SEEDED))
 def test_what_can_be_seeded_is_and_a_recompute_that_draws_anew_is_invalid_and_named(source):
     none, every = records(source)
-    plain, recomputed = (gradients(source, checkpoints=one) for one in (False, True))
+    plain, again, recomputed = (two_steps(partial(draws.make, source), way) for way in (None, None, chain()))
 
-    assert not all(torch.equal(mine, theirs) for mine, theirs in zip(plain, recomputed, strict=True))
+    assert apart(plain, recomputed) > apart(plain, again) == 0.0
     assert none.equality.noise_floor == 0.0
     assert verdict(none) == "bit-equal"
     assert every.outcome == "invalid"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import profiler
 from profiler.analysis.rows import verdict
@@ -16,6 +15,7 @@ from profiler.measuring import measure
 from profiler.training import plain_state
 from tests import make
 from tests.conftest import measured
+from tests.plain_steps import chain, step_apart, two_steps
 from tests.user_models import keeps
 
 FILE = Path(keeps.__file__)
@@ -28,34 +28,11 @@ def verified(factory: str, strategy: str):
     return none, measure(Trial(case=case, passes=("equality",), digests=none.equality.digests))
 
 
-def two_steps(factory, *, under, count):
-    """Gradients of two steps in plain PyTorch, the first `count` blocks under checkpoints of their own."""
-    torch.manual_seed(0)
-    net, x, loss = factory()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    gradients = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        value = x
-        for index, block in enumerate(net):
-            value = under(block, value) if index < count else block(value)
-        loss(value).backward()
-        gradients.append({name: parameter.grad.clone() for name, parameter in net.named_parameters()})
-        optimizer.step()
-    return gradients
-
-
-def largest(one, other):
-    scales = {name: max(one[name].abs().max(), other[name].abs().max()) for name in one}
-    return max(float((one[name] - other[name]).abs().max() / scales[name]) for name in one)
-
-
 @pytest.mark.parametrize("factory", ["fading", "averaging", "caching"])
 def test_what_is_right_in_the_first_step_and_wrong_in_the_second_is_invalid(factory):
     build = getattr(keeps, factory)
-    plain = two_steps(build, under=lambda block, x: block(x), count=0)
-    recomputed = two_steps(build, under=lambda block, x: checkpoint(block, x, use_reentrant=False), count=3)
-    first, second = (largest(*pair) for pair in zip(plain, recomputed, strict=True))
+    plain, recomputed = two_steps(build), two_steps(build, chain())
+    first, second = (step_apart(*pair) for pair in zip(plain, recomputed, strict=True))
 
     none, record = verified(factory, "all")
 
@@ -68,12 +45,11 @@ def test_what_is_right_in_the_first_step_and_wrong_in_the_second_is_invalid(fact
 
 
 def test_the_second_step_is_as_far_off_as_by_hand():
-    plain = two_steps(keeps.fading, under=lambda block, x: block(x), count=0)
-    recomputed = two_steps(keeps.fading, under=lambda block, x: checkpoint(block, x, use_reentrant=False), count=3)
+    plain, recomputed = two_steps(keeps.fading), two_steps(keeps.fading, chain())
 
     _, record = verified("fading", "all")
 
-    assert record.equality.largest_difference == pytest.approx(largest(plain[1], recomputed[1]), rel=1e-6)
+    assert record.equality.largest_difference == pytest.approx(step_apart(plain[1], recomputed[1]), rel=1e-6)
     assert record.equality.largest_difference > 0.6
 
 

@@ -82,7 +82,7 @@ def test_changes_are_checked_tested_built_and_documented():
 def test_nights_run_all_tests_mutants_and_the_fuzz():
     asked = {command.split()[1] for command in commands("nightly") if "/just " in command}
 
-    assert {"test-all", "test-hollow", "mutants", "fuzz", "attack"} <= asked
+    assert {"test-all", "test-hollow", "mutants", "fuzz", "fuzz-modules", "attack"} <= asked
 
 
 def test_nights_rehearse_on_the_oldest_torch_that_is_announced_and_on_the_newest():

@@ -109,7 +109,10 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A frozen model with LoRA in each block; its logits are a list of chunks."""
+    """A frozen model with LoRA in each block; its logits are a list of chunks.
+
+    LitGPT's loop names them, so that they stay until the next forward gives others.
+    """
 
     def __init__(self, model: str) -> None:
         super().__init__()
@@ -123,13 +126,16 @@ class Gpt(nn.Module):
             parameter.requires_grad_(name.endswith(("qkv.up", "qkv.down")))
         for name in ("cosine", "sine"):
             self.register_buffer(name, torch.rand(time, int(part * width / heads)).half())
+        self.named: list[torch.Tensor] | None = None
 
     def forward(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        self.named = None
         x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x, self.cosine, self.sine)
         chunks = [self.head(chunk) for chunk in self.norm(x).split(CHUNK, dim=1)]
-        return [chunk.float() for chunk in chunks]
+        self.named = [chunk.float() for chunk in chunks]
+        return self.named
 
 
 def chunked(logits: list[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:

@@ -123,16 +123,22 @@ def loss_of(workload: Workload) -> torch.Tensor:
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
-    """Put buffers and random state back, whatever runs within."""
-    buffers = [buffer.clone() for buffer in module.buffers()]
+    """Put buffers and random state back, whatever runs within, also where a forward replaces a buffer or adds one."""
+    named = [(part, dict(part._buffers.items())) for part in module.modules()]
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        for part, before in named:
+            for name in [name for name, _ in part._buffers.items() if name not in before]:
+                del part._buffers[name]
+            for name in [name for name, buffer in before.items() if part._buffers[name] is not buffer]:
+                part._buffers[name] = before[name]
         with torch.no_grad():
-            for buffer, before in zip(module.buffers(), buffers, strict=True):
-                buffer.copy_(before)
+            for buffer, value in values:
+                buffer.copy_(value)
 
 
 def num_parameters(module: nn.Module) -> int:

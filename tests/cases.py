@@ -1,0 +1,271 @@
+"""The table of docs/cases.md: users' steps that are easily read wrong, what gcprof says, and the truth it is held to.
+
+`python -m tests.cases` writes the page from a run of every case. A case is one entry of CASES: a file of
+tests/user_models, the strategies that are asked for, a function of `tests.case_truths` that works the truth out without
+gcprof, and who is asked where it is not `gcprof run`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from profiler.analysis.explanation import better_blocks
+from profiler.analysis.rows import verdict
+from profiler.core.case import Case as SpecCase
+from profiler.core.case import Choice, Trial
+from profiler.core.record import Record
+from profiler.engines.worker import attempt
+from profiler.predicting.prediction import follow_case, predict
+from tests import make
+from tests.case_truths import (
+    FLOAT,
+    Facts,
+    better,
+    calls,
+    counted_twice,
+    drawn,
+    fails,
+    frozen_prefix,
+    hooked,
+    in_mode,
+    kept,
+    kept_means,
+    left,
+    lossy,
+    named,
+    needs_data,
+    no_gradients,
+    on_ctx,
+    overlooked,
+    own_bytes,
+    packed,
+    watched,
+)
+from tests.pages import DOCS
+
+WARNED = "GCP046"  # what PyTorch warned of, in the words of its version
+PAGE = DOCS / "cases.md"
+FILES = Path(__file__).parent / "user_models"
+NUMBERS = ("num_parameters", "saved_bytes")  # which the page shows of what gcprof says
+PASSES = {"saved_bytes": "memory", "GCP048": "memory", "GCP054": "flops"}  # what tells of these; else equality alone
+TOLD = {  # how a fact is told
+    "gradients": "{}",
+    "largest_difference": "the largest difference is {:.1e}",
+    "num_without_gradient": "{} parameters train without a gradient",
+    "num_parameters": "{:,} parameters",
+    "saved_bytes": "{:,} bytes are saved",
+    "buffers_difference": "buffers differ by {:.1e}",
+    "outcome": "the outcome is {}",
+    "detail": "the reason says: {}",
+    "all_bytes": "the peak is {:,} bytes",
+    "better_blocks": "it is lowest with `--blocks {}`",
+    "better_bytes": "{:,} bytes",
+}
+
+
+class Answer(NamedTuple):
+    """What is said of a strategy: in words for the page, and each fact that is asked for."""
+
+    words: str
+    told: Facts
+
+
+class Case(NamedTuple):
+    """A step of a user's, and what is true of it."""
+
+    family: str
+    model: str  # the file of tests/user_models, the factory and its options
+    strategies: tuple[str, ...]
+    truth: Callable[[], dict[str, Facts]]  # by strategy
+    ask: Callable[[Choice, str, Facts], Answer] | None = None  # `run` where it is None
+
+    @property
+    def command(self) -> str:
+        """What a user would ask."""
+        asked = [strategy for strategy in self.strategies if strategy != "none"] or ["none"]
+        if self.ask is explained:
+            return f"gcprof explain {self.model} --strategy {asked[0]} --device cpu"
+        if self.ask is predicted:
+            return f"gcprof predict {self.model} --strategies {','.join(asked)} --device cpu"
+        return f"gcprof run --model {self.model} --strategies {','.join(asked)}"
+
+
+def run(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof run` says, with the passes that the facts speak of."""
+    passes = tuple(dict.fromkeys(["equality", *(PASSES[word] for word in facts if word in PASSES)]))
+    case = make.case(strategy, model=model, batch_size=None, warmup=0, samples=1)
+    trial = Trial(case=case, passes=passes, digests=_digests(case.baseline) if strategy != "none" else None)
+    return _of_record(attempt(trial, on_pass=lambda name: None), facts)
+
+
+@cache
+def _digests(baseline: SpecCase) -> dict[str, str] | None:
+    equality = attempt(Trial(case=baseline, passes=("equality",)), on_pass=lambda name: None).equality
+    return equality.digests if equality else None
+
+
+def predicted(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof predict` says."""
+    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu")
+    record = attempt(Trial(case=case), on_pass=lambda name: None, by=lambda trial, on_pass: predict(trial))
+    return _of_record(record, facts)
+
+
+def explained(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof explain` says of the blocks and of better ones, which it works out from the trace of `none`."""
+    case = make.case(model=model, batch_size=None, device="fake:cpu")
+    choices = follow_case(Trial(case=case), with_choices=True).choices
+    better = better_blocks(choices)
+    told = {"all_bytes": choices.own.all_bytes, "better_blocks": better.pattern, "better_bytes": better.all_bytes}
+    words = f"the peak of `{strategy}` is {told['all_bytes']:,} bytes, and {better.all_bytes:,} bytes"
+    return Answer(f"{words} with `--blocks {better.pattern}`", told)
+
+
+ELSEWHERE, BASELINE, MODES = "1 numbers from elsewhere", "2 a broken baseline", "3 train or eval"
+FLOORS, PACKED, HOOKS, SECOND = "4 the chosen blocks", "5 saved_tensors_hooks", "6 hooks", "7 the second step"
+OVERLOOKED, LOST, FREED = "8 what is compared", "9 words that are lost", "10 what a forward frees"
+CAUSES, GROWS, CALLS = "12 causes by name", "13 memory that grows", "14 calls"
+BOTH = ("none", "all")
+CASES = (
+    *(
+        Case(ELSEWHERE, f"draws.py:make:source={source}", BOTH, partial(drawn, source, name))
+        for source, name in {
+            "random": "random",
+            "own-python": "0.python",
+            "numpy": "numpy.random",
+            "own-numpy": "0.numpy",
+            "own-torch": "0.torch",
+            "file": "draws.OF_THE_FILE",
+            "system": "",
+            "none": "",
+        }.items()
+    ),
+    Case(BASELINE, "own_checkpoint.py:prefix", ("none", "own"), frozen_prefix),
+    Case(BASELINE, "own_checkpoint.py:wrapped:way=lossy,drop=0.5", ("none", "all", "own"), lossy),
+    Case(BASELINE, "own_checkpoint.py:wrapped", ("none", "own"), own_bytes),
+    Case(BASELINE, "no_gradient.py:make", ("none",), no_gradients),
+    *(
+        Case(MODES, f"modes.py:{factory}", BOTH, partial(in_mode, factory))
+        for factory in ("training", "evaluating", "partly")
+    ),
+    Case(FLOORS, "one_layer.py:one", ("all",), better, explained),
+    Case(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed),
+    Case(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed, predicted),
+    Case(PACKED, "saved_hooks.py:make:hooks=item", ("none",), needs_data, predicted),
+    Case(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), hooked),
+    *(
+        Case(SECOND, f"keeps.py:{factory}", BOTH, partial(kept, factory))
+        for factory in ("counting", "fading", "averaging", "caching")
+    ),
+    *(
+        Case(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(overlooked, kind))
+        for kind in ("complex", "optimizer", "subclass", "buffer")
+    ),
+    Case(LOST, "modes.py:named:name=large,factory=bc", ("none",), named),
+    Case(FREED, "grad_cam.py:make", ("none",), watched),
+    Case(CAUSES, "causes.py:cached", BOTH, partial(fails, "cached", "0.cache.keys, 1.cache.keys")),
+    Case(CAUSES, "causes.py:counting", BOTH, partial(fails, "counting", "0.calls, 1.calls")),
+    Case(CAUSES, "causes.py:marked", BOTH, counted_twice),
+    Case(CAUSES, "causes.py:squaring", ("all",), on_ctx),
+    *(
+        Case(GROWS, f"grows.py:make:how={how}", ("none",), partial(left, nbytes))
+        for how, nbytes in {"outputs": 8 * 4 * FLOAT, "buffer": 8 * 4 * FLOAT, "queue": None, "nothing": None}.items()
+    ),
+    Case(GROWS, "keeps.py:averaging", BOTH, kept_means),
+    Case(CALLS, "marked_loop.py:make", ("none", "segments:k=3"), calls),
+)
+
+
+def says(case: Case, truth: Mapping[str, Facts]) -> dict[str, Answer]:
+    """What gcprof says of each strategy."""
+    model = Choice(f"{FILES}/{case.model}")
+    return {strategy: (case.ask or run)(model, strategy, truth[strategy]) for strategy in case.strategies}
+
+
+def wrong(told: Facts, facts: Facts) -> list[str]:
+    """Each fact that is not what is told."""
+    return [
+        f"{word} is {value!r}, and gcprof says {told[word]!r}"
+        for word, value in facts.items()
+        if not _is_told(word, value, told[word])
+    ]
+
+
+def _is_told(word: str, value: Any, told: Any) -> bool:
+    if word.startswith("GCP") or word == "detail":
+        return told is None if value is None else value in (told or "")
+    return bool(told == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value))
+
+
+def _of_record(record: Record, facts: Facts) -> Answer:
+    told = {word: _told(record, word) for word in facts}
+    return Answer(_words(record, told), told)
+
+
+def _told(record: Record, word: str) -> Any:
+    if word.startswith("GCP"):
+        return next((note.text for note in record.notes if note.code == word), None)
+    if word == "gradients":
+        return verdict(record)
+    parts = (record.equality, record.readings, record.built, record)
+    return next((getattr(part, word) for part in parts if hasattr(part, word)), None)
+
+
+def _words(record: Record, told: Facts) -> str:
+    """Outcome, gradients, the numbers that are asked for, the reason and the notes; without what chance has made."""
+    gradients = [verdict(record)] if record.equality else []
+    numbers = [TOLD[word].format(told[word]) for word in NUMBERS if told.get(word) is not None]
+    parts = [", ".join([f"**{record.outcome}**", *gradients]), *numbers, *([record.detail] if record.detail else [])]
+    text = "; ".join([*parts, *(f"{note.code} {note.text}" for note in record.notes if note.code != WARNED)])
+    if verdict(record) == "not verifiable":
+        text = re.sub(r"differ by \S+, worst in \S+:", "differ:", text)
+    return text
+
+
+def line(case: Case, answers: Mapping[str, Answer], truth: Mapping[str, Facts]) -> str:
+    """The case's row of the page."""
+    file, *_ = case.model.partition(":")
+    said = "<br>".join(f"`{strategy}`: {answer.words}" for strategy, answer in answers.items())
+    true = "<br>".join(f"`{strategy}`: {_facts(truth[strategy])}" for strategy in answers)
+    cells = (case.family, f"`{file}`", f"`{case.command}`", said, true)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _facts(facts: Facts) -> str:
+    return "; ".join(
+        f"no {word}" if value is None else TOLD.get(word, f"{word} says: {{}}").format(value)
+        for word, value in facts.items()
+    )
+
+
+HEAD = """# Cases
+
+Steps of users that are easily read wrong: what gcprof says of each, and what is true. The files are those of
+`tests/user_models`. The last column is worked out by `tests/case_truths.py` without gcprof: by two steps in plain
+PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by
+hand; by arithmetic or PyTorch's own allocator where it is bytes. `tests/test_cases.py` holds the one to the other
+whenever the tests run. `just cases` writes this page, each row from the trials that it runs, with all notes but those
+of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`.
+
+| family | file of the user | what is asked | what gcprof says | what is true |
+|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The page, from a run of every case."""
+    rows = []
+    for case in CASES:
+        truth = case.truth()
+        rows.append(line(case, says(case, truth), truth))
+    return HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

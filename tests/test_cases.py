@@ -1,0 +1,57 @@
+"""Users' steps that are easily read wrong: what gcprof says is true, and docs/cases.md has both."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cases import BASELINE, CASES, ELSEWHERE, PAGE, line, says, wrong
+
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have", "ignore:Full backward hook is firing")
+ROWS = [row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("| ")][1:]
+DIGITS = re.compile(r"\d\.\de[+-]\d\d")  # of differences, which the truth is held to more closely
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.command)
+def test_gcprof_says_what_is_true_and_the_page_says_both(case):
+    truth = case.truth()
+
+    answers = says(case, truth)
+
+    assert {strategy: wrong(answer.told, truth[strategy]) for strategy, answer in answers.items()} == {
+        strategy: [] for strategy in case.strategies
+    }
+    written = ROWS[CASES.index(case)]
+    assert DIGITS.sub("", written) == DIGITS.sub("", line(case, answers, truth)), "run `just cases` and look at it"
+
+
+def test_the_page_has_a_row_for_each_case():
+    assert len(ROWS) == len(CASES)
+
+
+def test_a_truth_that_gcprof_does_not_say_is_found():
+    told = {"gradients": "differ", "largest_difference": 0.5, "GCP005": None, "detail": "gradients differ"}
+
+    assert wrong(told, {"gradients": "differ", "largest_difference": 0.5, "GCP005": None, "detail": "differ"}) == []
+    assert wrong(told, {"gradients": "bit-equal"}) == ["gradients is 'bit-equal', and gcprof says 'differ'"]
+    assert len(wrong(told, {"largest_difference": 0.50001, "GCP005": "random", "detail": "from random"})) == 3
+    assert len(wrong({"GCP005": "from random"}, {"GCP005": None})) == 1
+
+
+def test_no_draw_from_elsewhere_is_a_saving_where_plain_pytorch_finds_other_gradients():
+    """All six sources of a number, and one of the file's: invalid, and named where it can be seeded."""
+    cases = [case for case in CASES if case.family == ELSEWHERE]
+    truths = {case.model.partition("=")[2]: case.truth() for case in cases}
+
+    refuted = {source for source, truth in truths.items() if truth["all"]["gradients"] != "bit-equal"}
+    assert refuted == {"random", "own-python", "numpy", "own-numpy", "own-torch", "file", "system"}
+    assert truths["none"]["all"]["gradients"] == "bit-equal"
+
+
+def test_the_truth_is_of_both_kinds():
+    """A truth that says the same of everything holds nothing."""
+    truths = [case.truth() for case in CASES if case.family == BASELINE]
+
+    told = {facts.get("gradients") for truth in truths for facts in truth.values()}
+    assert told >= {"bit-equal", "differ", "missing"}
