@@ -35,7 +35,7 @@ def with_model_flag(command: Callable[..., Any], name: str) -> Callable[..., Any
         return command(**words)
 
     optional = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, **({"default": None} if key == word else {}))
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None if key == word else parameter.default)
         for key, parameter in parameters.items()
     ]
     with_flag.__signature__ = inspect.Signature([*optional, _flag()])  # type: ignore[attr-defined]
