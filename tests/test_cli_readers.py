@@ -259,7 +259,7 @@ def test_a_command_that_needs_something_heavy_would_be_seen():
 def test_every_command_helps_with_an_example(command: str, capsys: pytest.CaptureFixture[str]):
     assert answer([command, "--help"]) == 0
 
-    assert f"Example: gcprof {command}" in capsys.readouterr().out
+    assert f"Examples:\n  gcprof {command}" in capsys.readouterr().out
 
 
 def test_no_words_are_a_request_for_help(capsys: pytest.CaptureFixture[str]):
