@@ -171,7 +171,7 @@ wheel:
     venv/bin/python -c "import importlib.util as u; assert not u.find_spec('pytest')"
     venv/bin/gcprof --help
     venv/bin/gcprof doctor
-    venv/bin/gcprof run --model mlp --segments 1,2 --rounds 1
+    venv/bin/gcprof run mlp --segments 1,2 --rounds 1
     venv/bin/gcprof show
 
 # fails where a tag is not the version: `just tag-is-version v0.1.0`

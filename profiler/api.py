@@ -246,7 +246,9 @@ def plan(
     case, fresh = _foreseen(build, device, optimizer, precision, blocks, seed), _fresh(build)
     with _own_random_state():
         chain = _chain(case, fresh)
-        budget_bytes = parse_budget(str(budget), whole_bytes=candidates.none(chain).cost.peak_bytes)
+        budget_bytes = parse_budget(
+            f"{budget}B" if isinstance(budget, int) else budget, whole_bytes=candidates.none(chain).cost.peak_bytes
+        )
         name, floor = candidates.largest_stage(chain)
         points = POINTS if len(chain.stages) > LONG else None
         for levels in DEPTHS:

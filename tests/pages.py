@@ -12,6 +12,7 @@ from typing import Any
 import typer.main
 
 from profiler.cli import COMMANDS, application
+from profiler.cli.help import examples
 from profiler.core import case, record, schedule, stats
 from profiler.runs import store
 
@@ -49,11 +50,9 @@ def _commands() -> Iterator[str]:
     yield "# Commands\n\n`gcprof COMMAND --help` shows the same."
     for name, function in COMMANDS.items():
         group: Any = typer.main.get_command(application([name]))
-        about, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
+        about = (inspect.getdoc(function) or "").partition("\n\n")[0]
         yield f"\n## gcprof {name}\n\n{' '.join(about.split())}"
-        example = rest.partition("Example: ")[2].strip()
-        if example:
-            yield f"\n```\n{example}\n```"
+        yield "\n".join(["\n```", *examples(name, function.__doc__), "```"])
         yield "\n| | |\n|---|---|"
         for one in group.commands[name].params:
             is_option = one.param_type_name == "option"

@@ -55,7 +55,7 @@ def test_the_next_command_is_one(here: Path, capsys: pytest.CaptureFixture[str])
         (["plot", "results/single", "--kind", "growth"], "a list on an option is an axis"),
         (["plot", RUN, "--kind", "growth", "--over", "strategy"], "of positive numbers"),
         (["plot", RUN, "--kind", "memory", "--over", "batch_size"], "--over has no effect"),
-        (["plot", RUN, "--style", "slide"], "did you mean 'slides'?"),
+        (["plot", RUN, "--style", "slide"], "did you mean '--style slides'?"),
     ],
 )
 def test_what_cannot_be_laid_out_is_refused(here: Path, capsys: pytest.CaptureFixture[str], words, complaint):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.core.errors import UserError
-from profiler.core.units import parse_budget, parse_bytes
+from profiler.core.units import bytes_word, parse_budget, parse_bytes, parse_memory
 
 WHOLE = 1_000_000
 
@@ -25,10 +25,13 @@ WHOLE = 1_000_000
         ("2GB", 2 * 10**9),
         ("2mb", 2 * 10**6),
         ("2kB", 2000),
-        ("1e9", 10**9),
-        ("12345", 12345),
+        ("11G", 11 * 2**30),
+        ("11 g", 11 * 2**30),
+        ("11GB", 11 * 10**9),
+        ("2M", 2 * 2**20),
+        ("1TB", 10**12),
+        ("1e9B", 10**9),
         ("12345B", 12345),
-        (" 1 ", 1),
         ("max", WHOLE),
         (" MAX", WHOLE),
         ("60%", 600_000),
@@ -57,11 +60,32 @@ def test_what_is_no_budget_is_refused_with_what_would_be_one(word):
     assert "8GiB, 750MiB, 60% of the peak without checkpointing, or max" in raised.value.hint
 
 
-def test_a_memory_is_no_share_of_anything():
-    with pytest.raises(UserError, match="--memory cannot be '60%'"):
-        parse_bytes("60%", flag="--memory")
+@pytest.mark.parametrize("word", ["60", "1e3", " 8 "])
+def test_a_number_without_a_unit_is_refused_with_both_readings(word):
+    number = word.strip()
 
-    assert parse_bytes("60", flag="--memory") == 60
+    with pytest.raises(UserError) as raised:
+        parse_budget(word, whole_bytes=WHOLE)
+
+    assert raised.value.message == f"--budget cannot be '{word}': {number} B or {number} %?"
+    assert raised.value.hint == "write its unit: 8GiB, 750MiB, 60% of the peak without checkpointing, or max"
+
+
+def test_what_has_no_whole_is_no_share_and_its_number_may_have_been_gibibytes():
+    with pytest.raises(UserError, match="--context cannot be '60%'"):
+        parse_bytes("60%", flag="--context")
+    with pytest.raises(UserError, match=r"--context cannot be '60': 60 B or 60 GiB\?"):
+        parse_bytes("60", flag="--context")
+
+
+def test_a_memory_is_bytes_or_a_share_of_the_devices():
+    assert parse_memory("11GiB", flag="--memory") == 11 * 2**30
+    assert parse_memory("60%", flag="--memory") == pytest.approx(0.6)
+
+
+@given(st.integers(1, 2**62))
+def test_bytes_as_a_word_are_read_as_they_were(count):
+    assert parse_bytes(bytes_word(count), flag="--budget") == count
 
 
 @given(st.text(max_size=12))

@@ -150,9 +150,9 @@ def test_plot_writes_the_figure_and_names_it(results: Path, tmp_path: Path, caps
     [
         (["shwo"], "did you mean 'show'?"),
         (["show", "--jsno"], "did you mean '--json'?"),
-        (["plot", "--kind", "memry"], "did you mean 'memory'?"),
-        (["export", "--to", "cvs"], "did you mean 'csv'?"),
-        (["show", FIRST[:-1]], f"did you mean '{FIRST}'?"),
+        (["plot", "--kind", "memry"], "did you mean '--kind memory'?"),
+        (["export", "--to", "cvs"], "did you mean '--to csv'?"),
+        (["show", f"{FIRST}x"], f"did you mean '{FIRST}'?"),
         (["models", "mnist-cn"], "did you mean 'mnist-cnn'?"),
         (["strategies", "segment"], "did you mean 'segments'?"),
     ],
@@ -259,7 +259,7 @@ def test_a_command_that_needs_something_heavy_would_be_seen():
 def test_every_command_helps_with_an_example(command: str, capsys: pytest.CaptureFixture[str]):
     assert answer([command, "--help"]) == 0
 
-    assert f"Example: gcprof {command}" in capsys.readouterr().out
+    assert f"Examples:\n  gcprof {command}" in capsys.readouterr().out
 
 
 def test_no_words_are_a_request_for_help(capsys: pytest.CaptureFixture[str]):

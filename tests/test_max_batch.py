@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from profiler.cli import answer
-from profiler.core import catalogue, plan_file
+from profiler.core import catalogue, gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.gpu_kinds import is_hollow
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
@@ -51,7 +51,7 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     each = peaks[5] - peaks[4]
     limit = peaks[4] + 2 * each + each // 2  # so that none has six samples, and not seven
 
-    code = answer(["max-batch", SMALL, "--memory", str(limit), *FLAGS, "--rounds", "1", "--json"])
+    code = answer(["max-batch", SMALL, "--memory", f"{limit}B", *FLAGS, "--rounds", "1", "--json"])
 
     said = capsys.readouterr()
     found = json.loads(said.out)
@@ -75,7 +75,7 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     assert run.manifest.sources == run_diff.code_digests(record.case for record in run.records)
     assert list(run.manifest.sources) == [file]
     words = next_words(said.err)
-    assert words[-4:] == ["--batch-size", str(planned["batch_size"]), "--budget", str(limit)]
+    assert words[-4:] == ["--batch-size", str(planned["batch_size"]), "--budget", f"{limit}B"]
     assert words[:2] == ["plan", SMALL]
 
 
@@ -83,7 +83,7 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
 def test_without_measuring_there_is_no_run(here, peaks, capsys):
     limit = peaks[4]
 
-    code = answer(["max-batch", SMALL, "--memory", str(limit), *FLAGS, "--no-measure", "--strategies", "segments:k=2"])
+    code = answer(["max-batch", SMALL, "--memory", f"{limit}B", *FLAGS, "--no-measure", "--strategies", "segments:k=2"])
 
     said = capsys.readouterr()
     lines = [line.split() for line in said.out.splitlines()]
@@ -95,7 +95,7 @@ def test_without_measuring_there_is_no_run(here, peaks, capsys):
 
 
 def test_one_byte_less_holds_one_sample_less(here, peaks, capsys):
-    words = [SMALL, "--memory", str(peaks[4] - 1), *FLAGS, "--no-measure", "--strategies", "none", "--json"]
+    words = [SMALL, "--memory", f"{peaks[4] - 1}B", *FLAGS, "--no-measure", "--strategies", "none", "--json"]
 
     assert answer(["max-batch", *words]) == 0
 
@@ -246,13 +246,24 @@ def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, 
     assert names == ["none", "segments:k=2", "segments:k=4", "plan"]
 
 
+def test_a_share_of_a_gpus_memory_is_as_many_bytes(here, shared, capsys):
+    words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json"]
+
+    assert answer(["max-batch", *words, "--memory", "60%"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    assert said["memory_bytes"] == int(0.6 * gpu_specs.find("t4").memory_bytes)
+
+
 FIXED = Path(__file__).parent / "user_models" / "broken.py"
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["mlp", "--memory", "60%"], "--memory cannot be '60%'"),
+        (["mlp", "--memory", "60"], "--memory cannot be '60': 60 B or 60 %?"),
+        (["mlp", "--memory", "1GiB", "--context", "600"], "--context cannot be '600': 600 B or 600 GiB?"),
+        (["mlp", "--memory", "60%", "--device", "fake:cuda"], "--memory cannot be a share: how much 'fake:cuda' has"),
         (["mlp", "--memory", "nan"], "--memory cannot be 'nan'"),
         (["mlp", "--memory", "0"], "--memory cannot be '0'"),
         (["mlp"], "missing option '--memory'"),

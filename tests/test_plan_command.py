@@ -40,7 +40,7 @@ SMALL = "transformer:layers=4,width=32"
 
 @pytest.fixture
 def costs(here: Path) -> Path:
-    """Costs of stages that are of no known modules."""
+    """Costs of stages that are of no known blocks."""
     (here / "costs.json").write_bytes(COSTS.read_bytes())
     return Path("costs.json")
 
@@ -281,7 +281,7 @@ def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsy
 
     said = capsys.readouterr()
     assert said.out == ""
-    assert "gcprof: these stages are of no known modules" in said.err
+    assert "gcprof: these stages are of no known blocks" in said.err
     assert not Path("plan.json").exists()
 
 

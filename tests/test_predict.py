@@ -99,6 +99,10 @@ def test_a_model_is_explained_and_drawn_without_running_it(here, capsys):
         (["predict", SMALL, "--device", "h1000"], "nothing is known of 'fake:h1000'"),
         (["predict", SMALL, "--fit", "--json"], "--json has no effect with --fit"),
         (["predict", SMALL, "--fit", "--device", "t4"], "--device has no effect with --fit"),
+        (["predict", SMALL, "--memory", "11"], "--memory cannot be '11': 11 B or 11 %?"),
+        (["predict", SMALL, "--memory", "60%"], "--memory 60% is of one GPU, not of 'cuda'"),
+        (["predict", SMALL, "--memory", "1GiB", "--device", "cpu"], "--memory 1GiB is of one GPU, not of 'cpu'"),
+        (["predict", SMALL, "--memory", "1GiB", "--json"], "--json has no effect with --memory"),
         (["predict", "transfromer"], "did you mean 'transformer'?"),
         (["explain", SMALL, "--batch-size", "1,2"], "only one model, batch size and precision"),
         (["run", "--model", SMALL, "--device", "fake:cuda", "--predict"], "predict has no effect on 'fake:cuda'"),
@@ -109,6 +113,19 @@ def test_a_model_is_explained_and_drawn_without_running_it(here, capsys):
 def test_what_cannot_be_predicted_is_refused(here, capsys, words, complaint):
     assert answer(words) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "memory"),
+    [("--memory 11G", "11.0 GiB"), ("--memory 50% --device t4", "7.28 GiB"), ("--memory 700MiB --fit", "700 MiB")],
+)
+def test_a_memory_of_ones_own_is_a_line_of_what_fits(words: str, memory: str, here, shared, capsys):
+    assert answer(["predict", SMALL, *words.split()]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    (own,) = [line for line in lines if line.startswith("--memory")]
+    assert memory in own
+    assert ("--fit" in words) == any(line.startswith("NVIDIA GeForce RTX 2080 Ti") for line in lines)
 
 
 def test_calibrating_needs_the_device(here, capsys):

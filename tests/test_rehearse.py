@@ -260,6 +260,7 @@ def test_max_batch_finds_where_pytorch_itself_runs_out(hollow, tmp_path):
     [
         ("rehearse:h100", "rehearse:h100"),
         ("rehearse:T4:memory=8GiB", f"rehearse:t4:memory={8 * GIB}"),
+        ("rehearse:t4:memory=50%", f"rehearse:t4:memory={gpu_specs.find('t4').memory_bytes // 2}"),
         ("rehearse:v100:context=500MiB,memory=8GiB", f"rehearse:v100-16:memory={8 * GIB},context={500 * MIB}"),
     ],
 )
@@ -274,6 +275,8 @@ def test_a_gpu_is_named_by_its_word_and_sizes_in_bytes(word, resolved):
         ("rehearse:", "no GPU is called ''"),
         ("rehearse:t4:memory=0", "--device: 'rehearse:t4:memory=0': memory cannot be '0'"),
         ("rehearse:t4:memory=11", "a rehearsed t4 has 11 B, of which CUDA takes 0 B: nothing is left for tensors"),
+        ("rehearse:t4:memory=60", "a rehearsed t4 has 60 B"),
+        ("rehearse:t4:memory=101%", "memory cannot be '101%'"),
         ("rehearse:t4:memory=1GiB,context=1GiB", "nothing is left for tensors"),
         ("rehearse:t4:context=16GiB", "nothing is left for tensors"),
         ("rehearse:t4:size=8GiB", "has no size"),

@@ -184,7 +184,7 @@ def test_the_timeline_draws_the_rehearsed_step_above_the_traced_one(hollow, here
         text.index(f"<!-- {one} -->") for one in titles
     )
     assert "rehearse:t4: rehearsed and predicted" in text
-    assert "gcprof explain mlp --strategy all --device rehearse:t4" in done.stderr
+    assert "gcprof explain mlp --strategies all --device rehearse:t4" in done.stderr
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_any_text_for_strategies_is_read_or_refused(text):
     ("words", "named", "hint"),
     [
         ({"model": "mnst-cnn"}, "'mnst-cnn'", "did you mean 'mnist-cnn'?"),
-        ({"model": "mlp:wdth=3"}, "'wdth'", "did you mean 'width'?"),
+        ({"model": "mlp:wdth=3"}, "'wdth'", "did you mean 'mlp:width=3'?"),
         ({"model": "mlp:width=0"}, "width=0", "a whole number from 1"),
         ({"model": "mlp:width="}, "mlp:width=", "name:key=value"),
         ({"model": ""}, "''", ""),

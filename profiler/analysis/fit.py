@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -10,12 +11,27 @@ from profiler.analysis.advice import budget_frontier
 from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
-from profiler.core.gpu_specs import Rates
 from profiler.core.record import needed_bytes
 
 MOST_TRIED = 2**24
 FARTHEST = 8  # how many times the last number that fitted is tried next
 PATIENCE = 2  # guesses in turn that may narrow it down by less than half: a line crawls along a bend
+
+
+class Holder(Protocol):
+    """What a step may have to fit: a GPU, or a memory by itself."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """A memory of this size, of whatever device."""
+
+    name: str
+    memory_bytes: int
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +45,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     extra_flops: float | None  # over those of `none`, as a fraction
 
 
-def fits(rows: Sequence[Row], devices: Iterable[Rates]) -> list[Fit]:
+def fits(rows: Sequence[Row], devices: Iterable[Holder]) -> list[Fit]:
     """Every device with every predicted case that rows are of, the device with the least memory first."""
     predicted = [row for row in rows if row.case.is_predicted and row.outcome == "ok"]
     by_case: dict[Case, list[Row]] = {}
@@ -44,7 +60,7 @@ def needed(row: Row) -> int:
     return needed_bytes(row.readings)
 
 
-def _fit(device: Rates, case: Case, rows: Sequence[Row]) -> Fit:
+def _fit(device: Holder, case: Case, rows: Sequence[Row]) -> Fit:
     held = [row for row in rows if needed(row) <= device.memory_bytes]
     chosen = min(held, key=lambda row: (_flops(row), needed(row))) if held else min(rows, key=needed)
     none = next((row for row in rows if row.case == case), None)

@@ -21,9 +21,11 @@ from profiler.cli.completion import VARIABLE
 from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
 from profiler.cli.export import export
+from profiler.cli.help import Command, Group, about, examples
 from profiler.cli.list import list_runs
 from profiler.cli.max_batch import max_batch
 from profiler.cli.merge import merge
+from profiler.cli.model_word import with_model_flag
 from profiler.cli.models import models
 from profiler.cli.output import COMMAND
 from profiler.cli.plan import plan
@@ -32,12 +34,14 @@ from profiler.cli.predict import predict
 from profiler.cli.rehearse import rehearse
 from profiler.cli.report import report
 from profiler.cli.reproduce import reproduce
+from profiler.cli.rm import rm
 from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.stages import stages
 from profiler.cli.strategies import strategies
 from profiler.cli.streams import drop_unwritable, open_standard
 from profiler.cli.switches import with_switches
+from profiler.cli.tag import tag
 from profiler.cli.timeline import timeline
 from profiler.cli.validate import validate
 from profiler.core.errors import UserError
@@ -47,6 +51,7 @@ FULL = (  # what a place that takes no more says
 )  # fmt: skip
 SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)  # what a machine that has no more says
 GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
+WIDEST = 120  # columns of a help; it is as wide as the terminal below that
 UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
 TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "max-batch")  # as one JSON document, if asked to
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
@@ -66,6 +71,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "export": export,
     "report": report,
     "list": list_runs,
+    "tag": tag,
+    "rm": rm,
     "merge": merge,
     "validate": validate,
     "models": models,
@@ -104,12 +111,16 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
         name="gcprof",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        cls=Group,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
     )
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
     for name, command in COMMANDS.items():
-        app.command(name, help=command.__doc__)(with_switches(command) if is_whole or name == asked else lambda: None)
+        is_asked = is_whole or name == asked
+        app.command(name, cls=Command, help=about(command.__doc__), epilog="\n".join(examples(name, command.__doc__)))(
+            with_model_flag(with_switches(command), name) if is_asked else lambda: None
+        )
     return app
 
 

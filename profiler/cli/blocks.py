@@ -43,7 +43,7 @@ def blocks(
         return
     say(table(outline, width=width(), encoding=encoding()))
     chosen = ["--blocks", pattern] if pattern else []
-    next_command("gcprof", "run", "--model", str(case.model), *chosen, "--strategies", "all")
+    next_command("gcprof", "run", str(case.model), *chosen, "--strategies", "all")
 
 
 def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 def explain(
     target: options.OptionalTarget = None,
-    strategy: Annotated[
-        str,
+    strategies: Annotated[
+        str | None,
         typer.Option(
-            help="The strategy to explain; `gcprof strategies` lists them.", autocompletion=completion.strategies
+            help="The strategy to explain; `gcprof strategies` lists them. [default: none]",
+            autocompletion=completion.strategies,
         ),
-    ] = "none",
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(hidden=True)] = None,  # what --strategies was called
     optimizer: options.Optimizer = None,
     batch_size: options.BatchSize = None,
     precision: options.Precision = None,
@@ -41,7 +43,7 @@ def explain(
     The step is traced, or rehearsed with --device rehearse:h100. With --snapshot, a recording of PyTorch's CUDA
     allocator is explained: its peak, what stayed, and what is reserved.
 
-    Example: gcprof explain transformer --strategy all --optimizer adamw
+    Example: gcprof explain transformer --strategies all --optimizer adamw
     """
     from profiler.core.errors import UserError
     from profiler.core.record import evidence
@@ -54,8 +56,11 @@ def explain(
         return
     if target is None:
         raise UserError("what is to be explained?", hint="gcprof explain MODEL, a run, or --snapshot FILE")
+    if strategies is not None and strategy is not None:
+        raise UserError("--strategy is --strategies, which is given too", hint="leave one of them out")
+    chosen = strategies or strategy or "none"
     words = prediction(
-        strategies=strategy, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
+        strategies=chosen, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
         blocks=blocks, device=device, **switches or {},
     )  # fmt: skip
     explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()))
@@ -68,7 +73,7 @@ def explain(
     for remark in (*_beside(explained), *_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
     on = ["--device", device] if device and step.case.is_rehearsed else []
-    next_command("gcprof", "timeline", target, "--strategies", strategy, *on, "-o", "timeline.png")
+    next_command("gcprof", "timeline", target, "--strategies", chosen, *on, "-o", "timeline.png")
 
 
 def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def max_batch(
     model: options.Model,
-    memory: Annotated[str, typer.Option(help="The device's memory: 16GiB, 750MiB.")],
+    memory: Annotated[str, typer.Option(help="What has to hold it: 11GiB, 11G, or 60% of the device's.")],
     context: Annotated[
         str | None, typer.Option(help="What CUDA itself takes of it. [default: as measured, or 600MiB]")
     ] = None,
@@ -52,16 +52,15 @@ def max_batch(
 
     Example: gcprof max-batch transformer --memory 4GiB
     """
-    from profiler.core.units import parse_bytes
-    from profiler.request.device_choice import to_rehearse
+    from profiler.core.units import bytes_word, parse_bytes, parse_memory
+    from profiler.request.device_choice import planned, to_rehearse
     from profiler.request.spec import Request, strategies_of
     from profiler.workflows.max_batch import ROUNDS, MaxBatchRequest
     from profiler.workflows.max_batch import max_batch as work
 
-    limit = parse_bytes(memory, flag="--memory")
+    limit = parse_memory(memory, flag="--memory")
     context_bytes = None if context is None else parse_bytes(context, flag="--context")
-    if rehearse:
-        device = to_rehearse(device or "h100")
+    device = to_rehearse(device or "h100") if rehearse else planned(device)
     if rounds is not None and (not measure or (device or "").startswith(("fake:", "rehearse:"))):
         raise UserError("--rounds has no effect where no step is timed", hint="leave it out")
     words = Request(
@@ -74,14 +73,15 @@ def max_batch(
     )  # fmt: skip
     try:
         with heeded():
-            largest = work(request, Terminal(), show=lambda strategy, batch: _say_predicted(strategy, batch, limit))
+            largest = work(request, Terminal(), show=_say_predicted)
     except Interrupted as interrupted:
         if json:
             say_failure(interrupted.exit_code)
         raise typer.Exit(interrupted.exit_code) from None
-    _print(largest, limit, json=json)
+    _print(largest, json=json)
+    budget = bytes_word(largest.limit) if isinstance(limit, float) else memory
     size = str(largest.batches[-1].batch_size or 1)
-    next_command("gcprof", "plan", *largest.words, "--batch-size", size, "--budget", memory)
+    next_command("gcprof", "plan", *largest.words, "--batch-size", size, "--budget", budget)
     raise typer.Exit(largest.exit_code)
 
 
@@ -98,13 +98,13 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
         aside(why_none(strategy, need.nbytes, need.static_bytes, need.context_bytes))
 
 
-def _print(largest: LargestBatches, limit: int, *, json: bool) -> None:
+def _print(largest: LargestBatches, *, json: bool) -> None:
     from profiler.core.units import bytes_text
     from profiler.views.tables import max_batch as view
     from profiler.views.tables.evidence import device_word
     from profiler.workflows.batch_search import needed
 
-    case, context_bytes = largest.case, largest.context_bytes
+    case, context_bytes, limit = largest.case, largest.context_bytes, largest.limit
     lines = [
         view.line(
             "plan" if batch.strategy.name == "plan" else str(batch.strategy),

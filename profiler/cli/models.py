@@ -29,7 +29,7 @@ def models(
     if name is not None:
         table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
         say(details(catalogue.read(name, table, what=kind), width=width(), encoding=encoding()))
-        next_command("gcprof", "run", *(["--model", name] if kind == "model" else ["--optimizer", name]))
+        next_command("gcprof", "run", *([name] if kind == "model" else ["--optimizer", name]))
         return
     shown = {
         kind: catalogue.entries(table, hidden=everything)

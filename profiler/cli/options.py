@@ -9,19 +9,16 @@ import typer
 
 from profiler.cli import completion
 
-MODEL_HELP = "A model as for `gcprof run --model`."
+MODEL_HELP = "A model, as NAME:option=value,...; `gcprof models` lists them."
 MODELS_HELP = "Models, as NAME:option=value,...; `gcprof models` lists them."
-RUN_HELP = "A run folder, its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
+RUN_HELP = "A run folder, any part of its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
 
 # which model, which run
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
 ModelOrNone = Annotated[str | None, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
 Models = Annotated[str | None, typer.Argument(help=MODELS_HELP, autocompletion=completion.models)]
-ModelsFlag = Annotated[str | None, typer.Option(help=MODELS_HELP, autocompletion=completion.models)]
-_target = typer.Argument(
-    help="A model as for `gcprof run --model`, or a run folder.", autocompletion=completion.runs_or_models
-)
+_target = typer.Argument(help="A model as for `gcprof run`, or a run folder.", autocompletion=completion.runs_or_models)
 Target = Annotated[str, _target]
 OptionalTarget = Annotated[str | None, _target]
 RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)]
@@ -56,7 +53,7 @@ TracedDevice = Annotated[
     str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ...; rehearse:h100 rehearses. [default: cuda]")
 ]
 PlannedDevice = Annotated[
-    str | None, typer.Option(help="auto, cpu, cuda; or predicted: fake:h100, fake:t4, ... [default: auto]")
+    str | None, typer.Option(help="auto, cpu, cuda; or a GPU to predict for: t4, h100, ... [default: auto]")
 ]
 RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")]
 

@@ -31,7 +31,7 @@ def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
     """The word, where it is one of those that a flag takes. Raises UserError."""
     names = list(choices)
     if word not in names:
-        hint = nearest(word, names) or f"choose from {', '.join(names)}"
+        hint = nearest(word, names, before=f"{flag} ") or f"choose from {', '.join(names)}"
         raise UserError(f"{flag} cannot be '{word}'", hint=hint)
     return word
 

@@ -62,13 +62,14 @@ def plan(
 
     Example: gcprof plan transformer --budget 60% -o plan.json
     """
+    from profiler.request.device_choice import planned
     from profiler.request.spec import Request
     from profiler.workflows.planner import PlanRequest
     from profiler.workflows.planner import plan as work
 
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, device=device,
+        accumulate=accumulate, blocks=blocks, device=planned(device),
     )  # fmt: skip
     if emit is not None:
         one_of(emit, CODE, flag="--emit")
@@ -311,7 +312,7 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
 
 def _say_next(planned: Planned, request: PlanRequest, asked: _Asked, words: list[str]) -> None:
     if _is_plan(asked.output) and planned.case:
-        next_command("gcprof", "run", "--model", *planned.words, "--strategies", f"plan:file={asked.output}")
+        next_command("gcprof", "run", *planned.words, "--strategies", f"plan:file={asked.output}")
     elif any("#" in block.name for stage in planned.chain.stages for block in stage.blocks):  # calls have no code
         next_command("gcprof", "plan", *words, "--budget", str(request.budget), "-o", "plan.json")
     elif any(stage.blocks for stage in planned.chain.stages):

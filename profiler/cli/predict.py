@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from profiler.cli.output import COMMAND, Terminal, end_with
 from profiler.cli.run import print_run
 from profiler.cli.switches import Switches
 from profiler.core.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.analysis.fit import Holder
 
 
 def predict(
@@ -36,6 +39,9 @@ def predict(
         bool, typer.Option("--rehearse", help="Rehearse every case besides, and show the prediction's error.")
     ] = False,
     fit: Annotated[bool, typer.Option("--fit", help="Show which GPUs it fits, and with which strategy.")] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="Show what fits a memory: 11GiB, 11G, or 60% of the --device.")
+    ] = None,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
 ) -> None:
@@ -47,6 +53,9 @@ def predict(
     from profiler.request.spec import Request
     from profiler.workflows.run import RunRequest, run
 
+    holders = _holders(device, memory, fit=fit)
+    if memory is not None and json:
+        raise UserError("--json has no effect with --memory", hint="leave one of them out")
     if fit and (json or device != "cuda"):
         flag = "--json" if json else "--device"
         raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
@@ -59,4 +68,22 @@ def predict(
         device=to_rehearse(device) if rehearse else to_predict(device),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
-    end_with(lambda: print_run(run(request, Terminal()), json=json, fit=fit), json=json)
+    end_with(lambda: print_run(run(request, Terminal()), json=json, holders=holders), json=json)
+
+
+def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
+    """What a step may have to fit: the memory that was asked for, and with --fit every known GPU. Raises UserError."""
+    from profiler.analysis.fit import Memory
+    from profiler.core import gpu_specs
+    from profiler.core.case import FAKE
+    from profiler.core.units import parse_memory
+
+    gpus: list[Holder] = [gpu_specs.find(name) for name in gpu_specs.names()] if fit else []
+    if memory is None:
+        return gpus
+    size = parse_memory(memory, flag="--memory")
+    name = device.removeprefix(FAKE)
+    if name == "cpu" or (isinstance(size, float) and (name == "cuda" or "," in name)):
+        raise UserError(f"--memory {memory} is of one GPU, not of '{device}'", hint="--memory 11GiB, or --device t4")
+    whole = gpu_specs.find(name).memory_bytes if isinstance(size, float) else 0
+    return [Memory(name=f"--memory {memory}", memory_bytes=int(size * whole) if whole else int(size)), *gpus]

@@ -28,7 +28,7 @@ def rehearse(
     switches: Switches | None = None,
     device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, h100, rtx-4090, ...")] = "h100",
     memory: Annotated[
-        str | None, typer.Option(help="Memory of the GPU, as 11GiB. [default: what it is sold with]")
+        str | None, typer.Option(help="Memory of the GPU: 11GiB, or 60% of its own. [default: all of it]")
     ] = None,
     context: Annotated[
         str | None, typer.Option(help="What CUDA takes of it besides PyTorch, as 500MiB. [default: nothing]")
@@ -47,11 +47,17 @@ def rehearse(
 
     Example: gcprof rehearse hf:llama:sequence=2048 --strategies all --precision bf16 --device h100
     """
+    from profiler.core.units import parse_bytes, parse_memory
     from profiler.request.device_choice import to_rehearse
     from profiler.request.spec import Request
     from profiler.workflows.rehearsal import calibrated
     from profiler.workflows.run import RunRequest, run
 
+    if memory is not None:
+        parse_memory(memory, flag="--memory")
+    for flag, size in {"--context": context, "--cudnn-workspace": cudnn_workspace}.items():
+        if size is not None:
+            parse_bytes(size, flag=flag)
     sizes = {"memory": memory, "context": context, "cudnn_workspace": cudnn_workspace}
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,

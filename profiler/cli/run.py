@@ -26,6 +26,9 @@ from profiler.cli.switches import Switches
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from profiler.analysis.fit import Holder
     from profiler.request.spec import Plan
     from profiler.runs.store import Run
     from profiler.workflows.run import Ran, RunRequest
@@ -35,7 +38,7 @@ TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every li
 
 
 def run(
-    model: options.ModelsFlag = None,
+    model: options.Models = None,
     segments: options.Segments = None,
     strategies: options.Strategies = None,
     optimizer: options.Optimizer = None,
@@ -118,7 +121,7 @@ def run(
 
     Without a strategy or segments: segments 1,2,4,8,16,32 beside `none`. Without a model: mnist-cnn.
 
-    Example: gcprof run --model mlp,mnist-cnn --segments 1..8
+    Example: gcprof run mlp,mnist-cnn --segments 1..8
     """
     from profiler.request.spec import Request
     from profiler.workflows.run import Placement, RunRequest
@@ -191,7 +194,7 @@ def _print_plan(plan: Plan) -> None:
         print("  ".join(plain(word, encoding=encoding()) for word in words))
 
 
-def print_run(ran: Ran, *, json: bool, fit: bool = False) -> int:
+def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
     """Show a run and write what is derived from it, and name what to do next; the exit code.
 
     The table is on stdout before any file is written; the document, which holds the exit code, after them.
@@ -217,8 +220,8 @@ def print_run(ran: Ran, *, json: bool, fit: bool = False) -> int:
         say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
     for line in derived.lines:
         aside(line)
-    if fit:
-        _show_fit(run)
+    if holders:
+        _show_fit(run, holders)
     _say_next(ran, run)
     return code
 
@@ -237,13 +240,12 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
     return code
 
 
-def _show_fit(run: Run) -> None:
-    """Below the table: each known GPU with the cheapest strategy that it holds."""
+def _show_fit(run: Run, holders: Sequence[Holder]) -> None:
+    """Below the table: each GPU or memory with the cheapest strategy that it holds."""
     from profiler.analysis import fit, rows
-    from profiler.core import gpu_specs
     from profiler.views.tables import max_batch
 
-    fits = fit.fits(rows.rows(run.records), [gpu_specs.find(name) for name in gpu_specs.names()])
+    fits = fit.fits(rows.rows(run.records), holders)
     say(max_batch.fit_table(fits, width=width(), encoding=encoding()))
 
 

@@ -30,6 +30,7 @@ def stages(
     Example: gcprof stages transformer -o costs.json
     """
     from profiler.planning import chain as chains
+    from profiler.request.device_choice import planned
     from profiler.request.spec import Request
     from profiler.views.export.files import refuse_existing_file, write_whole
     from profiler.views.tables import plans
@@ -40,7 +41,7 @@ def stages(
         refuse_existing_file(output, force=force)
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, device=device,
+        accumulate=accumulate, blocks=blocks, device=planned(device),
     )  # fmt: skip
     with ModelOnDevice(words) as asked:
         chain = asked.chain()

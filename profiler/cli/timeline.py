@@ -59,7 +59,7 @@ def timeline(
     for error in (one for one in beside if isinstance(one, UserError)):
         aside(f"note: the same step cannot be traced: {error.message}")
     on = ["--device", device] if device and beside else []
-    next_command("gcprof", "explain", target, "--strategy", str(steps[-1].case.strategy), *on)
+    next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *on)
 
 
 def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> dict[str, Trace]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from profiler.core import factories
 from profiler.core.case import Choice, as_word
 from profiler.core.errors import UserError, nearest
 
@@ -76,10 +77,15 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     """The entry of that name. Raises UserError, naming the nearest, where there is none."""
     if entry := listed(name, table):
         return entry
-    if is_code(name, table):
+    family, _, member = name.partition(":")
+    families = [known for known in table if member and FAMILY in _entry(known, table[known]).parameters]
+    meant = nearest(family, families, after=f":{member}")
+    if USERS in table and name.endswith(".py"):
+        raise UserError(f"which function of '{name}' makes the model?", hint=_which_factory(name))
+    if is_code(name, table) and not (meant and _is_absent(family)):
         return _users_entry(name, table[USERS])
     names = [entry.name for entry in entries(table)]
-    raise UserError(f"no {what} is called '{name}'", hint=_nearest(name, names))
+    raise UserError(f"no {what} is called '{name}'", hint=meant or _nearest(name, names))
 
 
 def listed(name: str, table: Mapping[str, str]) -> Entry | None:
@@ -108,7 +114,8 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
     declared = {option.name: option for option in entry.options}
     for key in given:
         if key not in declared and not entry.open:
-            hint = _nearest(key, list(declared)) if declared else f"'{choice.name}' takes no options"
+            around = {"before": f"{choice.name}:", "after": f"={given[key]}"}
+            hint = _nearest(key, list(declared), **around) if declared else f"'{choice.name}' takes no options"
             raise UserError(f"'{choice}': {what} '{choice.name}' has no option '{key}'", hint=hint)
     for option in entry.options:
         if option.default is None and option.name not in given:
@@ -256,21 +263,32 @@ def literal(text: str) -> Any:
 def _function(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
     """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
     name, _, attribute = target.rpartition(":")
-    path, get_source = _source(name)
-    try:
-        tree = ast.parse(get_source())
-    except (OSError, ImportError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot read '{path}': {reason}", hint="write path/to/file.py:factory") from None
-    except (SyntaxError, ValueError) as error:
-        where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
+    path, tree = _tree(name)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if attribute in functions:
         return functions[attribute]
     if hops and (elsewhere := _bound_to(attribute, tree, path)):
         return _function(elsewhere, hops - 1)
     raise UserError(f"'{path}' has no function '{attribute}'", hint=_nearest(attribute, list(functions)))
+
+
+def _tree(name: str) -> tuple[Path, ast.Module]:
+    """The file of "package.module" or "path/to/file.py", and its source. Raises UserError where it cannot be read."""
+    path, get_source = _source(name)
+    try:
+        return path, ast.parse(get_source())
+    except (OSError, ImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot read '{path}': {reason}", hint="write path/to/file.py:factory") from None
+    except (SyntaxError, ValueError) as error:
+        where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
+
+
+def _which_factory(path: str) -> str:
+    """The functions of a file that make a model, as they are to be typed."""
+    made = ", ".join(f"{path}:{name}" for name in factories.names(_tree(path)[1]))
+    return f"name it: {made}" if made else "it has none: write one that returns (module, batch[, loss])"
 
 
 def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
@@ -337,5 +355,10 @@ def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
     return spec
 
 
-def _nearest(word: str, names: list[str]) -> str:
-    return nearest(word, names) or f"choose from {', '.join(names) or 'none'}"
+def _is_absent(module: str) -> bool:
+    """Whether there is no module of that name, nor a file."""
+    return module.isidentifier() and importlib.util.find_spec(module) is None
+
+
+def _nearest(word: str, names: list[str], **around: str) -> str:
+    return nearest(word, names, **around) or f"choose from {', '.join(names) or 'none'}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterable
+
+MOST_MEANT = 3  # words that a hint names
 
 
 class UserError(Exception):
@@ -34,7 +36,58 @@ class Invalid(Exception):
     """A step that trains nothing: the row is there, invalid, with this reason and without numbers."""
 
 
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """A hint that names the known word most like this one; None where none is like it."""
-    near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else None
+def nearest(word: str, words: Iterable[str], *, before: str = "", after: str = "") -> str | None:
+    """A hint that names the known words nearest to this one, as they are to be typed; None where none is near.
+
+    `before` and `after` are what is typed around the word: an option before it, a value after it.
+    """
+    meant = " or ".join(f"'{before}{name}{after}'" for name in similar(word, words))
+    return f"did you mean {meant}?" if meant else None
+
+
+def similar(word: str, words: Iterable[str]) -> list[str]:
+    """The known words that one may have meant, at most three: those that begin so, else the one of the fewest slips.
+
+    A word may begin at any part of a name: `2080ti` begins `rtx-2080-ti`. A slip is a letter too many, too few, another
+    or in its neighbour's place; a third of the longer word may be slips, so that nothing is named that is not near.
+    """
+    names = list(dict.fromkeys(words))
+    typed = _letters(word)
+    begun = [name for name in names if _begins(typed, name)]
+    if begun:
+        whole = [name for name in begun if _letters(name) == typed]
+        return whole[:1] or begun[:MOST_MEANT]
+    slips = {name: _slips(typed, _letters(name)) for name in names}
+    near = [name for name in names if slips[name] <= max(len(typed), len(_letters(name))) // 3]
+    return [min(near, key=lambda name: slips[name])] if near else []
+
+
+def _letters(word: str) -> str:
+    """A word without what is easily left out of it."""
+    return re.sub(r"[-_\s]", "", word.lower())
+
+
+def _begins(typed: str, name: str) -> bool:
+    """Whether what was typed begins the name, or one of its parts where that says enough."""
+    if len(typed) < 2:
+        return False
+    if _letters(name).startswith(typed):
+        return True
+    parts = [match.end() for match in re.finditer(r"[-_:/.]", name)]
+    return len(typed) >= 4 and any(_letters(name[start:]).startswith(typed) for start in parts)
+
+
+def _slips(word: str, name: str) -> int:
+    """Letters to add, drop, change or swap with a neighbour until one word is the other."""
+    if abs(len(word) - len(name)) > max(len(word), len(name)) // 3:
+        return max(len(word), len(name))  # more than are forgiven
+    before: list[int] = []
+    row = list(range(len(name) + 1))
+    for number, letter in enumerate(word, start=1):
+        earlier, before, row = before, row, [number]
+        for place, other in enumerate(name, start=1):
+            cost = min(before[place] + 1, row[-1] + 1, before[place - 1] + (letter != other))
+            if number > 1 and place > 1 and letter == name[place - 2] and word[number - 2] == other:
+                cost = min(cost, earlier[place - 2] + 1)
+            row.append(cost)
+    return row[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from importlib.resources import files
@@ -12,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from profiler.core import strict_files
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, nearest
 from profiler.core.gpu_kinds import HOLLOW
 
 ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-3080", "rtx-4070-12": "rtx-4070"}
@@ -77,8 +76,7 @@ def find(word: str) -> Rates:
     name = ALIASES.get(word.lower(), word.lower())
     path = _paths().get(name)
     if path is None:
-        meant = " or ".join(f"'{similar}'" for similar in _near(name))
-        hint = f"did you mean {meant}?" if meant else f"choose from {', '.join(names())}"
+        hint = nearest(name, (*names(), *ALIASES)) or f"choose from {', '.join(names())}"
         raise UserError(f"no GPU is called '{word}'", hint=hint)
     return read(path)
 
@@ -115,12 +113,6 @@ def workspace_bytes(rates: Rates) -> int:
     return LARGE_WORKSPACE if rates.compute_capability >= HOPPER else SMALL_WORKSPACE
 
 
-def _near(word: str) -> list[str]:
-    """What begins so, else what is written alike."""
-    begun = [name for name in names() if word and name.startswith(word)]
-    return begun or difflib.get_close_matches(word, (*names(), *ALIASES), n=2, cutoff=0.5)
-
-
 def _refused(path: Path, text: str, error: msgspec.ValidationError) -> UserError:
     message, _, place = str(error).partition(" - at ")
     named = re.search(r"(unknown |required )field `(\w+)`", message)
@@ -128,8 +120,7 @@ def _refused(path: Path, text: str, error: msgspec.ValidationError) -> UserError
     where = f"{path}:{_line(text, key)}"
     if named and named[1] == "unknown ":
         allowed = (*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__)
-        near = difflib.get_close_matches(key, allowed, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(allowed)}"
+        hint = nearest(key, allowed) or f"the keys are {', '.join(allowed)}"
         return UserError(f"{where}: no key is called '{key}'", hint=hint)
     return UserError(f"{where}: {key}: {message}", hint="examples are in configs/devices/")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -11,7 +12,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW, REHEARSE
 from profiler.core.record import Environment
-from profiler.core.units import MIB, bytes_text, parse_bytes
+from profiler.core.units import MIB, bytes_text, parse_bytes, parse_memory
 
 MOST_BYTES = 2**50
 LEAST_BYTES = 2 * MIB  # what the caching allocator asks the device for at least: kSmallBuffer
@@ -32,24 +33,36 @@ class RehearsedGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def resolve(word: str) -> str:
     """Returns the word as cases have it: no alias, sizes in bytes, in the order of SIZES. Raises UserError."""
-    choice = Choice(word)
-    called = choice.name.removeprefix(REHEARSE)
-    gpu = gpu_specs.ALIASES.get(called.lower(), called.lower())
+    gpu, options = gpu_of(word), Choice(word).options
     gpu_specs.find(gpu)
-    options = choice.options
     if unknown := options.keys() - SIZES.keys():
         raise UserError(f"--device: '{word}' has no {min(unknown)}", hint=f"choose from {', '.join(SIZES)}")
-    sizes = {name: parse_size(options[name], flag=f"--device: '{word}': {name}") for name in SIZES if name in options}
+    given = [name for name in SIZES if name in options]
+    sizes = {name: parse_size(name, options[name], gpu, flag=f"--device: '{word}': {name}") for name in given}
     _check_room(gpu, memory=sizes.get("memory", gpu_specs.find(gpu).memory_bytes), context=sizes.get("context", 0))
     return str(Choice.of(REHEARSE + gpu, sizes))
 
 
-def parse_size(text: str, *, flag: str) -> int:
-    """Returns the bytes of a size that a GPU is given. Raises UserError, which begins with the words that gave it."""
-    size = parse_bytes(text, flag=flag)
+def gpu_of(word: str) -> str:
+    """Returns the GPU's name in configs/devices, as far as there is one: `rehearse:H100:memory=8GiB` -> `h100`."""
+    called = Choice(word).name.removeprefix(REHEARSE).lower()
+    return gpu_specs.ALIASES.get(called, called)
+
+
+def parse_size(name: str, text: str, gpu: str, *, flag: str) -> int:
+    """Returns the bytes of a size of SIZES that a GPU is given: of the memory users may write a share of the GPU's.
+
+    Records have bytes without a unit. Raises UserError, which begins with the words that gave it.
+    """
+    if re.fullmatch(r"[1-9]\d{0,18}", text, flags=re.ASCII):
+        size: float = int(text)
+    else:
+        size = parse_memory(text, flag=flag) if name == "memory" else parse_bytes(text, flag=flag)
+    if isinstance(size, float):
+        size = int(size * gpu_specs.find(gpu).memory_bytes)
     if size > MOST_BYTES:
         raise UserError(f"{flag} cannot be '{text}'", hint=f"at most {bytes_text(MOST_BYTES)}")
-    return size
+    return int(size)
 
 
 def _check_room(gpu: str, *, memory: int, context: int) -> None:

@@ -11,8 +11,11 @@ from profiler.core.errors import UserError
 MISSING = "-"  # a number that was not measured is shown so, never as 0
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 BYTE_UNITS = {
-    "": 1,
     "b": 1,
+    "k": 2**10,  # as nvidia-smi and ulimit count
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
     "kib": 2**10,
     "mib": 2**20,
     "gib": 2**30,
@@ -20,8 +23,10 @@ BYTE_UNITS = {
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
+    "tb": 10**12,
 }
 NUMBER = r"\d+(?:\.\d+)?(?:e\d+)?"  # what options take that are no whole numbers, in digits 0 to 9
+BYTES_HINT = "8GiB, 8G or 750MiB"
 BUDGET_HINT = "8GiB, 750MiB, 60% of the peak without checkpointing, or max"
 
 
@@ -33,6 +38,14 @@ def bytes_text(count: int | None) -> str:
         if abs(count) >= size:
             return f"{_three_digits(count / size)} {unit}"
     return f"{count} B"
+
+
+def bytes_word(count: int) -> str:
+    """A number of bytes as an option takes it, exactly: 4294967296 -> '4GiB'."""
+    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= size and count % size == 0:
+            return f"{count // size}{unit}"
+    return f"{count}B"
 
 
 def signed_bytes_text(count: int) -> str:
@@ -133,13 +146,18 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if magnitude >= 99.95 else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
 
 
-def parse_bytes(word: str, *, flag: str, hint: str = "8GiB, 750MiB or plain bytes") -> int:
-    """`8GiB`, `750 MiB`, `1e9`. Raises UserError for what is no number of bytes above 0."""
+def parse_bytes(word: str, *, flag: str, hint: str = BYTES_HINT, other: str = "GiB") -> int:
+    """`8GiB`, `8G`, `750 MB`. Raises UserError for what is no number of bytes above 0, and for a number without a unit.
+
+    `other` is the unit that such a number might have had, besides bytes.
+    """
     size_text = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
-    size = BYTE_UNITS.get(size_text[2]) if size_text else None
-    value = float(size_text[1]) * size if size_text and size else 0.0
-    if not 1 <= value < 2**63:
+    value = float(size_text[1]) * BYTE_UNITS.get(size_text[2] or "b", 0) if size_text else 0.0
+    if not size_text or not 1 <= value < 2**63:
         raise UserError(f"{flag} cannot be '{word}'", hint=hint)
+    if not size_text[2]:
+        number = size_text[1]
+        raise UserError(f"{flag} cannot be '{word}': {number} B or {number} {other}?", hint=f"write its unit: {hint}")
     return int(value)
 
 
@@ -150,12 +168,18 @@ def parse_budget(word: str, *, whole_bytes: int) -> int:
     """
     if word.strip().lower() == "max":
         return whole_bytes
+    size = parse_memory(word, flag="--budget", hint=BUDGET_HINT)
+    return int(size * whole_bytes) if isinstance(size, float) else size
+
+
+def parse_memory(word: str, *, flag: str, hint: str = "11GiB, 11G, or 60% of the device's memory") -> int | float:
+    """Bytes, or of `60%` the fraction, as a float. Raises UserError."""
     if not word.strip().endswith("%"):
-        return parse_bytes(word, flag="--budget", hint=BUDGET_HINT)
+        return parse_bytes(word, flag=flag, hint=hint, other="%")
     fraction = parse_percent(word)
     if fraction is None or not 0 < fraction <= 1:
-        raise UserError(f"--budget cannot be '{word}'", hint=BUDGET_HINT)
-    return int(fraction * whole_bytes)
+        raise UserError(f"{flag} cannot be '{word}'", hint=hint)
+    return fraction
 
 
 def parse_percent(word: str) -> float | None:

@@ -140,8 +140,8 @@ def recipe(chain: Chain, plan: Plan) -> Recipe:
     """The plan as a file for the model: named blocks. Raises UserError where the chain does not say which they are."""
     blocks = {block.name: block.parameters for stage in chain.stages for block in stage.blocks}
     if not blocks:
-        hint = "`gcprof stages MODEL -o costs.json` writes stages with their modules"
-        raise UserError("these stages are of no known modules: their plan can be carried out nowhere", hint=hint)
+        hint = "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
+        raise UserError("these stages are of no known blocks: their plan can be carried out nowhere", hint=hint)
     options = dict(plan.options)
     pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
     changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # blocks that are plainly kept stand alone

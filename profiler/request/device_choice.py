@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -11,7 +10,7 @@ import msgspec
 
 from profiler.core import gpu_kinds, gpu_specs, rehearsed_gpu
 from profiler.core.case import FAKE, Case, Choice, split_choices
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, nearest
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Environment
 
@@ -29,12 +28,29 @@ def to_predict(text: str) -> str:
     return ",".join(word if word.startswith(FAKE) else FAKE + word for word in text.split(","))
 
 
+def planned(word: str | None) -> str | None:
+    """`t4` -> `fake:t4`: the device of a command that measures on one that is here, and predicts for a GPU."""
+    return FAKE + word if word is not None and _is_gpu(word) else word
+
+
+def _is_gpu(word: str) -> bool:
+    return word.lower() in (*gpu_specs.names(), *gpu_specs.ALIASES)
+
+
+def _refuse_bare(word: str) -> None:
+    """Raises UserError for a GPU by its name where a step is to be measured, with what would be done there instead."""
+    if _is_gpu(word):
+        hint = f"--device {FAKE}{word} predicts for it, --device {REHEARSE}{word} rehearses it; cuda measures here"
+        raise UserError(f"--device: '{word}' is not a device here", hint=hint)
+
+
 def to_rehearse(text: str, **sizes: str | None) -> str:
     """`h100,rehearse:t4` -> `rehearse:h100,rehearse:t4`, each with the sizes that are given. Raises UserError."""
     given = {name: size for name, size in sizes.items() if size is not None}
+    words = [REHEARSE + word.removeprefix(REHEARSE).removeprefix(FAKE) for word in map(str, split_choices(text))]
     for name, size in given.items():
-        rehearsed_gpu.parse_size(size, flag=f"--{name.replace('_', '-')}")
-    words = [word if word.startswith(REHEARSE) else REHEARSE + word for word in map(str, split_choices(text))]
+        for word in words:
+            rehearsed_gpu.parse_size(name, size, rehearsed_gpu.gpu_of(word), flag=f"--{name.replace('_', '-')}")
     return ",".join(Choice.of(Choice(word).name, {**Choice(word).options, **given}) for word in words)
 
 
@@ -44,6 +60,7 @@ def any_device(word: str) -> str:
         return _absent(word)
     if gpu_kinds.of(word):
         return word
+    _refuse_bare(word)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
         raise UserError(f"--device: '{word}' is not a device", hint=BY_NUMBER)
     return "cuda:0"
@@ -88,6 +105,7 @@ def choose_device(word: str, devices: list[str]) -> str:
     if name.startswith("cuda") and not cuda:
         message = f"--device: there is no '{word}': torch sees no CUDA device here"
         raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)
+    _refuse_bare(word)
     raise UserError(f"--device: '{word}' is not a device here", hint=f"choose from auto, {', '.join(devices)}")
 
 
@@ -143,8 +161,7 @@ def _fake(word: str) -> str:
     called = word.removeprefix(FAKE).lower()
     name = gpu_specs.ALIASES.get(called, called)
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean '{FAKE}{near[0]}'?" if near else f"{FAKE} and one of {', '.join(names)}"
+        hint = nearest(name, names, before=f"--device {FAKE}") or f"{FAKE} and one of {', '.join(names)}"
         raise UserError(f"--device: nothing is known of '{word}'", hint=hint)
     return FAKE + name
 

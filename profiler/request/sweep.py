@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 
 from profiler.core import strict_files
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, nearest
 from profiler.request.spec import Request
 
 NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be one number
@@ -27,8 +26,7 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
     allowed = list(Request.__struct_fields__)
     for key in table:
         if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"{f'did you mean {near[0]!r}? ' if near else ''}the keys are {', '.join(allowed)}"
+            hint = " ".join(filter(None, [nearest(key, allowed), f"the keys are {', '.join(allowed)}"]))
             raise UserError(f"{path}:{_line(text, key)}: no key is called '{key}'", hint=hint)
     try:
         return msgspec.convert({key: _as_words(key, value) for key, value in table.items()}, Request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +14,10 @@ REFERENCE = "ref:"
 
 
 def run_folder(word: str, *, below: Path = RESULTS) -> Path:
-    """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError."""
+    """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError.
+
+    Of a name any part will do that no other has.
+    """
     if word.startswith(REFERENCE):
         return reference(word)
     if os.path.isfile(Path(word) / "manifest.json"):  # a name may be too long to ask for otherwise
@@ -30,7 +32,20 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
     names = [path.name for path in folders]
     if word in names:
         return below / word
+    parts = [name for name in names if word and word in name]
+    if len(parts) == 1:
+        return below / parts[0]
+    if parts:
+        message = f"'{word}' is part of the names of {len(parts)} runs"
+        raise UserError(message, hint=f"the newest is {parts[-1]}; {LISTED}", exit_code=4)
     raise UserError(f"'{word}' is no run", hint=nearest(word, names) or LISTED, exit_code=4)
+
+
+def own_folder(word: str) -> Path:
+    """The same of a run of the user's own. Raises UserError for a reference run."""
+    if word.startswith(REFERENCE):
+        raise UserError(f"'{word}' comes with gcprof and stays as it is", hint=LISTED)
+    return run_folder(word)
 
 
 def runs(folder: Path) -> list[Path]:
@@ -55,7 +70,6 @@ def reference(word: str) -> Path:
     """The run folder of `ref:DEVICE/MODEL`. Raises UserError (exit code 4), naming the nearest, where there is none."""
     name = word.removeprefix(REFERENCE)
     if name not in reference_names():
-        near = difflib.get_close_matches(name, reference_names(), n=1, cutoff=0.5)
-        hint = f"did you mean '{REFERENCE}{near[0]}'?" if near else "`gcprof list --ref` shows them"
+        hint = nearest(name, reference_names(), before=REFERENCE) or "`gcprof list --ref` shows them"
         raise UserError(f"no reference run is called '{name}'", hint=hint, exit_code=4)
     return reference_folder() / name

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -303,6 +303,19 @@ def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
 def torn(folder: Path) -> str | None:
     """Where the torn last line is; None where there is none. Raises UserError (exit code 4) as `documents` does."""
     return next((where for where, line in reading.numbered(folder / "trials.jsonl") if reading.is_torn(line)), None)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep every writer out of a run folder meanwhile. Raises UserError where one is in it, or might be."""
+    file, is_locked = _locked(folder)
+    try:
+        if not is_locked and os.path.lexists(folder / ".writer"):
+            writer = safe_files.lock_holder(folder / ".writer")
+            raise UserError(f"a gcprof may be writing to {folder}: {writer}", hint=f"remove {folder / '.writer'} first")
+        yield
+    finally:
+        os.close(file)
 
 
 def _locked(folder: Path) -> tuple[int, bool]:

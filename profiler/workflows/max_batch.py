@@ -33,7 +33,7 @@ class MaxBatchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     words: Request
     strategies: tuple[Choice, ...]
-    limit: int  # bytes of the device's memory
+    limit: int | float  # bytes of the device's memory, or the share of it
     context_bytes: int | None = None  # of it, what CUDA takes besides tensors; None: as measured, or assumed
     measure: bool = True
     rounds: int = ROUNDS
@@ -46,6 +46,7 @@ class LargestBatches(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     words: tuple[str, ...]  # the model as it was asked for, for the next command
     batches: tuple[Largest, ...]
+    limit: int  # bytes
     context_bytes: int  # what CUDA takes of the memory besides tensors; 0 on a CPU
     context_source: str | None  # as asked, measured or assumed; None on a CPU
     exit_code: int = 0
@@ -55,9 +56,11 @@ def max_batch(
     request: MaxBatchRequest,
     screen: Screen = SILENT,
     *,
-    show: Callable[[str, Largest], None] = lambda strategy, largest: None,
+    show: Callable[[str, Largest, int], None] = lambda strategy, largest, limit: None,
 ) -> LargestBatches:
-    """Search for each strategy's largest batch, and measure them; `show` is given each one as soon as it is predicted.
+    """Search for each strategy's largest batch, and measure them.
+
+    `show` is given each one, and the limit in bytes, as soon as it is predicted.
 
     Raises UserError.
     """
@@ -66,12 +69,15 @@ def max_batch(
         if case.batch_size is None:
             hint = "give the function a parameter batch_size"
             raise UserError(f"'{case.model}' makes its own batch, of one size", hint=hint)
+        limit = _limit(model, request)
         context_bytes, source = _context(model, request)
-        folder, batches = _predicted(model, request, context_bytes, show)
+        folder, batches = _predicted(
+            model, request.strategies, limit, context_bytes, lambda name, largest: show(name, largest, limit)
+        )
         if case.is_rehearsed:
-            device = rehearsed_gpu.limited(case.device, memory=request.limit, context=context_bytes)
+            device = rehearsed_gpu.limited(case.device, memory=limit, context=context_bytes)
             model.case = case = msgspec.structs.replace(case, device=device)
-            batches = _rehearsed(model, request, context_bytes, batches)
+            batches = _rehearsed(model, limit, context_bytes, batches)
         code = 0
         if request.measure and not case.is_predicted:
             code, batches = _measured(model, request, folder, batches, screen)
@@ -79,10 +85,22 @@ def max_batch(
             case=case,
             words=model.words,
             batches=tuple(batches),
+            limit=limit,
             context_bytes=context_bytes,
             context_source=source,
             exit_code=code,
         )
+
+
+def _limit(model: ModelOnDevice, request: MaxBatchRequest) -> int:
+    """Bytes; a share is of the memory that the device has. Raises UserError where that is not known."""
+    if isinstance(request.limit, int):
+        return request.limit
+    whole = device_choice.environment(model.case.device, model.devices).device_bytes
+    if whole is None:
+        message = f"--memory cannot be a share: how much '{model.case.device}' has is not known"
+        raise UserError(message, hint="name it, as 11GiB, or a GPU: --device t4")
+    return int(request.limit * whole)
 
 
 def _context(model: ModelOnDevice, request: MaxBatchRequest) -> tuple[int, str | None]:
@@ -98,27 +116,29 @@ def _context(model: ModelOnDevice, request: MaxBatchRequest) -> tuple[int, str |
 
 
 def _predicted(
-    model: ModelOnDevice, request: MaxBatchRequest, context_bytes: int, show: Callable[[str, Largest], None]
+    model: ModelOnDevice,
+    strategies: Sequence[Choice],
+    limit: int,
+    context_bytes: int,
+    show: Callable[[str, Largest], None],
 ) -> tuple[Path, list[Largest]]:
     """The folder of a run that measures them, and each strategy's batch; the plan's file is beside that folder."""
     batches = []
-    for strategy in request.strategies:
+    for strategy in strategies:
         case = msgspec.structs.replace(model.case, strategy=strategy)
-        batches.append(predict(model.engine, case, request.limit, context_bytes))
+        batches.append(predict(model.engine, case, limit, context_bytes))
         show(str(strategy), batches[-1])
     folder = store.new_folder(RESULTS, [f"max batch {model.case.model.name}"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f"{folder.name}.json")  # beside the run's folder, which is not there yet
-    planned = predict_planned(model.engine, model.case, request.limit, path, context_bytes)
+    planned = predict_planned(model.engine, model.case, limit, path, context_bytes)
     show("plan", planned)
     return folder, [*batches, planned]
 
 
-def _rehearsed(
-    model: ModelOnDevice, request: MaxBatchRequest, context_bytes: int, batches: Sequence[Largest]
-) -> list[Largest]:
+def _rehearsed(model: ModelOnDevice, limit: int, context_bytes: int, batches: Sequence[Largest]) -> list[Largest]:
     """The same with the batch at which PyTorch itself runs out; a plan's is the one that it was made for."""
-    engine, case, limit = model.engine, model.case, request.limit
+    engine, case = model.engine, model.case
     return [
         batch if batch.strategy.name == PLAN else rehearse(engine, case, limit, batch, context_bytes)
         for batch in batches

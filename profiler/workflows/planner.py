@@ -104,7 +104,7 @@ class _Planning:
         """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
         request, model, none = self.request, self.model, candidates.none(self.chain)
         if model or request.has_recipe:
-            recipe(self.chain, none.plan)  # refuse stages of no known modules before there is work
+            recipe(self.chain, none.plan)  # refuse stages of no known blocks before there is work
         planned = Planned(
             chain=self.chain,
             case=model.case if model else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -16,7 +15,7 @@ from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core import catalogue, strict_files
 from profiler.core.case import Case, Choice
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, nearest
 from profiler.core.record import evidence
 from profiler.request import spec, sweep
 from profiler.request.spec import Request
@@ -89,8 +88,7 @@ def names() -> tuple[str, ...]:
 def find(name: str) -> System:
     """The system of that name. Raises UserError, naming the nearest, where there is none."""
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(names())}"
+        hint = nearest(name, names()) or f"choose from {', '.join(names())}"
         raise UserError(f"no published system is called '{name}'", hint=hint)
     return read(folder() / f"{name}.toml")
 
@@ -162,8 +160,7 @@ def _refuse_unknown(
 ) -> None:
     for key in keys:
         if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(allowed)}"
+            hint = nearest(key, allowed) or f"the keys are {', '.join(allowed)}"
             raise _refused(path, text, key, f"no key is called '{key}'", number=number, hint=hint)
 
 
@@ -195,8 +192,7 @@ def _one(fields: dict[str, Any]) -> PublishedFigure:
             fields[key] = str(catalogue.resolve(Choice(fields[key]), table, what=key))
     name, unit = fields["quantity"], fields.get("unit", "")
     if name not in quantities.TABLE:
-        near = difflib.get_close_matches(str(name), quantities.TABLE, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"the quantities are {', '.join(quantities.TABLE)}"
+        hint = nearest(str(name), quantities.TABLE) or f"the quantities are {', '.join(quantities.TABLE)}"
         raise UserError(f"no quantity is called '{name}'", hint=hint)
     units = quantities.UNITS[quantities.TABLE[name].kind]
     if unit not in units:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from profiler.analysis import taken_besides
-from profiler.core import gpu_specs
+from profiler.core import rehearsed_gpu
 from profiler.core.case import Choice, split_choices
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.request.device_choice import to_rehearse
 from profiler.runs import store
 from profiler.runs.find import run_folder
@@ -19,8 +18,7 @@ def calibrated(devices: str, run: str, **sizes: str | None) -> str:
     records = store.load(run_folder(run)).records
     words = []
     for device in split_choices(to_rehearse(devices)):
-        word = Choice(device).name.removeprefix(REHEARSE).lower()
-        gpu = gpu_specs.ALIASES.get(word, word)
+        gpu = rehearsed_gpu.gpu_of(str(device))
         measured = {name: str(nbytes) for name, nbytes in taken_besides.sizes(records, gpu).items()}
         given = {name: size for name, size in sizes.items() if size is not None}
         words.append(to_rehearse(str(device), **{**measured, **Choice(device).options, **given}))

@@ -47,9 +47,8 @@ def test_typed_what_one_option_refuses_the_others_do_too(word: str):
         gates.parse(f"peak:>{word}")
     with pytest.raises(UserError):
         sampling(precision_target=word)
-    if word != "2":  # two bytes
-        with pytest.raises(UserError):
-            parse_budget(word, whole_bytes=10**6)
+    with pytest.raises(UserError):
+        parse_budget(word, whole_bytes=10**6)
 
 
 @pytest.mark.parametrize("command", ["run", "predict", "explain", "timeline"])

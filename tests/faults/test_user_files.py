@@ -35,7 +35,7 @@ def broken(factory: str) -> Trial:
     [
         ("missing.py:make", "cannot read", "path/to/file.py:factory"),
         (f"{HERE}/lora.py:finetun", "has no function 'finetun'", "did you mean 'finetune'?"),
-        (f"{HERE}/lora.py:finetune:rang=2", "has no option 'rang'", "did you mean 'rank'?"),
+        (f"{HERE}/lora.py:finetune:rang=2", "has no option 'rang'", ":finetune:rank=2'?"),
         ("tests.user_models.nowhere:make", "there is no module", "path/to/file.py:factory"),
     ],
 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from profiler.core.catalogue import Count
-from profiler.core.errors import Unsupported
+from profiler.core.errors import Unsupported, similar
 from profiler.training.workload import Workload
 
 try:
@@ -60,7 +59,7 @@ def _settings(name: str, config: dict[str, Any]) -> Any:
     """The family's config with its defaults or overrides."""
     families = list(CONFIG_MAPPING.keys())
     if name not in families:
-        near = difflib.get_close_matches(name, families, n=1, cutoff=0.4)
+        near = similar(name, families)
         raise Unsupported(
             f"transformers {transformers.__version__} has no family '{name}'"
             + (f"; the nearest is '{near[0]}'" if near else "")
@@ -69,7 +68,7 @@ def _settings(name: str, config: dict[str, Any]) -> Any:
     defaults = kind()
     for key in config:
         if not hasattr(defaults, key):
-            near = difflib.get_close_matches(key, defaults.to_dict(), n=1, cutoff=0.4)
+            near = similar(key, defaults.to_dict())
             raise Unsupported(f"hf:{name} has no '{key}'" + (f"; the nearest is '{near[0]}'" if near else ""))
     try:
         return kind(**config)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from torch import nn
 
 from profiler.core.catalogue import Count
-from profiler.core.errors import Unsupported
+from profiler.core.errors import Unsupported, similar
 from profiler.training.models.images import classified, fitting, side
 from profiler.training.workload import Workload
 
@@ -26,7 +25,7 @@ def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count 
     have, and for a size that the model does not take.
     """
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0.4)
+        near = similar(name, timm.list_models())
         raise Unsupported(f"timm has no model '{name}'" + (f"; the nearest is '{near[0]}'" if near else ""))
     settings = timm.get_pretrained_cfg(name, allow_unregistered=True) or PretrainedCfg()
     channels, own, _ = settings.input_size

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from torch import nn
 from torchvision import models
 
 from profiler.core.catalogue import Count
-from profiler.core.errors import Unsupported
+from profiler.core.errors import Unsupported, similar
 from profiler.training.models.images import classified, fitting, side
 from profiler.training.workload import Workload
 
@@ -26,7 +25,7 @@ def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count 
     """
     names = models.list_models(module=models)
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        near = similar(name, names)
         raise Unsupported(
             f"torchvision has no classification model '{name}'"
             + (f"; the nearest is '{near[0]}'" if near else f"; it has {', '.join(names)}")

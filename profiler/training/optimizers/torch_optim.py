@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from profiler.core.errors import Unsupported
+from profiler.core.errors import Unsupported, similar
 
 
 def sgd(parameters: Iterable[nn.Parameter], *, lr: float = 0.01) -> torch.optim.Optimizer:
@@ -40,7 +39,7 @@ def build(parameters: Iterable[nn.Parameter], name: str, **options: Any) -> torc
     classes = {attribute: kind for attribute, kind in vars(torch.optim).items() if isinstance(kind, type)}
     kind = classes.get(name)
     if kind is None or not issubclass(kind, torch.optim.Optimizer):
-        near = difflib.get_close_matches(name, classes, n=1)
+        near = similar(name, classes)
         raise Unsupported(f"torch.optim has no '{name}'" + (f"; did you mean {near[0]}?" if near else ""))
     try:
         made: torch.optim.Optimizer = kind(parameters, **options)

@@ -15,6 +15,7 @@ from profiler.core.catalogue import KINDS, Entry, Option
 from profiler.core.errors import UserError
 from profiler.core.record import Evidence, ModelSummary, evidence
 from profiler.core.units import MISSING, count_text
+from profiler.runs import tags
 from profiler.runs.find import REFERENCE, reference, reference_names, runs
 from profiler.runs.store import Run, load
 from profiler.views.tables.evidence import device_word, in_order, kinds_text
@@ -108,6 +109,7 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...] = ()  # measured, rehearsed, predicted
     num_ok: int | None = None
     num_rows: int | None = None  # of the whole plan
+    tags: tuple[str, ...] = ()
 
 
 def overviews(folder: Path) -> list[RunOverview]:
@@ -133,6 +135,7 @@ def overview(run: Run, name: str) -> RunOverview:
         evidence=_evidence(run, table),
         num_ok=sum(row.outcome == "ok" for row in table),
         num_rows=len(planned),
+        tags=tags.read(run.folder),
     )
 
 
@@ -153,6 +156,7 @@ def run_list(listed: Sequence[RunOverview], *, width: int | None = None, encodin
         words("models", "", [", ".join(run.models) or MISSING for run in listed]),
         words("device", "", [", ".join(map(device_word, run.devices)) or MISSING for run in listed]),
         words("rows ok", "", [_rows_ok(run) for run in listed]),
+        *([words("tags", "", [", ".join(run.tags) for run in listed])] if any(run.tags for run in listed) else []),
     )
     return fitted(columns, width=width, encoding=encoding)
 
@@ -161,10 +165,10 @@ def _read(path: Path, name: str) -> RunOverview:
     """One bad folder costs the others nothing: neither their lines, nor much time or memory."""
     try:
         if (path / "trials.jsonl").exists() and (path / "trials.jsonl").stat().st_size > LISTED_BYTES:
-            return RunOverview(name=name, status="large")
+            return RunOverview(name=name, status="large", tags=tags.read(path))
         return overview(load(path), name)
     except (UserError, OSError, MemoryError, RecursionError):
-        return RunOverview(name=name, status="unreadable")
+        return RunOverview(name=name, status="unreadable", tags=tags.read(path))
 
 
 def _rows_ok(run: RunOverview) -> str:

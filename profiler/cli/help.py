@@ -1,0 +1,137 @@
+"""How help is laid out: commands in groups, options in panels, examples below. Plain text, so that it is quick."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, in words that no terminal cuts
+    "Measure": {
+        "run": "Measure memory and time by strategy",
+        "reproduce": "Run a published system, compare figures",
+        "doctor": "Check versions, devices and a trial",
+    },
+    "Predict": {
+        "predict": "Predict memory without the device",
+        "rehearse": "Run PyTorch's CUDA code without GPU",
+        "explain": "Say what holds the peak",
+        "timeline": "Draw live memory over a step",
+    },
+    "Plan": {
+        "plan": "Find the fastest plan within memory",
+        "max-batch": "Find the largest batch that fits",
+        "stages": "Measure the costs of each stage",
+        "blocks": "Show the blocks of a model",
+        "models": "List models and optimizers with options",
+        "strategies": "List strategies with their options",
+    },
+    "Read": {
+        "show": "Show a run as a table",
+        "compare": "Compare runs: settings, peaks and times",
+        "plot": "Draw a run as a picture",
+        "export": "Export a run for other tools",
+        "report": "Write runs as a browser page",
+    },
+    "Keep": {
+        "list": "List the runs, newest last",
+        "tag": "Give a run words of yours",
+        "rm": "Remove runs, asking for each first",
+        "merge": "Make one run of several",
+        "validate": "Check every line of runs",
+    },
+}
+
+PANELS: dict[str, tuple[str, ...]] = {  # panel -> the names of its options, in any command
+    "Model": (
+        "model_flag", "optimizer", "batch_size", "precision", "accumulate", "blocks", "pattern", "parallel", "ranks",
+        "keep_grads", "repair_batchnorm", "data", "seed", "stages",
+    ),
+    "Strategies": ("segments", "strategies", "strategy", "budget", "levels", "frontier"),
+    "Device": (
+        "device", "gpus", "memory", "context", "cudnn_workspace", "calibrate", "rehearse", "fit", "predict", "snapshot",
+    ),
+    "Sampling": (
+        "rounds", "samples", "precision_target", "max_samples", "max_seconds", "warmup", "verify", "measure",
+    ),
+    "Output": ("output", "force", "json", "width", "dry_run", "emit", "format", "paste"),
+    "Where it runs": (
+        "config", "resume", "new_run", "engine", "devices", "allow_parallel", "shard", "stage_limit", "exclusive",
+    ),
+}  # fmt: skip
+
+MORE_EXAMPLES: dict[str, tuple[str, str]] = {  # besides the one of the command's docstring
+    "run": ("gcprof run train.py:make --strategies sqrt,all", "gcprof run --resume last"),
+    "rehearse": ("gcprof rehearse mlp --device t4 --memory 60%", "gcprof rehearse train.py:make --device rtx-4090"),
+    "predict": ("gcprof predict train.py:make --fit", "gcprof predict mnist-cnn --memory 11GiB"),
+    "explain": ("gcprof explain last", "gcprof explain train.py:make --device rehearse:h100"),
+    "timeline": ("gcprof timeline mlp --segments 2,4", "gcprof timeline last -o timeline.svg"),
+    "plan": ("gcprof plan train.py:make --budget 11GiB --device t4", "gcprof plan mlp --frontier -o frontier.png"),
+    "stages": ("gcprof stages mlp --device t4", "gcprof stages train.py:make --json"),
+    "max-batch": ("gcprof max-batch mlp --memory 60% --device t4", "gcprof max-batch mlp --memory 1GiB --no-measure"),
+    "show": ("gcprof show", "gcprof show last --samples"),
+    "compare": ("gcprof compare last ref:cpu/mnist-cnn", "gcprof compare 3fa9c1 last --format md"),
+    "plot": ("gcprof plot last --kind memory", "gcprof plot last --kind frontier -o frontier.svg"),
+    "export": ("gcprof export last --to csv", "gcprof export last --to md -o table.md"),
+    "report": ("gcprof report last", "gcprof report last -o report.html --force"),
+    "list": ("gcprof list --ref", "gcprof list --json"),
+    "tag": ("gcprof tag 3fa9c1 v1 paper", "gcprof tag last baseline --remove"),
+    "rm": ("gcprof rm 3fa9c1", "gcprof rm --yes 3fa9c1 77ab02"),
+    "merge": ("gcprof merge one two", "gcprof merge one two three -o results/whole"),
+    "validate": ("gcprof validate", "gcprof validate 3fa9c1"),
+    "models": ("gcprof models", "gcprof models adamw"),
+    "strategies": ("gcprof strategies", "gcprof strategies selective"),
+    "blocks": ("gcprof blocks train.py:make", "gcprof blocks mlp --json"),
+    "reproduce": ("gcprof reproduce mnist-cnn", "gcprof reproduce resnet152 --predict"),
+    "doctor": ("gcprof doctor --paste", "gcprof doctor --json"),
+}
+OTHER = "Options"
+EXAMPLE = "Example: "
+
+
+def about(doc: str | None) -> str:
+    """A command's docstring without its example, which stands below the options."""
+    paragraphs = inspect.cleandoc(doc or "").split("\n\n")
+    return "\n\n".join(paragraph for paragraph in paragraphs if not paragraph.startswith(EXAMPLE))
+
+
+def examples(name: str, doc: str | None) -> tuple[str, ...]:
+    """Three lines to paste: the docstring's own first."""
+    paragraphs = inspect.cleandoc(doc or "").split("\n\n")
+    own = [" ".join(one.removeprefix(EXAMPLE).split()) for one in paragraphs if one.startswith(EXAMPLE)]
+    return (*own, *MORE_EXAMPLES[name])
+
+
+def panel_of(parameter: str) -> str:
+    return next((panel for panel, names in PANELS.items() if parameter in names), OTHER)
+
+
+class Command(TyperCommand):
+    """A command whose help has its options in panels, and its examples as they are to be pasted."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{panel: [] for panel in PANELS}, OTHER: []}
+        for parameter in self.get_params(ctx):
+            if (line := parameter.get_help_record(ctx)) is not None:
+                is_option = parameter.param_type_name == "option"
+                panels[panel_of(parameter.name or "") if is_option else "Arguments"].append(line)
+        for panel, lines in panels.items():
+            if lines:
+                with formatter.section(panel):
+                    formatter.write_dl(lines)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+class Group(TyperGroup):
+    """All commands, in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for group, summaries in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl(list(summaries.items()))

@@ -1,0 +1,185 @@
+"""What users do with runs they keep: find one by part of its name, give it words, and remove it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler.cli import answer
+from profiler.core.errors import UserError
+from profiler.runs import tags
+from profiler.runs.find import run_folder
+from profiler.runs.store import Writer
+from tests import examples, make
+
+FIRST, SECOND = "20261120T174900Z-mlp-3fa9c1", "20261121T090000Z-mlp-77ab02"
+
+
+@pytest.fixture
+def results(here: Path) -> Path:
+    for name in (FIRST, SECOND):
+        examples.run(here / "results" / name, [make.record()])
+    return here / "results"
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+@pytest.mark.parametrize("part", ["3fa9c1", "20261120", "0Z-mlp-3f"])
+def test_a_run_is_found_by_any_part_of_its_name_that_no_other_has(part: str, results: Path):
+    assert run_folder(part) == Path("results") / FIRST
+
+
+def test_a_part_that_several_have_is_refused_with_the_newest(results: Path):
+    with pytest.raises(UserError, match="'mlp' is part of the names of 2 runs") as raised:
+        run_folder("mlp")
+
+    assert raised.value.hint == f"the newest is {SECOND}; `gcprof list` shows the runs"
+
+
+@pytest.mark.parametrize("word", ["", "resnet"])
+def test_what_is_part_of_no_name_is_no_run(word: str, results: Path):
+    with pytest.raises(UserError, match="is no run"):
+        run_folder(word)
+
+
+def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results: Path, capsys: pytest.CaptureFixture[str]):
+    before = {path: path.read_bytes() for path in (results / FIRST).rglob("*") if path.is_file()}
+    assert answer(["list"]) == 0
+    assert "tags" not in capsys.readouterr().out
+
+    assert answer(["tag", "3fa9c1", "baseline", "v1.0"]) == 0
+    assert answer(["tag", "3fa9c1", "baseline"]) == 0  # twice is once
+
+    capsys.readouterr()
+    assert answer(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [run["tags"] for run in listed] == [["baseline", "v1.0"], []]
+    assert answer(["list"]) == 0
+    head, _, first, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "tags"
+    assert first.split()[-2:] == ["baseline,", "v1.0"]
+    assert {path: path.read_bytes() for path in before} == before
+    assert answer(["validate", FIRST]) == 0
+
+
+def test_a_tag_is_taken_off_again(results: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["tag", FIRST, "one", "two"]) == 0
+    assert answer(["tag", FIRST, "one", "--remove"]) == 0
+    assert tags.read(results / FIRST) == ("two",)
+
+    assert answer(["tag", FIRST, "one", "--remove"]) == 2
+    assert "this run has no tag 'one'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["", "a b", "a,b", "\x1b[31m", "x" * 41, "-"])
+def test_what_is_no_word_is_no_tag(word: str, results: Path):
+    assert answer(["tag", FIRST, "--", word]) == 2
+    assert tags.read(results / FIRST) == ()
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '["\\u001b[31m"]', '"word"'])
+def test_what_else_stands_in_the_file_is_no_tag(text: str, results: Path):
+    (results / FIRST / "tags.json").write_text(text)
+
+    assert tags.read(results / FIRST) == ()
+
+
+def test_a_link_in_place_of_the_tags_is_neither_read_nor_written_through(results: Path, here: Path):
+    own = here / "own.json"
+    own.write_text('["secret"]')
+    (results / FIRST / "tags.json").symlink_to(own)
+    assert tags.read(results / FIRST) == ()
+
+    assert answer(["tag", FIRST, "mine"]) == 0
+
+    assert own.read_text() == '["secret"]'
+    assert tags.read(results / FIRST) == ("mine",)
+
+
+@pytest.mark.parametrize("said", ["y\n", "Yes\n"])
+def test_rm_asks_and_removes_where_the_answer_is_yes(
+    said: str, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    typed(monkeypatch, said)
+
+    assert answer(["rm", "3fa9c1"]) == 0
+
+    assert [path.name for path in results.iterdir()] == [SECOND]
+    err = capsys.readouterr().err
+    assert err.startswith(f"remove results/{FIRST} (")
+    assert err.endswith(f"removed results/{FIRST}\n")
+
+
+@pytest.mark.parametrize("said", ["", "\n", "n\n", "yesterday\n"])
+def test_rm_keeps_the_run_where_the_answer_is_anything_else(
+    said: str, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    typed(monkeypatch, said)
+
+    assert answer(["rm", FIRST]) == 2
+
+    assert "is kept" in capsys.readouterr().err
+    assert (results / FIRST / "trials.jsonl").is_file()
+
+
+def test_rm_removes_several_without_asking(results: Path):
+    assert answer(["rm", "--yes", FIRST, SECOND]) == 0
+
+    assert list(results.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "shards/1"])
+def test_rm_never_removes_what_is_being_written(below: str, results: Path, capsys: pytest.CaptureFixture[str]):
+    folder = results / FIRST / below
+    if below:
+        examples.run(folder, [make.record()])
+    writer = Writer(folder)
+    try:
+        assert answer(["rm", "--yes", FIRST]) == 2
+        assert "another gcprof is writing to" in capsys.readouterr().err
+        assert (folder / "trials.jsonl").is_file()
+    finally:
+        writer.close()
+
+    assert answer(["rm", "--yes", FIRST]) == 0
+    assert not (results / FIRST).exists()
+
+
+def test_rm_removes_only_below_the_results(results: Path, here: Path, capsys: pytest.CaptureFixture[str]):
+    elsewhere = examples.run(here / "elsewhere", [make.record()]).folder
+
+    for word in (str(elsewhere), "elsewhere", "results/../elsewhere"):
+        assert answer(["rm", "--yes", word]) == 2
+        assert "is not below 'results'" in capsys.readouterr().err
+    assert answer(["rm", "--yes", "ref:cpu/mnist-cnn"]) == 2
+    assert (elsewhere / "trials.jsonl").is_file()
+
+
+def test_rm_of_several_removes_none_where_one_is_refused(results: Path, here: Path):
+    examples.run(here / "elsewhere", [make.record()])
+
+    assert answer(["rm", "--yes", FIRST, "elsewhere"]) == 2
+
+    assert (results / FIRST).is_dir()
+
+
+def test_rm_follows_no_link(results: Path, here: Path, capsys: pytest.CaptureFixture[str]):
+    elsewhere = examples.run(here / "elsewhere", [make.record()]).folder
+    os.symlink(elsewhere, results / "linked")
+    os.symlink(here, results / "door")
+    os.symlink(elsewhere, results / FIRST / "derived-elsewhere")
+
+    for word in ("results/linked", "results/door/elsewhere"):
+        assert answer(["rm", "--yes", word]) == 2
+        assert "is a link" in capsys.readouterr().err
+    assert answer(["rm", "--yes", FIRST]) == 0
+
+    assert (elsewhere / "trials.jsonl").is_file()
+    assert (elsewhere / "manifest.json").is_file()

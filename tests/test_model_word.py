@@ -1,0 +1,107 @@
+"""The model of a command: its first word or --model; a file alone names the functions that make one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.cli import answer
+
+SOURCE = """
+raise RuntimeError("this file was imported")
+
+def make(batch_size=4):
+    def loss(output, target):
+        return output, target
+    return net(), batch(batch_size), loss
+
+def tiny():
+    return {"module": net(), "batch": batch(1)}
+
+def net(width=3):
+    return width
+
+def collate(samples):
+    return samples, len(samples)
+
+def main():
+    print(make())
+
+def _hidden():
+    return net(), batch(2)
+"""
+
+
+@pytest.mark.parametrize("words", [["run", "mlp"], ["run", "--model", "mlp"]])
+def test_the_model_of_a_run_is_its_first_word_or_a_flag(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert answer([*words, "--segments", "2", "--rounds", "1", "--device", "cpu", "--dry-run"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines] == ["mlp", "mlp"]  # none, and two segments
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run", "rehearse", "predict", "explain", "timeline", "plan --budget max", "stages", "max-batch --memory 1GiB",
+        "blocks",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("model", [["{}"], ["--model", "{}"]])
+def test_every_command_with_a_model_takes_it_both_ways(
+    words: str, model: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert answer([*words.split(), *(word.format("transfromer") for word in model)]) == 2
+    assert "did you mean 'transformer'?" in capsys.readouterr().err
+
+    assert answer([*words.split(), "mlp", "--model", "mlp"]) == 2
+    assert "the model is given twice: 'mlp' and --model 'mlp'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["stages"], ["blocks"], ["timeline"], ["max-batch", "--memory", "1GiB"]])
+def test_where_a_model_is_missing_the_command_says_so(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert answer(words) == 2
+
+    assert capsys.readouterr().err.splitlines()[0] == f"gcprof: {words[0]} needs a model"
+
+
+@pytest.mark.parametrize("command", ["run", "plan --budget max", "explain", "blocks"])
+def test_a_file_alone_names_the_functions_that_make_a_model_and_is_not_imported(
+    command: str, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    (here / "train.py").write_text(SOURCE)
+
+    assert answer([*command.split(), "train.py"]) == 2
+
+    assert capsys.readouterr().err.splitlines() == [
+        "gcprof: which function of 'train.py' makes the model?",
+        "hint: name it: train.py:make, train.py:tiny",
+    ]
+
+
+def test_a_file_that_returns_what_it_made_elsewhere_names_what_could(here: Path, capsys: pytest.CaptureFixture[str]):
+    (here / "train.py").write_text("def build():\n    made = 1, 2\n    return made\n\ndef step(x):\n    return x\n")
+
+    assert answer(["run", "train.py"]) == 2
+
+    assert capsys.readouterr().err.splitlines()[1] == "hint: name it: train.py:build"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1\n", "it has none: write one that returns (module, batch[, loss])"),
+        ("def broken(:\n", "Python cannot read this file"),
+        (None, "write path/to/file.py:factory"),
+    ],
+)
+def test_a_file_without_a_model_says_what_to_do(
+    source: str | None, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    if source is not None:
+        (here / "train.py").write_text(source)
+
+    assert answer(["run", "train.py"]) == 2
+
+    assert capsys.readouterr().err.splitlines()[1] == f"hint: {said}"

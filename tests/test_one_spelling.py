@@ -1,0 +1,74 @@
+"""One spelling for one thing: a GPU to predict for, and the strategies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.cli import answer
+from profiler.core.errors import UserError
+from profiler.request.device_choice import any_device, choose_device, planned, to_predict, to_rehearse
+
+COSTS = Path(__file__).parent / "planning" / "hetero12.stages.json"
+
+
+@pytest.mark.parametrize("word", ["t4", "T4", "v100", "fake:t4"])
+def test_a_gpu_to_predict_for_is_its_name_with_or_without_a_prefix(word: str):
+    meant = any_device(to_predict(word))
+
+    assert any_device(planned(word) or "") == meant
+    assert to_rehearse(word) == f"rehearse:{word.removeprefix('fake:')}"
+
+
+@pytest.mark.parametrize("word", [None, "auto", "cpu", "cuda", "cuda:1", "rehearse:t4", "fake:cuda"])
+def test_what_is_no_gpus_name_stays_as_it_is(word: str | None):
+    assert planned(word) == word
+
+
+@pytest.mark.parametrize("look", [any_device, lambda word: choose_device(word, ["cpu"])])
+def test_where_a_step_is_measured_a_gpus_name_is_refused_with_what_would_do(look):
+    with pytest.raises(UserError) as raised:
+        look("t4")
+
+    assert raised.value.message == "--device: 't4' is not a device here"
+    assert raised.value.hint == (
+        "--device fake:t4 predicts for it, --device rehearse:t4 rehearses it; cuda measures here"
+    )
+
+
+def test_a_run_on_a_gpus_name_is_refused(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer(["run", "mlp", "--device", "t4", "--dry-run"]) == 2
+
+    assert "hint: --device fake:t4 predicts for it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["stages", "plan --budget max --no-measure"])
+def test_what_plans_take_a_gpus_name(command: str, here: Path, shared, capsys: pytest.CaptureFixture[str]):
+    words = command.split()
+    assert answer([*words, "mlp", "--device", "t4"]) == 0
+    by_name = capsys.readouterr().out
+
+    assert answer([*words, "mlp", "--device", "fake:t4"]) == 0
+    assert capsys.readouterr().out == by_name
+
+
+def test_explain_takes_strategies_as_all_others_do(here: Path, shared, capsys: pytest.CaptureFixture[str]):
+    words = ["explain", "mlp", "--device", "cpu"]
+    assert answer([*words, "--strategies", "all"]) == 0
+    said = capsys.readouterr()
+    assert "mlp, all, batch" in said.out
+    assert "--strategies all" in said.err
+
+    assert answer([*words, "--strategy", "all"]) == 0
+    assert capsys.readouterr().out == said.out
+
+    assert answer([*words, "--strategy", "all", "--strategies", "none"]) == 2
+
+
+def test_the_former_name_is_not_in_the_help(capsys: pytest.CaptureFixture[str]):
+    assert answer(["explain", "--help"]) == 0
+
+    words = capsys.readouterr().out.split()
+    assert "--strategies" in words
+    assert "--strategy" not in words
