@@ -246,9 +246,7 @@ def plan(
     case, fresh = _foreseen(build, device, optimizer, precision, blocks, seed), _fresh(build)
     with _own_random_state():
         chain = _chain(case, fresh)
-        budget_bytes = parse_budget(
-            f"{budget}B" if isinstance(budget, int) else budget, whole_bytes=candidates.none(chain).cost.peak_bytes
-        )
+        budget_bytes = _budget_bytes(budget, whole_bytes=candidates.none(chain).cost.peak_bytes)
         name, floor = candidates.largest_stage(chain)
         points = POINTS if len(chain.stages) > LONG else None
         for levels in DEPTHS:
@@ -340,6 +338,14 @@ def _chain(case: Case, fresh: Callable[[], Workload]) -> Chain:
         for stage in chain.stages
     )
     return msgspec.structs.replace(chain, stages=tuple(counted))
+
+
+def _budget_bytes(budget: str | int, *, whole_bytes: int) -> int:
+    if isinstance(budget, str):
+        return parse_budget(budget, whole_bytes=whole_bytes)
+    if budget < 1:
+        raise UserError(f"--budget cannot be '{budget}'", hint="bytes, or a word as '60%'")
+    return budget
 
 
 def _fitted(

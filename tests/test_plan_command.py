@@ -329,9 +329,9 @@ def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(nested, ca
     one, two = smallest(nested, 1), smallest(nested, 2)
     assert two < one
 
-    assert plan("--stages", nested, "--budget", two, "--json") == 0
+    assert plan("--stages", nested, "--budget", f"{two}B", "--json") == 0
     deep = parse(document(capsys)["ways"][0]["plan"], 8)
-    assert plan("--stages", nested, "--budget", one, "--json") == 0
+    assert plan("--stages", nested, "--budget", f"{one}B", "--json") == 0
     flat = parse(document(capsys)["ways"][0]["plan"], 8)
 
     assert (flat.depth(), deep.depth()) == (1, 2)
@@ -340,9 +340,9 @@ def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(nested, ca
 def test_no_more_levels_are_used_than_were_asked_for(nested, capsys):
     two = smallest(nested, 2)
 
-    assert plan("--stages", nested, "--budget", two, "--levels", 1, "--json") == 5
+    assert plan("--stages", nested, "--budget", f"{two}B", "--levels", 1, "--json") == 5
     assert document(capsys)["ways"] == []
-    assert plan("--stages", nested, "--budget", two, "--levels", 2, "--json") == 0
+    assert plan("--stages", nested, "--budget", f"{two}B", "--levels", 2, "--json") == 0
 
 
 def test_the_frontier_is_as_deep_as_asked_for(nested, capsys):

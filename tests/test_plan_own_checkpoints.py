@@ -38,7 +38,7 @@ def test_the_stages_of_a_model_with_checkpoints_are_those_of_the_model_without()
 def test_where_no_plan_fits_and_the_models_own_checkpoints_do_that_is_said_with_its_bytes(here, capsys):
     own, every = peak("own"), peak("all")
     assert own < every
-    words = ["plan", MODEL, "--blocks", BLOCKS, "--device", "cpu", "--budget", f"{own + 1000}", "--json"]
+    words = ["plan", MODEL, "--blocks", BLOCKS, "--device", "cpu", "--budget", f"{own + 1000}B", "--json"]
 
     assert answer(words) == 5
 
@@ -53,7 +53,7 @@ def test_where_no_plan_fits_and_the_models_own_checkpoints_do_that_is_said_with_
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize(("own", "below"), [("true", 1), ("false", -1000)])
 def test_where_the_models_own_do_not_fit_or_are_not_there_no_plan_does(here, capsys, own, below):
-    budget = str(peak("own") - below)
+    budget = f"{peak('own') - below}B"
 
     assert answer(["plan", f"{MODEL}:own={own}", "--blocks", BLOCKS, "--device", "cpu", "--budget", budget]) == 5
 

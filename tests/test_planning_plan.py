@@ -130,7 +130,7 @@ def test_stages_of_no_modules_have_no_plan_file():
         recipe(of_modules([], []), parse("[1] 2", 2))
 
     assert str(caught.value) == "these stages are of no known blocks: their plan can be carried out nowhere"
-    assert caught.value.hint == "`gcprof stages MODEL -o costs.json` writes stages with their modules"
+    assert caught.value.hint == "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
 
 
 @pytest.mark.parametrize(

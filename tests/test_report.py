@@ -411,7 +411,7 @@ def test_where_it_cannot_be_written_the_exit_code_is_74(run: Run, capsys: pytest
 @pytest.mark.usefixtures("here")
 def test_a_level_that_is_none_is_refused(run: Run, capsys: pytest.CaptureFixture[str]):
     assert answer(["report", str(run.folder), "--redact", "al"]) == 2
-    assert "did you mean 'all'?" in capsys.readouterr().err
+    assert "did you mean '--redact all'?" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("here")

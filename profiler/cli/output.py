@@ -53,7 +53,8 @@ def usage(error: Any) -> tuple[str, str | None]:
     if command:
         near = nearest(command[1], context.command.commands)
     else:
-        near = nearest(flag, {name for parameter in context.command.params for name in parameter.opts} - {flag})
+        names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
+        near = nearest(flag, names - {flag})
     return message, near or f"{context.command_path} --help"
 
 

@@ -47,7 +47,7 @@ def predict(
 ) -> None:
     """Predict what `gcprof run` would measure, without the device.
 
-    Example: gcprof predict transformer --strategies all,selective --batch-size 8,64 --device h100
+    Example: gcprof predict transformer --strategies all,selective --device h100
     """
     from profiler.request.device_choice import to_predict, to_rehearse
     from profiler.request.spec import Request

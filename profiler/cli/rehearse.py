@@ -45,7 +45,7 @@ def rehearse(
 ) -> None:
     """Run a training step by PyTorch's own CUDA code on a GPU that is not there: its memory, to the byte.
 
-    Example: gcprof rehearse hf:llama:sequence=2048 --strategies all --precision bf16 --device h100
+    Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
     from profiler.core.units import parse_bytes, parse_memory
     from profiler.request.device_choice import to_rehearse

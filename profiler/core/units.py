@@ -152,13 +152,17 @@ def parse_bytes(word: str, *, flag: str, hint: str = BYTES_HINT, other: str = "G
     `other` is the unit that such a number might have had, besides bytes.
     """
     size_text = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
-    value = float(size_text[1]) * BYTE_UNITS.get(size_text[2] or "b", 0) if size_text else 0.0
+    value = _number(size_text[1]) * BYTE_UNITS.get(size_text[2] or "b", 0) if size_text else 0
     if not size_text or not 1 <= value < 2**63:
         raise UserError(f"{flag} cannot be '{word}'", hint=hint)
     if not size_text[2]:
         number = size_text[1]
         raise UserError(f"{flag} cannot be '{word}': {number} B or {number} {other}?", hint=f"write its unit: {hint}")
     return int(value)
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)  # beyond 2**53 a float is not exact
 
 
 def parse_budget(word: str, *, whole_bytes: int) -> int:

@@ -64,6 +64,7 @@ class _Search:
         for _ in range(DEEPEST):
             at = {id(one): one for one in level}
             above: list[Any] = []
+            named: list[Holder] = []
             seen |= {id(level), id(at), id(above), id(self._children)}
             for referrer in gc.get_referrers(*level):
                 if id(referrer) in seen or isinstance(referrer, FrameType):
@@ -71,9 +72,12 @@ class _Search:
                 seen.add(id(referrer))
                 self._children[id(referrer)] = next(at[id(one)] for one in gc.get_referents(referrer) if id(one) in at)
                 if found := self._named(referrer):
-                    return Holder(found, self._most(referrer))
+                    named.append(Holder(found, self._most(referrer)))
+                    continue
                 owner = owner or _users_kind(referrer)
                 above.append(referrer)
+            if named:
+                return min(named, key=lambda holder: holder.name)  # referrers come in no order
             if not above or len(seen) > MOST:
                 break
             level = above
