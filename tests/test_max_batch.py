@@ -123,9 +123,9 @@ def test_where_not_even_one_sample_fits_that_is_said(here, capsys):
 def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, capsys):
     words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json", "--memory"]
 
-    assert answer(["max-batch", *words, str(CONTEXT - 1)]) == 0
+    assert answer(["max-batch", *words, f"{CONTEXT - 1}B"]) == 0
     without = json.loads(capsys.readouterr().out)["strategies"]
-    assert answer(["max-batch", *words, str(CONTEXT + 100 * 2**20)]) == 0
+    assert answer(["max-batch", *words, f"{CONTEXT + 100 * 2**20}B"]) == 0
     within = json.loads(capsys.readouterr().out)["strategies"]
 
     assert [one["batch_size"] for one in without] == [0, 0]

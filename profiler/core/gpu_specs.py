@@ -62,8 +62,8 @@ def folder() -> Path:
 
 def own_folder() -> Path:
     """Returns the folder of the user's own files: gcprof/devices below XDG_CONFIG_HOME, or below ~/.config."""
-    root = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(root) / "gcprof" / "devices"
+    root = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(root) / "gcprof" / "devices" if os.path.isabs(root) else folder()  # a user without a home has none
 
 
 def names() -> tuple[str, ...]:

@@ -26,8 +26,13 @@ PRIVATE = 0o700
 
 
 def folder() -> Path:
-    """Returns the folder that keeps the built libraries of every torch: below XDG_CACHE_HOME, or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    """Returns the folder that keeps the built libraries of every torch: below XDG_CACHE_HOME, or ~/.cache.
+
+    Raises UserError where there is no home.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if root.startswith("~"):
+        raise UserError("there is no home for the hollow CUDA libraries", hint=ELSEWHERE, exit_code=3)
     return Path(root) / "gcprof" / "hollow"
 
 
