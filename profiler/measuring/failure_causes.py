@@ -33,7 +33,7 @@ def explained(bench: Bench) -> Iterator[None]:
     """Add to an error that a recompute raises what is likely to have caused it."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # the user's model may raise anything; it goes on from here
         if cause := _cause(bench, error):
             error.add_note(CAUSE + cause)
         raise

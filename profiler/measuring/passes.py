@@ -41,7 +41,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
     try:
         with reads if bench.device.is_hollow else nullcontext():
             flops = operators.read_flops(built.workload, lambda loss: _tell_ctx(bench, loss, built.workload))
-    except Exception as error:
+    except Exception as error:  # the user's model may raise anything; it goes on from here
         if reads.places:
             error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
         raise

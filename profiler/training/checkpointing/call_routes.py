@@ -77,7 +77,7 @@ class Calls:
         self.begin()
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever ends the forward, which goes on from here
             self._close()
             raise
         self.end()
