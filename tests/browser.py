@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE_MILLISECONDS = 10_000  # for what surely comes
+PATIENCE_MILLISECONDS = 600_000  # for what surely comes
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 

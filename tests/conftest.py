@@ -25,6 +25,7 @@ from profiler.rehearsal import device as hollow_device
 from profiler.training import models
 from tests import killed, machines, make
 from tests.hollow import Hollow, absent
+from tests.program import PATIENCE_SECONDS
 
 # How long an example takes is the machine's affair.
 settings.register_profile("gcprof", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -83,7 +84,7 @@ def with_test_models(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     """One fork server for all tests that need real processes."""
-    with Local(stage_seconds=60.0, logs=tmp_path_factory.mktemp("logs")) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS, logs=tmp_path_factory.mktemp("logs")) as engine:
         yield engine
 
 

@@ -19,6 +19,7 @@ from profiler.core.record import Record
 from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
 from profiler.training import models
+from tests.program import PATIENCE_SECONDS
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
 BATCH = 2
@@ -127,7 +128,7 @@ def main(words: Sequence[str]) -> int:
     lines = []
     torch = None
     outcomes = set()
-    with Local(stage_seconds=600.0) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
         for model in chosen:
             none, checkpointed = measure(model, engine)
             outcomes |= {none.outcome, checkpointed.outcome}

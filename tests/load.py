@@ -33,6 +33,7 @@ from profiler.runs import store
 from profiler.runs.validate import KNOWN
 from profiler.workflows.runner import follow
 from tests import examples, make
+from tests.program import PATIENCE_SECONDS
 
 ROUNDS, FAILING = 5, 10  # every so manieth case is not ok, and loses its later rounds
 MEMORY_BYTES, OVERHEAD_SECONDS = 300 << 20, 0.003
@@ -136,7 +137,7 @@ def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
     plan = tuple(Trial(case=case, round=round_, passes=("time",)) for round_ in range(1, number + 1))
     store.create(folder / "run", plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
     before, began = left(temporary), time.monotonic()
-    with Local(stage_seconds=60.0) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
         engine.survey()
         server = left(temporary)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
@@ -158,7 +159,7 @@ def rehearsed_run(folder: Path, number: int) -> tuple[str, list[str]]:
     case = make.case(model=Choice("mlp:depth=2,width=8"), batch_size=4, warmup=0, samples=1, device="rehearse:h100")
     trials = [Trial(case=case, round=round_, passes=("memory",)) for round_ in range(1, number + 1)]
     before, began = left(temporary), time.monotonic()
-    with Local(stage_seconds=60.0, logs=folder / "logs", rehearses=True) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS, logs=folder / "logs", rehearses=True) as engine:
         records = list(engine.run(trials[:SETTLED]))
         server, held, files = left(temporary), _server_bytes(), _kept_files()
         records += engine.run(trials[SETTLED:])

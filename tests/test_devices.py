@@ -57,7 +57,7 @@ class DeviceRun:
         for trial in trials:
             self.asked.append(trial)
             if self._barrier and len(self.asked) == 1:
-                self._barrier.wait(timeout=60)
+                self._barrier.wait(timeout=PATIENCE_SECONDS)
             yield told(trial)
 
 
@@ -99,7 +99,7 @@ def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
         yield
 
     def slow(trials: Iterable[Trial]) -> Iterator[Record]:
-        stopped.wait(timeout=60)
+        stopped.wait(timeout=PATIENCE_SECONDS)
         yield from ()
 
     with pytest.raises(UserError, match="still holds"):
@@ -113,7 +113,7 @@ def test_closing_begins_nothing_more():
 
     def slow(trials: Iterable[Trial]) -> Iterator[Record]:
         yield told(next(iter(trials)))
-        stopped.wait(timeout=60)
+        stopped.wait(timeout=PATIENCE_SECONDS)
 
     records = task_pool.run_on_devices([slow], trials(2, 3), stop=stopped.set)
     next(records)
@@ -135,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Iterator[Local]:
     """An engine with two devices that a CPU stands in for."""
-    with Local(stage_seconds=120.0, entry="tests.lane_worker:run_trial") as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS, entry="tests.lane_worker:run_trial") as engine:
         engine.devices = ("GPU-a", "GPU-b")
         yield engine
 
@@ -163,7 +163,7 @@ def test_a_round_on_several_devices_finds_what_it_is_verified_against(two: Local
 def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(lane_worker.FOLDER, str(tmp_path))
     before = {one.pid for one in psutil.Process().children(recursive=True)}
-    with Local(stage_seconds=120.0, entry="tests.lane_worker:hang") as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS, entry="tests.lane_worker:hang") as engine:
         engine.devices = ("GPU-a", "GPU-b")
         closer = Thread(target=lambda: stop_when(engine, lambda: len(list(tmp_path.iterdir())) == 2))
         closer.start()

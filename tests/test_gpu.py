@@ -17,6 +17,7 @@ from profiler.measuring.meters.equality import NOISE_MARGIN
 from profiler.training import models, strategies
 from profiler.training.assemble import assemble
 from tests import make
+from tests.program import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 
@@ -27,7 +28,7 @@ MODEL, BATCH = "mnist-cnn:channels=64", 64
 def records():
     strategies = ("none", "segments:k=2", "segments:k=8", "segments:k=8,split=balanced")
     cases = [make.case(s, model=Choice(MODEL), batch_size=BATCH, device="cuda:0", samples=10) for s in strategies]
-    with Local(stage_seconds=120.0) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
         yield {str(record.case.strategy): record for record in engine.run([Trial(case=case) for case in cases])}
 
 
@@ -138,7 +139,7 @@ def test_running_out_of_memory_is_an_outcome_and_the_next_trial_is_clean():
         make.case(model=Choice("mlp"), device="cuda:0"),
     ]
 
-    with Local(stage_seconds=120.0) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
         full, clean = engine.run([Trial(case=case) for case in cases])
 
     assert (full.outcome, clean.outcome) == ("out_of_memory", "ok")

@@ -11,6 +11,7 @@ from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.engines.local import Local
 from profiler.training import strategies
 from tests import make
+from tests.program import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 
@@ -32,7 +33,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def engine():
-    with Local(stage_seconds=120.0) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
         yield engine
 
 

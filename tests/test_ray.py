@@ -25,6 +25,7 @@ from profiler.engines.local import Local
 from profiler.runs import store
 from tests import examples, make, ray_nodes
 from tests.killed import TAG, survivors
+from tests.program import PATIENCE_SECONDS
 from tests.ray_nodes import Nodes, await_, begun, is_gone, meanwhile, raylet
 
 SECRET = "a-long-and-secret-word"
@@ -96,9 +97,9 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
     plan += [trial(strategy, "mine.py:make") for strategy in ("none", "all")]
     plan += [trial("none", "mine.py:make:fail=true"), trial("none", device="fake:h100")]
 
-    with engines.connect(nodes.engine, stage_seconds=60.0, logs=here / "far") as cluster:
+    with engines.connect(nodes.engine, stage_seconds=PATIENCE_SECONDS, logs=here / "far") as cluster:
         far = {(one.case, one.round): one for one in cluster.run(plan)}
-    with Local(stage_seconds=60.0, logs=here / "near") as local:
+    with Local(stage_seconds=PATIENCE_SECONDS, logs=here / "near") as local:
         near = {(one.case, one.round): one for one in local.run(plan)}
 
     assert [exact(far[key]) for key in near] == [exact(near[key]) for key in near]
@@ -183,7 +184,7 @@ def test_of_a_node_that_is_killed_with_trials_at_work_nothing_is_lost_or_doubled
         (place / "go").touch()
 
     cluster: Any
-    with engines.connect(nodes.engine, stage_seconds=60.0) as cluster, meanwhile(kill):
+    with engines.connect(nodes.engine, stage_seconds=PATIENCE_SECONDS) as cluster, meanwhile(kill):
         found = list(cluster.run(plan))
         assert cluster._has_place("cuda:h100")
         await_(lambda: not cluster._has_place("cuda:t4"), "the cluster knows that the node is dead")
@@ -198,7 +199,7 @@ def test_nothing_is_left_of_the_cluster(nodes, tag):
 
     nodes.close()
 
-    assert survivors(tag, patience=10.0) == []
+    assert survivors(tag, patience=PATIENCE_SECONDS) == []
 
 
 def test_nobody_listens_there():

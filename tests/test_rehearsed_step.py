@@ -16,7 +16,7 @@ from profiler.core.units import MIB
 from profiler.engines import read_answer
 from profiler.engines.local import Local
 from tests import make
-from tests.program import gcprof
+from tests.program import PATIENCE_SECONDS, gcprof
 
 USER_MODELS = Path(__file__).parent / "user_models"
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
@@ -95,7 +95,7 @@ def test_it_is_called_rehearsed_and_the_trace_stands_beside_it(own):
 
 @pytest.fixture(scope="module")
 def rehearsing(hollow):
-    with Local(stage_seconds=120.0, rehearses=True) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS, rehearses=True) as engine:
         yield engine
 
 

@@ -390,7 +390,7 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
         "cpus_per_task=4,slurm_signal_delay_s=120"
     )
     engine: Any
-    with engines.connect(asked, stage_seconds=60.0) as engine:
+    with engines.connect(asked, stage_seconds=PATIENCE_SECONDS) as engine:
         engine._settings["slurm_additional_parameters"] = {"nice": 10}
         records = runner.carry_out(engine, run)
         monkeypatch.setattr("profiler.engines.slurm_shards.time.sleep", interrupt)
@@ -514,7 +514,7 @@ class Hanging:
         store.create(self.run, plan=plan, command="", environment=LOGIN, sources=digests)
 
     def go_on(self) -> Iterator[Record]:
-        with engines.connect(f"{LOCAL},jobs=1", stage_seconds=60.0) as engine:
+        with engines.connect(f"{LOCAL},jobs=1", stage_seconds=PATIENCE_SECONDS) as engine:
             yield from (record for record, _ in runner.carry_out(engine, self.run))
 
     def wait(self) -> psutil.Process:

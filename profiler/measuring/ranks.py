@@ -18,7 +18,7 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 2  # between asking the other ranks to end and ending them
-PATIENCE = timedelta(seconds=60)  # of one communication, for a rank that does not come
+PATIENCE = timedelta(minutes=10)  # of one communication, for a rank that does not come
 WORD_BYTES = 4096  # PIPE_BUF: so much is written whole, whoever else writes
 HERE = "127.0.0.1"
 Failed = Callable[[Exception, int], bytes]

@@ -17,6 +17,7 @@ from profiler.engines.local import RUN_TRIAL, Local
 from profiler.views.tables import progress
 from tests import make
 from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial, unprotected
+from tests.program import PATIENCE_SECONDS
 
 DEATHS = {"segv": "SIGSEGV", "abort": "SIGABRT", "illegal": "SIGILL"}
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
@@ -195,7 +196,7 @@ def test_fault_19_what_a_trial_leaves_running_is_ended_with_it(engine):
 def escaped(engine: Local) -> int:
     """The process that a trial started in a session of its own, once that trial has ended."""
     with engine._child("tests.faults.trials:escape", "", "escape") as child:
-        child.wait(60.0)
+        child.wait(PATIENCE_SECONDS)
     (pid,) = (message["pid"] for message in child.messages)
     return int(pid)
 

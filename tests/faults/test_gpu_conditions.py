@@ -20,6 +20,7 @@ from profiler.measuring.devices.cuda import Cuda
 from profiler.runs import store
 from tests import make
 from tests.make import MIB
+from tests.program import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 
@@ -99,7 +100,7 @@ def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():
         make.case(model=Choice(name), device="cuda:0", samples=1) for name in ("tests.faulty:build:kind=kill", "mlp")
     ]
 
-    with Local(stage_seconds=120.0) as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS) as engine:
         engine.survey()
         killed, clean = engine.run([Trial(case=case) for case in cases])
         free = engine._free_now("cuda:0")

@@ -42,7 +42,9 @@ def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_
     folder = here / "run"
 
     for quarter in range(4):  # start-up, and trials
-        found = kill.kill(folder, SWEEP, after=moments.uniform(1.8 * quarter, 1.8 * (quarter + 1)), patience=30.0)
+        found = kill.kill(
+            folder, SWEEP, after=moments.uniform(1.8 * quarter, 1.8 * (quarter + 1)), patience=PATIENCE_SECONDS
+        )
         assert found.wrong == []
 
     assert kill.finish(folder, SWEEP, peer) == []

@@ -22,6 +22,7 @@ from profiler.runs import store
 from tests import examples, make
 from tests.faults.puppet import Puppet
 from tests.faults.trials import outcomes, run, trial
+from tests.program import PATIENCE_SECONDS
 
 TRIAL = trial()
 GOOD = make.record(case=TRIAL.case)
@@ -43,7 +44,7 @@ def of_readings(**fields: Any) -> bytes:
 
 def believed(sent: bytes, logs: Path | None = None, **ending: Any) -> Record:
     """What the engine makes of a child that sends this."""
-    engine = Local(stage_seconds=60.0, logs=logs)
+    engine = Local(stage_seconds=PATIENCE_SECONDS, logs=logs)
     engine._servers[False] = Puppet(sent, **ending)
     (record,) = engine.run([TRIAL])
     engine._servers[False].close()
@@ -149,11 +150,11 @@ def test_fault_22_a_child_that_never_stops_sending_is_ended_and_its_memory_bound
 
 
 def test_twin_22_without_a_limit_all_of_it_is_kept():
-    engine = Local(stage_seconds=60.0)
+    engine = Local(stage_seconds=PATIENCE_SECONDS)
     engine._servers[False] = Puppet(b'{"stage": "a"}\n{"stage": "b"}\n' * 100)
 
     with engine._child("", "", "flood") as flood:
-        flood.wait(60.0)
+        flood.wait(PATIENCE_SECONDS)
 
     assert len(flood.messages) == 200
 

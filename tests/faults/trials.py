@@ -19,6 +19,7 @@ from profiler.engines.local import Local
 from profiler.engines.worker import attempt, tell
 from profiler.runs import store
 from tests import make
+from tests.program import PATIENCE_SECONDS
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0", "-o", "run")
 
@@ -49,14 +50,16 @@ def offspring(log: bytes) -> set[int]:
 
 def gone(pids: set[int]) -> bool:
     """Whether they end, given time; nothing waits so long unless it is broken."""
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+    _, alive = psutil.wait_procs(
+        [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=PATIENCE_SECONDS
+    )
     return not alive
 
 
 def unprotected(engine: Local, *trials: Trial) -> tuple[list[Record], Ended]:
     """What trials give that share one process, one after another, and how that process ends."""
     with engine._child("tests.faults.trials:one_after_another", encode(trials).decode(), "unprotected") as child:
-        ended = child.wait(60.0)
+        ended = child.wait(PATIENCE_SECONDS)
     return [decode(encode(message["one"]), Record) for message in child.messages], ended
 
 
