@@ -76,8 +76,8 @@ PICTURES = (
     ),
     plot(
         BATCHES, "growth", title="How the peak grows",
-        about="Logarithmic axes. At each name the nearest growth, a constant beside a slope or a power, with its largest "
-        "error: the constant is what no batch changes, the slope what a sample takes.",
+        about="Logarithmic axes. At each name the nearest growth, a constant beside a slope or a power, with its "
+        "largest error: the constant is what no batch changes, the slope what a sample takes.",
     ),
     plot(
         DEPTHS, "growth", "--over depth", name="growth-depth", title="... with an option of the model",

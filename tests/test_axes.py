@@ -218,6 +218,14 @@ def test_a_constant_beside_what_is_proportional_is_found(constant, slope):
     assert found.largest_error < 1e-6
 
 
+def test_what_ranks_share_falls_to_what_each_has_for_itself():
+    sizes = (8, 64, 512, 4096)
+
+    found = nearest_growth(sizes, [14 + 520 / size for size in sizes])
+
+    assert found.text() == "14 + 520/n"
+
+
 def test_the_error_is_that_of_the_value_that_is_furthest_off():
     sizes, values = (1, 2, 4, 8), (100, 100, 140, 190)
 

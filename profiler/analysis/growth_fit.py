@@ -1,4 +1,4 @@
-"""How a quantity grows with a size: as a constant beside a part that is proportional to it, or as a power of it."""
+"""How a quantity grows with a size: a constant beside a part in proportion to it, or to its inverse; or a power."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEWEST = 3  # points; through fewer anything would fit
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """values = constant + scale * sizes^exponent, where the constant is zero or the exponent one."""
+    """values = constant + scale * sizes^exponent, where the constant is zero, or the exponent 1 or -1."""
 
     constant: float = 0.0
     scale: float
@@ -29,18 +29,21 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
         if not self.constant:
             return f"n^{self.exponent:.2f}{error}"
         sign = "+" if self.scale >= 0 else "-"
-        return f"{_number(self.constant / unit)} {sign} {_number(abs(self.scale) / unit)} n{error}"
+        part = f"{_number(abs(self.scale) / unit)}{' n' if self.exponent > 0 else '/n'}"
+        return f"{_number(self.constant / unit)} {sign} {part}{error}"
 
 
 def nearest_growth(sizes: Sequence[float], values: Sequence[float]) -> Growth | None:
-    """The growth that is nearest: of line and power the one with the smaller largest relative error.
+    """The growth that is nearest: of the three forms the one with the smallest largest relative error.
 
     None for fewer than three points above zero, and where the sizes are all the same.
     """
     points = [(size, value) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0]
     if len(points) < FEWEST or len({size for size, _ in points}) < 2:
         return None
-    return min((_power(points), _line(points)), key=lambda growth: round(growth.largest_error, 6))
+    return min(
+        (_power(points), _line(points, 1.0), _line(points, -1.0)), key=lambda growth: round(growth.largest_error, 6)
+    )
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
@@ -60,17 +63,17 @@ def _power(points: Sequence[tuple[float, float]]) -> Growth:
     return _with_error(Growth(scale=exp(line.intercept), exponent=line.slope), points)
 
 
-def _line(points: Sequence[tuple[float, float]]) -> Growth:
-    """By least squares of the relative errors: value * (constant / value + slope * size / value - 1)."""
+def _line(points: Sequence[tuple[float, float]], exponent: float) -> Growth:
+    """By least squares of the relative errors: constant / value + scale * size^exponent / value - 1."""
     inverse = [1 / value for _, value in points]
-    shares = [size / value for size, value in points]
+    shares = [size**exponent / value for size, value in points]
     ii, ss = sum(one * one for one in inverse), sum(one * one for one in shares)
     si = sum(one * other for one, other in zip(inverse, shares, strict=True))
     i, s = sum(inverse), sum(shares)
     determinant = ii * ss - si * si
     if determinant <= 1e-12 * ii * ss:  # the sizes hardly differ
         return _power(points)
-    growth = Growth(constant=(i * ss - s * si) / determinant, scale=(s * ii - i * si) / determinant)
+    growth = Growth(constant=(i * ss - s * si) / determinant, scale=(s * ii - i * si) / determinant, exponent=exponent)
     return _with_error(growth, points)
 
 
