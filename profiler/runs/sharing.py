@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -13,13 +14,14 @@ from profiler.core.record import Environment, Equality, Record
 
 _OF_CASE = ("model", "optimizer", "device", "precision", "data", "verify")
 _OF_ENVIRONMENT = ("gcprof", "python", "system", "torch", "cuda", "driver", "device_name", "device_uuid")
+_TEXTS = {names: attrgetter(*names) for names in (_OF_CASE, _OF_ENVIRONMENT)}
 
 
 class Shared:
     """Replaces parts of what was decoded, and nobody else has yet, by equal ones of the same field."""
 
     def __init__(self, plan: Iterable[Trial]) -> None:
-        self._known: defaultdict[str, dict[Hashable, Any]] = defaultdict(dict)  # by field
+        self._known: defaultdict[Hashable, dict[Hashable, Any]] = defaultdict(dict)  # by field, or by several fields
         self._cases: dict[Case, Case] = {}
         for trial in plan:
             self._case(trial)
@@ -47,9 +49,16 @@ class Shared:
         else:
             msgspec.structs.force_setattr(holder, "case", known)
 
-    def _texts(self, struct: Case | Environment, names: Iterable[str]) -> None:
-        for name in names:
-            self._share(struct, name, getattr(struct, name))
+    def _texts(self, struct: Case | Environment, names: tuple[str, ...]) -> None:
+        """All of them at once where the same are known together, as nearly always."""
+        texts = _TEXTS[names](struct)
+        known = self._known[names].get(texts)
+        if known is None:
+            for name in names:
+                self._share(struct, name, getattr(struct, name))
+            known = self._known[names][texts] = _TEXTS[names](struct)
+        for name, text in zip(names, known, strict=True):
+            msgspec.structs.force_setattr(struct, name, text)
 
     def _share(self, struct: msgspec.Struct, name: str, key: Hashable) -> None:
         part = getattr(struct, name)
