@@ -51,8 +51,9 @@ def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def is_torn(line: bytes) -> bool:
     """Whether it is the beginning of a record, or what some file systems leave of it: zeros. Other ends are damage."""
-    is_begun = line.startswith(b"{") or not line.strip(b"\0")
-    return is_begun and not line.endswith(b"\n") and len(line) <= strict_files.LINE_BYTES
+    if line.endswith(b"\n") or len(line) > strict_files.LINE_BYTES:
+        return False
+    return line.startswith(b"{") or not line.strip(b"\0")
 
 
 def unended(path: Path) -> bytes:
