@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "profiler"
 
 
 class Room(NamedTuple):
-    """A folder of `profiler/`, or one of the files beside the folders."""
+    """A folder of `profiler/`."""
 
     imports: frozenset[str]  # other rooms, all of them above this one in the table
     libraries: frozenset[str]  # heavy ones
