@@ -40,7 +40,7 @@ ROOMS = {
         "core analysis training measuring runs engines", "torch transformers tensorboard wandb mlflow"
     ),
     "workflows": _room("core planning analysis training request runs engines views", "pandas"),
-    "api": _room("core planning training request measuring predicting workflows", "torch"),
+    "api": _room("core planning analysis training request measuring predicting views workflows", "torch"),
     "cli": _room("core planning analysis training request runs engines views integrations workflows", "typer"),
 }
 

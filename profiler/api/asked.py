@@ -11,12 +11,14 @@ import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from profiler.api.given_model import Model, name_of
 from profiler.core import catalogue
-from profiler.core.case import FAKE, Case, Choice
+from profiler.core.case import FAKE, Case, Choice, split_choices
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.training import optimizers, random_sources
+from profiler.training.assemble import Build
 from profiler.training.models.user import as_workload
 from profiler.training.workload import Workload
 
@@ -39,35 +41,30 @@ def _python(text: str) -> str:
     return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda option: option[1].replace("-", "_"), text).replace(FAKE, "")
 
 
-def predicted_case(
-    build: Callable[[], Any], device: str, optimizer: str, precision: str, blocks: str | None, seed: int
-) -> Case:
+def predicted_case(model: Model, words: Request, optimizer: str) -> Case:
     """The case of a prediction, without its strategy."""
-    return case_of(
-        Request(device=device_choice.to_predict(device), precision=precision, blocks=blocks, seed=seed),
-        build,
-        optimizer,
-        device_choice.any_device,
-    )
+    words = msgspec.structs.replace(words, device=device_choice.to_predict(words.device or "cuda"))
+    return case_of(model, words, optimizer, device_choice.any_device)
 
 
-def case_of(words: Request, build: Callable[[], Any], optimizer: str, choose_device: Callable[[str], str]) -> Case:
+def case_of(model: Model, words: Request, optimizer: str, choose_device: Callable[[str], str]) -> Case:
     """The one case of what was asked for, checked as the command line does, without its strategy."""
-    for name in ("precision", "device"):
-        if "," in (value := getattr(words, name)):
+    is_word = isinstance(model, str)
+    for name, value in (("precision", words.precision), ("device", words.device), ("model", model if is_word else "")):
+        if value and len(split_choices(value)) > 1:
             raise UserError(f"{name}: '{value}' is more than one", hint="ask for each by itself")
-    request = msgspec.structs.replace(words, model="mlp", strategies="none")  # a model for the check alone
-    (checked,) = spec.plan(request, choose_device).trials
-    return msgspec.structs.replace(
-        checked.case,
-        model=Choice(getattr(build, "__qualname__", "model")),
-        optimizer=catalogue.resolve(Choice(optimizer), optimizers.TABLE, what="optimizer"),
-        batch_size=None,
+    request = msgspec.structs.replace(words, model=model if is_word else "mlp", strategies="none")
+    (checked, *_) = spec.plan(request, choose_device).trials
+    case = msgspec.structs.replace(
+        checked.case, optimizer=catalogue.resolve(Choice(optimizer), optimizers.TABLE, what="optimizer")
     )
+    return case if is_word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
 
 
-def fresh_workload(build: Callable[[], Any]) -> Callable[[], Workload]:
-    """What `build` returns as a Workload. Raises UserError for a module with tensors of its own from before."""
+def fresh_workload(build: Callable[[], Any] | None) -> Build | None:
+    """What `build` returns as a Workload; None for None. Raises UserError for a module with tensors from before."""
+    if build is None:
+        return None
 
     def made() -> Workload:
         workload = as_workload(build())

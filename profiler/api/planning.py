@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from profiler.api.asked import fresh_workload, in_words_of_python, own_random_state, predicted_case
-from profiler.core.case import Case, Trial
+from profiler.api.given_model import Model, factory
+from profiler.api.shown import Found, Plan
+from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
-from profiler.core.plan_file import Recipe
 from profiler.core.record import Record
 from profiler.core.units import bytes_text, parse_budget
 from profiler.planning import candidates, solver
@@ -22,22 +23,25 @@ from profiler.predicting.prediction import better_choice
 from profiler.predicting.prediction import predict as predict_trial
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import known_rates
-from profiler.training.workload import Workload
+from profiler.request.spec import Request
+from profiler.training.assemble import Build
 from profiler.workflows import plan_fitting
 from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
 
 
 @in_words_of_python()
-def plan(
-    build: Callable[[], Any],
+def plan(  # noqa: PLR0913  its keywords are a user's settings
+    build: Model,
     budget: str | int,
     *,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
     optimizer: str = "sgd",
     device: str = "cuda",
     precision: str = "fp32",
     blocks: str | None = None,
     seed: int = 0,
-) -> Recipe:
+) -> Plan:
     """Returns the plan that recomputes least of those whose peak fits the budget.
 
     `build`, `device` and the other keywords are as for `predict`. `budget` is of the peak of allocated bytes in a step:
@@ -45,7 +49,7 @@ def plan(
     the step under the plan is traced before the plan is returned: `predict(build, plan).readings.peak_bytes` is within
     the budget. For a GPU that is known by name the plan adds the least estimated seconds, and may keep the
     results of matrix products, convolutions or attention within a block; for `cuda` and `cpu` every block costs the
-    same. Nothing is measured: `gcprof plan` does that too.
+    same. Nothing is measured: `gcprof plan` does that too. A notebook shows the plan beside its rivals.
 
     The plan goes to `apply`, `measure` and `predict` as a strategy; `plan.save("plan.json")` writes it to a file, which
     `gcprof run --strategies plan:file=plan.json` and `apply(module, Path("plan.json"))` read. `plan.plan` says it in
@@ -66,7 +70,8 @@ def plan(
         module, batch, loss = build()
         profiler.apply(module, plan)
     """
-    case, fresh = predicted_case(build, device, optimizer, precision, blocks, seed), fresh_workload(build)
+    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
+    case, fresh = predicted_case(build, words, optimizer), fresh_workload(factory(build, batch, loss))
     with own_random_state():
         chain = _chain(case, fresh)
         budget_bytes = _budget_bytes(budget, whole_bytes=candidates.none(chain).cost.peak_bytes)
@@ -74,8 +79,8 @@ def plan(
         points = POINTS if len(chain.stages) > LONG else None
         for levels in DEPTHS:
             frontier = solver.frontier(chain, levels=levels, points=points)
-            if plan := _fitted(case, fresh, chain, frontier, budget_bytes):
-                return plan
+            if point := _fitted(case, fresh, chain, frontier, budget_bytes):
+                return Plan.of(recipe_of(chain, point.plan), _found(case, chain, frontier, point, budget_bytes))
             if frontier.peak_bytes[0] <= floor:
                 break  # deeper plans are no smaller
         better = better_choice(case, build=fresh)
@@ -89,7 +94,7 @@ def plan(
     )
 
 
-def _chain(case: Case, fresh: Callable[[], Workload]) -> Chain:
+def _chain(case: Case, fresh: Build | None) -> Chain:
     """The stages of the model; for a device whose speed is not known, each block's forward takes 1, its backward 2."""
     if known_rates(case.device):
         return stages(Trial(case=case), build=fresh)
@@ -110,8 +115,8 @@ def _budget_bytes(budget: str | int, *, whole_bytes: int) -> int:
 
 
 def _fitted(
-    case: Case, fresh: Callable[[], Workload], chain: Chain, frontier: solver.Frontier, budget_bytes: int
-) -> Recipe | None:
+    case: Case, fresh: Build | None, chain: Chain, frontier: solver.Frontier, budget_bytes: int
+) -> solver.Point | None:
     """The fastest plan of a frontier whose traced step fits; None where none does."""
     with TemporaryDirectory() as folder:
         fitted = plan_fitting.fit_plan(
@@ -124,13 +129,27 @@ def _fitted(
             calibration=None,
             measure=False,
         )
-    return recipe_of(chain, fitted.point.plan) if fitted else None
+    return fitted.point if fitted else None
+
+
+def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:
+    """What the plan was found among."""
+    none = candidates.none(chain)
+    percent = f"{budget_bytes / none.cost.peak_bytes * 100:.0f} % of the peak without checkpointing"
+    settings = f"{case.optimizer}, {case.precision}, {case.device.removeprefix(FAKE)}: predicted, not measured"
+    return Found(
+        title=f"{case.model}, {settings}: at most {bytes_text(budget_bytes)}, {percent}",
+        chain=chain,
+        points=list(frontier),
+        ways=candidates.ways(chain, point, budget_bytes),
+        none=none,
+    )
 
 
 class _InThisProcess:
     """Predicts trials of one model here, where an engine would send them to a process of their own."""
 
-    def __init__(self, build: Callable[[], Workload]) -> None:
+    def __init__(self, build: Build | None) -> None:
         self._build = build
 
     def run(self, trials: Iterable[Trial]) -> Iterator[Record]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import torch
 
 from profiler.api.asked import case_of, fresh_workload, in_words_of_python, own_random_state, predicted_case
+from profiler.api.given_model import Model, factory
 from profiler.core import catalogue
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.plan_file import Recipe
@@ -21,14 +23,15 @@ from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training import strategies
 from profiler.training.models.user import as_workload
-from profiler.training.workload import Workload
 
 
 @in_words_of_python()
 def measure(  # noqa: PLR0913  its keywords are a user's settings
-    build: Callable[[], Any],
+    build: Model,
     strategy: str | Recipe | Path = "none",
     *,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
     optimizer: str = "sgd",
     device: str = "cpu",
     precision: str = "fp32",
@@ -40,9 +43,10 @@ def measure(  # noqa: PLR0913  its keywords are a user's settings
     """Measure one strategy in this process: memory, time, FLOPs, and equality to the step without checkpointing.
 
     `build` returns a fresh module and batch, optionally a loss and an optimizer, as a user's file does for `gcprof run`
-    (see profiler.training.models.user); it is called once for each pass. `strategy` is as for `apply`. Bytes and
-    seconds: `readings.peak_bytes`, `readings.step_seconds` with `samples` raw samples after `warmup` steps. One process
-    for all is less exact than `gcprof run`, which takes a fresh one for every trial.
+    (see profiler.training.models.user); it is called once for each pass. It may also be a word (`mlp`, `train.py:make`)
+    or a module, with a `batch` and perhaps a `loss`: it is copied for each pass. `strategy` is as for `apply`. Bytes
+    and seconds: `readings.peak_bytes`, `readings.step_seconds` with `samples` raw samples after `warmup` steps. One
+    process for all is less exact than `gcprof run`, which takes a fresh one for every trial.
 
     Raises UserError for what cannot be asked for, Unsupported where the strategy cannot be applied, TypeError for a
     `build` that returns something else, and whatever it raises.
@@ -60,26 +64,25 @@ def measure(  # noqa: PLR0913  its keywords are a user's settings
     words = Request(
         device=device, precision=precision, blocks=blocks, rounds=1, warmup=warmup, samples=samples, seed=seed
     )
-    checked = case_of(words, build, optimizer, lambda word: device_choice.choose_device(word, _devices()))
+    checked = case_of(build, words, optimizer, lambda word: device_choice.choose_device(word, _devices()))
+    make = factory(build, batch, loss)
+    made = None if make is None else lambda: as_workload(make())
 
-    def made() -> Workload:
-        return as_workload(build())
-
-    def measured(case: Case) -> Record:
+    with under(checked, strategy) as (case, named):
         trial = Trial(case=case, passes=PASSES)
         if case != case.baseline:
             equality = measure_trial(Trial(case=case.baseline, passes=("equality",)), build=made).equality
             trial = msgspec.structs.replace(trial, digests=equality.digests if equality else None)
-        return measure_trial(trial, build=made)
-
-    return _under(checked, strategy, measured)
+        return msgspec.structs.replace(measure_trial(trial, build=made), case=named)
 
 
 @in_words_of_python()
-def predict(
-    build: Callable[[], Any],
+def predict(  # noqa: PLR0913  its keywords are a user's settings
+    build: Model,
     strategy: str | Recipe | Path = "none",
     *,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
     optimizer: str = "sgd",
     device: str = "cuda",
     precision: str = "fp32",
@@ -89,12 +92,13 @@ def predict(
     """Predict what `measure` would find on a device that need not be there: one step is traced, nothing is computed.
 
     `build` is as for `measure`; the tensors that it makes take no memory, so that a model may be larger than this
-    machine. It makes its module itself: one that was made before would be changed, and is refused. `strategy` is as
-    for `apply`, `device` a GPU of `gcprof predict` (`h100`, `a100-80`, `rtx-4090`), `cuda` for one of no particular
-    kind, or `cpu`. In the record, `readings.peak_bytes`, `saved_bytes`, `static_bytes` and `phases` are bytes;
-    `reserved_bytes` is what PyTorch's caching allocator would take from a GPU; `step_seconds` holds one estimate in
-    seconds for a GPU that is known by name, and is None for others. The notes say how sure it is. The random state of
-    this process stays as it was.
+    machine. A function makes its module itself: one that was made before would be changed, and is refused. A module
+    that is given with a `batch` is copied without its memory, and stays as it is. `strategy` is as for `apply`,
+    `device` a GPU of `gcprof predict` (`h100`, `a100-80`, `rtx-4090`), `cuda` for one of no particular kind, or `cpu`.
+    In the record, `readings.peak_bytes`, `saved_bytes`, `static_bytes` and `phases` are bytes; `reserved_bytes` is what
+    PyTorch's caching allocator would take from a GPU; `step_seconds` holds one estimate in seconds for a GPU that is
+    known by name, and is None for others. The notes say how sure it is. The random state of this process stays as it
+    was.
 
     Raises UserError for what cannot be asked for, Unsupported where the strategy cannot be applied or the step cannot
     be traced (it depends on values of its data), TypeError for a `build` that returns something else, and whatever it
@@ -110,22 +114,24 @@ def predict(
         before = profiler.predict(build, device="h100", precision="bf16").readings.peak_bytes
         after = profiler.predict(build, "segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
-    case = predicted_case(build, device, optimizer, precision, blocks, seed)
-    with own_random_state():
-        return _under(case, strategy, lambda chosen: predict_trial(Trial(case=chosen), build=fresh_workload(build)))
+    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
+    case, fresh = predicted_case(build, words, optimizer), fresh_workload(factory(build, batch, loss))
+    with own_random_state(), under(case, strategy) as (chosen, named):
+        return msgspec.structs.replace(predict_trial(Trial(case=chosen), build=fresh), case=named)
 
 
-def _under(case: Case, strategy: str | Recipe | Path, record: Callable[[Case], Record]) -> Record:
-    """The record of the case under a strategy; a plan from memory is read from a file meanwhile, and called `plan`."""
+@contextmanager
+def under(case: Case, strategy: str | Recipe | Path) -> Iterator[tuple[Case, Case]]:
+    """The case under a strategy, and as it is called: a plan from memory is in a file meanwhile, and called `plan`."""
     if isinstance(strategy, Recipe):
         with TemporaryDirectory() as folder:
             strategy.save(Path(folder) / "plan.json")
-            from_file = _under(case, Path(folder) / "plan.json", record)
-        named = msgspec.structs.replace(from_file.case, strategy=Choice("plan"))
-        return msgspec.structs.replace(from_file, case=named)
+            with under(case, Path(folder) / "plan.json") as (from_file, _):
+                yield from_file, msgspec.structs.replace(case, strategy=Choice("plan"))
+        return
     word = Choice.of("plan", {"file": strategy}) if isinstance(strategy, Path) else Choice(strategy)
-    choice = catalogue.resolve(word, strategies.TABLE, what="strategy")
-    return record(msgspec.structs.replace(case, strategy=choice))
+    chosen = msgspec.structs.replace(case, strategy=catalogue.resolve(word, strategies.TABLE, what="strategy"))
+    yield chosen, chosen
 
 
 def _devices() -> list[str]:
