@@ -30,7 +30,8 @@ def in_waves(
     that runs many trials at once.
     """
     records = {(record.case, record.round): record for record in done}
-    for (_, is_predicted, _), wave in groupby(sorted(plan, key=_wave) if widely else plan, key=_wave):
+    waves = groupby(sorted(plan, key=_wave), key=_wave) if widely else groupby(plan, key=_close_wave)
+    for (_, is_predicted, *_), wave in waves:
         ready = informed(progress.owed(wave, records.values()), records, is_predicted=is_predicted)
         for record in run(ready):
             records[record.case, record.round] = record
@@ -54,6 +55,11 @@ def _wave(trial: Trial) -> tuple[bool, bool, bool]:
     """Returns the key of a trial's wave; waves sort so that what others need comes first."""
     is_later = trial.round > 1  # and needs nothing but to know that the first round was ok
     return is_later, trial.case.is_predicted, not is_later and trial.case != trial.case.baseline
+
+
+def _close_wave(trial: Trial) -> tuple[object, ...]:
+    """As `_wave`, with the predictions of one baseline together: they run one after the other, on what it may leave."""
+    return (*_wave(trial)[:2], trial.case.baseline) if trial.case.is_predicted else _wave(trial)
 
 
 def _digests(case: Case, records: Records) -> dict[str, str] | None:
