@@ -54,7 +54,7 @@ def test_a_prediction_is_the_same_without_the_compiler():
 
 
 def test_a_module_of_the_compiler_imports_it_as_usual():
-    run(COMPILE.format(then="import torch._dynamo.source"))
+    run(COMPILE.format(then="import torch._dynamo.eval_frame\nfrom torch._dynamo.source import EphemeralSource"))
 
 
 def test_compiling_imports_it_as_usual():
