@@ -191,6 +191,7 @@ def _print_plan(plan: Plan) -> None:
         words = [
             f"round {trial.round}", str(case.model), str(case.strategy), f"batch {case.batch_size}",
             str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), device, "+".join(trial.passes),
+            *(["only where the model calls checkpoints itself"] if trial.if_own else []),
         ]  # fmt: skip
         print("  ".join(plain(word, encoding=encoding()) for word in words))
 
@@ -229,12 +230,13 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
 
 def _print_refused(run: Run, code: int, *, json: bool) -> int:
     """Say that there is no table, since no model came through its step without checkpointing; why was said before."""
+    from profiler.analysis import progress
     from profiler.core.units import count_text
     from profiler.views.export.json import document
 
     if json:
         say_bytes(document(run.folder.name, run.records, status="complete", exit_code=code))
-    cases = {trial.case for trial in run.manifest.plan} - {record.case for record in run.records}
+    cases = {*progress.rows_of(run.manifest.plan, run.records)} - {record.case for record in run.records}
     rest = f"; {count_text(len(cases), 'other row')} not run" if cases else ""
     aside(f"the step failed without checkpointing, so there is nothing to compare{rest}")
     aside(f"wrote {run.folder / 'trials.jsonl'}")

@@ -135,7 +135,8 @@ def connect(request: RunRequest, words: Request) -> Engine:
 def plan_on(devices: Mapping[str, Environment], words: Request, shard: Shard | None = None) -> Plan:
     """The trials of a request on the devices that are here, or a shard. Raises UserError where one is not here."""
     plan = spec.plan(words, lambda word: device_choice.choose_device(word, list(devices)))
-    once = schedule.in_one_round(plan.trials, device_choice.hollow(devices))
+    planned = schedule.with_own_rows(plan.trials, lambda model: catalogue.is_code(model, models.TABLE))
+    once = schedule.in_one_round(planned, device_choice.hollow(devices))
     plan = msgspec.structs.replace(plan, trials=once)
     device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
     device_choice.refuse_crowded([trial.case for trial in plan.trials], devices)

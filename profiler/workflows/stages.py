@@ -9,7 +9,7 @@ import msgspec
 
 from profiler import engines
 from profiler.analysis.explanation import better_blocks
-from profiler.core.case import OPERATORS, Calibration, Case, Choice, Trial, encode
+from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
@@ -96,7 +96,7 @@ class ModelOnDevice:
 
     def own_form(self, budget_bytes: int, *, measure: bool) -> OwnForm | None:
         """The model with its own checkpoints, where it has any and its step so fits: traced, then measured if asked."""
-        own = msgspec.structs.replace(self.case, strategy=Choice("own"))
+        own = msgspec.structs.replace(self.case, strategy=Choice(OWN))
         cases = [own.foreseen, *([own] if measure and not own.is_predicted else [])]
         form = None
         for case in cases:

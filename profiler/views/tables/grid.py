@@ -36,7 +36,7 @@ def numbers(first: str, second: str, cells: Iterable[str]) -> Column:
     return Column(head=(first, second), cells=tuple(cells), is_number=True)
 
 
-class GridLine(msgspec.Struct, frozen=True, kw_only=True):
+class GridLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of a laid-out table, and the row that it shows: -1 in the head, -2 in the rule."""
 
     row: int
@@ -91,7 +91,7 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
-    natural = [max(map(_length, (*column.head, *column.cells))) for column in columns]
+    natural = [max(map(_length, {*column.head, *column.cells})) for column in columns]
     if width is None:
         return natural
     least = [
@@ -109,7 +109,7 @@ def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
 
 
 def _longest_piece(column: Column) -> int:
-    pieces = (piece.rstrip() for text in column.cells for piece in PIECE.findall(text))
+    pieces = (piece.rstrip() for text in set(column.cells) for piece in PIECE.findall(text))
     return max(_length(text) for text in (*column.head, *pieces))  # heads are in two lines as they are
 
 
@@ -127,10 +127,13 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
 
 
 def _set(column: Column, width: int) -> list[str | None]:
-    """The cells as wide as the column; None for one that is broken over several lines."""
+    """The cells as wide as the column, each different one made once; None for what is broken over several lines."""
+    cells = set(column.cells)
     if column.is_number:
-        return [_pad(cell, width, right=True) for cell in column.cells]
-    return [_pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in column.cells]
+        made: dict[str, str | None] = {cell: _pad(cell, width, right=True) for cell in cells}
+    else:
+        made = {cell: _pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in cells}
+    return [made[cell] for cell in column.cells]
 
 
 def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:

@@ -11,12 +11,21 @@ from rich.text import Text
 
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import plain, plain_cells
 from profiler.views.tables.columns import Columns, below, columns, groups, heading
 from profiler.views.tables.grid import GAP, Column, GridLine, block, broken, grid
 
 INDENT = "  "
 Printed = Text  # what views for the screen give, and `write` prints
+
+
+class Harmless(str):
+    """Text without control characters: rich, which would look for them at every character, takes it as it is."""
+
+    __slots__ = ()
+
+    def translate(self, table: object) -> str:
+        return self
 
 
 def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -76,8 +85,8 @@ def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Te
 
 
 def styled(lines: Sequence[GridLine], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
-    """Laid-out lines with the head in bold."""
-    text = Text("\n".join(line.text for line in lines))  # one text: rich takes a second to join 30,000
+    """Laid-out lines of cleaned columns with the head in bold."""
+    text = Text(Harmless("\n".join([line.text for line in lines])))  # one text: rich takes a second to join 30,000
     end = -1
     for line in lines:
         start, end = end + 1, end + 1 + len(line.text)
@@ -92,7 +101,7 @@ def clean(column: Column, *, encoding: str) -> Column:
     return msgspec.structs.replace(
         column,
         head=tuple(plain(text, encoding=encoding) for text in column.head),
-        cells=tuple(plain(text, encoding=encoding) for text in column.cells),
+        cells=plain_cells(column.cells, encoding=encoding),
     )
 
 
