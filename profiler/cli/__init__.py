@@ -150,7 +150,7 @@ def answer(words: Sequence[str]) -> int:
         message, hint = usage(error)
         return _complain(message, hint=hint, code=2, words=words)
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return _complain("interrupted; what was written before is whole", hint=None, code=INTERRUPTED, words=words)
     except BrokenPipeError:  # `gcprof show | head`
         drop_unwritable()
         return BROKEN_PIPE

@@ -113,6 +113,7 @@ def run(
         str, typer.Option(help="If others use the device: warn, or error (exit code 3; --resume continues).")
     ] = "warn",
     json: options.JsonOrTable = False,
+    quiet: options.Quiet = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials and what they cost, and run nothing.")
     ] = False,
@@ -142,7 +143,7 @@ def run(
     )  # fmt: skip
     _refuse_without_effect(request, dry_run=dry_run, json=json)
     request.placement.check(device=device)
-    end_with(lambda: _dry_run(request) if dry_run else _run(request, json=json), json=json)
+    end_with(lambda: _dry_run(request) if dry_run else _run(request, Terminal(is_quiet=quiet), json=json), json=json)
 
 
 def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) -> None:
@@ -158,12 +159,12 @@ def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) ->
         raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
 
 
-def _run(request: RunRequest, *, json: bool) -> int:
+def _run(request: RunRequest, screen: Terminal, *, json: bool) -> int:
     from profiler.workflows.resume import resume
     from profiler.workflows.run import run as start
 
     work = resume if request.resume else start
-    return print_run(work(request, Terminal()), json=json)
+    return print_run(work(request, screen), json=json)
 
 
 def _dry_run(request: RunRequest) -> int:

@@ -46,6 +46,7 @@ def follow(
         screen.say(f"warning: {text}")
 
     try:
+        engine.at_work = screen.at_work
         with screen.watch(cases) as show:
             for record, left in carry_out(
                 engine, folder, data_directory=data_directory, exclusive=exclusive, warn=warn

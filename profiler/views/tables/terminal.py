@@ -37,6 +37,12 @@ def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
     return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
 
 
+def bodies(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """The same tables without what stands above and below them, as far as a run has come."""
+    parts = [_laid_out(_cleaned(columns(group), encoding), group, width=width) for group in groups(rows)]
+    return Text("\n\n").join(parts)
+
+
 def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: str = "", indent: str = INDENT) -> Text:
     """Breaks prose from any source to the width, with a hanging indent."""
     lines = broken(plain(text, encoding=encoding), max(20, (width or 10**9) - len(indent)))
