@@ -120,7 +120,8 @@ def run(
 ) -> None:
     """Measure memory and time of a training step by strategy.
 
-    Without a strategy or segments: segments 1,2,4,8,16,32 beside `none`. Without a model: mnist-cnn.
+    Without strategies or segments, beside `none`: segments 1,2,4,8,16,32 of a chain of modules (mlp, mnist-cnn,
+    cifar-resnet, dense-chain), else sqrt, all and selective. Without a model: mnist-cnn.
 
     Example: gcprof run mlp,mnist-cnn --segments 1..8
     """
