@@ -12,7 +12,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.request.device_choice import any_device, choose_device
-from profiler.request.spec import Plan, Request, override, parse_segments, plan
+from profiler.request.spec import Plan, Request, override, parse_segments, plan, strategies_of
 from tests import make
 
 
@@ -258,4 +258,4 @@ def test_what_is_no_number_of_micro_batches_is_refused(text):
     ],
 )
 def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpointed(model, strategies):
-    assert list(map(str, spec.strategies_of(Request(model=model), []))) == ["none", *strategies]
+    assert list(map(str, strategies_of(Request(model=model), []))) == ["none", *strategies]
