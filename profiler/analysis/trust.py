@@ -81,7 +81,8 @@ def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:
     """Where the device waits for the host, whose work is most of the time."""
-    share = max(record.readings.host_share or 0.0 for record in rounds)
+    shares = [record.readings.host_share or 0.0 for record in rounds]
+    share = max(shares)
     if share < HOST_BOUND:
         return None
     return (
@@ -106,7 +107,8 @@ def _spilled(rounds: Sequence[Record]) -> str | None:
 
 
 def _in_a_row(rounds: Sequence[Record]) -> str | None:
-    most = max(record.readings.steps_per_sample for record in rounds)
+    counts = [record.readings.steps_per_sample for record in rounds]
+    most = max(counts)
     if most == 1:
         return None
     of = f"each sample is the mean of up to {count_text(most, 'step')} in a row"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -30,7 +30,8 @@ _Line = msgspec.defstruct(
 class Shared:
     """The records of a run, with parts that are equal replaced by one object: cases by those of the plan."""
 
-    def __init__(self, plan: Iterable[Trial]) -> None:
+    def __init__(self, plan: Iterable[Trial], *, without: Collection[str] = ()) -> None:
+        self._without = without  # readings that are not kept
         self._known: defaultdict[Hashable, dict[Hashable, Any]] = defaultdict(dict)  # by field, or by several fields
         self._cases: dict[Case, Case] = {}
         self._last: dict[str, tuple[bytes, Any]] = dict.fromkeys(_PARTS, (b"", None))  # text and part, by field
@@ -46,6 +47,8 @@ class Shared:
             for name in _PARTS:
                 msgspec.structs.force_setattr(record, name, self._part(name, getattr(record, name)))
         self._case(record)
+        for name in self._without:
+            msgspec.structs.force_setattr(record.readings, name, None)
         if record.readings.static_bytes is not None:
             self._share(record.readings, "static_bytes", tuple(record.readings.static_bytes.items()))
         return record
