@@ -29,6 +29,14 @@ from profiler.views.tables.grid import Column, numbers, words
 
 SAVES = 0.995  # of the peak without checkpointing: more would be shown as no saving
 COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
+UNSHOWN = (
+    "phases",
+    "timeline",
+    "forward_seconds",
+    "backward_seconds",
+    "optimizer_seconds",
+    "warmup_seconds",
+)  # readings that no table of rows needs
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
 
