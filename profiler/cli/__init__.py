@@ -16,6 +16,7 @@ import typer
 import typer.main
 
 from profiler.cli.blocks import blocks
+from profiler.cli.color import with_color
 from profiler.cli.compare import compare
 from profiler.cli.completion import VARIABLE
 from profiler.cli.doctor import doctor
@@ -119,7 +120,7 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
     for name, command in COMMANDS.items():
         is_asked = is_whole or name == asked
         app.command(name, cls=Command, help=about(command.__doc__), epilog="\n".join(examples(name, command.__doc__)))(
-            with_model_flag(with_switches(command), name) if is_asked else lambda: None
+            with_color(with_model_flag(with_switches(command), name)) if is_asked else lambda: None
         )
     return app
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from profiler.views.tables.terminal import Printed
     from profiler.workflows import Show
 
+COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
 COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the command at work
 
 
@@ -71,7 +72,7 @@ def say(text: Printed) -> None:
     """Print a result."""
     from profiler.views.tables.terminal import write
 
-    write(text, file=sys.stdout)
+    write(text, file=sys.stdout, color=COLOR.get())
 
 
 def say_bytes(text: bytes) -> None:

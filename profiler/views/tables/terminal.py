@@ -93,6 +93,8 @@ def styled(lines: Sequence[GridLine], *, style_of: Callable[[int], str] = lambda
         style = "bold" if line.row == -1 else "" if line.row < 0 else style_of(line.row)
         if style:
             text.stylize(style, start, end)
+        for first, last, colour in line.spans:
+            text.stylize(colour, start + first, start + last)
     return text
 
 
@@ -105,10 +107,11 @@ def clean(column: Column, *, encoding: str) -> Column:
     )
 
 
-def write(text: Text, *, file: TextIO) -> None:
-    """Prints the text as it is; in colours only on a terminal and without NO_COLOR."""
-    console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False)
-    if console.color_system is None:
+def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
+    """Prints the text as it is; in colours only on a terminal and without NO_COLOR, or `always`, or `never`."""
+    asked = {"always": {"force_terminal": True, "no_color": False}, "never": {"color_system": None}}.get(color, {})
+    console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False, **asked)
+    if console.color_system is None or (console.no_color and color == "auto"):
         file.write(f"{text.plain}\n")
         return
     with console.capture() as captured:  # rich itself would end the process where the reader went away
