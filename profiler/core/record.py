@@ -8,6 +8,7 @@ None of these holds itself, so the garbage collector need not look (`gc=False`):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -181,6 +182,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...] = ()  # operators that are not computed again in these blocks
     keeps_own: bool = False  # whether the model's own checkpoints stay on
     notes: tuple[Note, ...] = ()
+    switch: Callable[[bool], None] | None = None  # off: the module's step is that of `none`; None: it cannot be
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
