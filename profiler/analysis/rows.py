@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from profiler.analysis import trust
+from profiler.analysis import row_times, telling_apart, trust
+from profiler.analysis.telling_apart import TimeRatio, TimeVerdict
 from profiler.core.case import Case
 from profiler.core.record import (
     Built,
@@ -23,8 +24,6 @@ from profiler.core.record import (
     is_reproducible,
 )
 from profiler.core.stats import interval, spread
-
-Point = tuple[int, float]  # peak in bytes, step in seconds
 
 
 class TwinPeak(NamedTuple):
@@ -55,12 +54,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_spread: float | None  # half the interquartile range over the median
     step_interval: tuple[float, float] | None  # that holds the median at 95 %, over all rounds
     rounds: tuple[Record, ...]  # in order, each with its own samples
-    time_ratio: float | None  # median over the rounds of the ratio within a round
-    time_ratio_range: tuple[float, float] | None  # smallest and largest of these ratios
+    time: TimeRatio | None  # of the step to the baseline's: of neighbours in one process, else of rounds
+    time_verdict: TimeVerdict | None  # of the step against the baseline's
+    time_floor: float | None  # of its group: how far `none` may be from itself, as a fraction
     prediction_error: float | None  # predicted over measured peak, less 1; over the rehearsed where none was measured
     prediction_against: Evidence | None  # which of the two
     notes: tuple[Note, ...]
-    on_frontier: bool  # no other row of its group has both a lower peak and a lower time
+    on_frontier: bool  # no other row of its group surely beats it in both peak and time
+
+    @property
+    def time_ratio(self) -> float | None:
+        """The ratio alone."""
+        return self.time.ratio if self.time else None
+
+    @property
+    def time_ratio_range(self) -> tuple[float, float] | None:
+        """The interval of the ratio alone."""
+        return self.time.interval if self.time else None
 
     @property
     def evidence(self) -> Evidence:
@@ -75,11 +85,19 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
         rounds.setdefault(record.case, []).append(record)
     pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
     peaks, drifts = _twin_peaks(pooled), trust.between_rounds(rounds)
-    built = [_row(case, rounds, pooled, peaks, drifts.get(case.baseline)) for case in rounds]
-    frontiers = _frontiers(built)
-    return tuple(
-        msgspec.structs.replace(row, on_frontier=True) if _point(row) in frontiers[group(row)] else row for row in built
-    )
+    floors = _time_floors(rounds)
+    built = [_row(case, rounds, pooled, peaks, drifts.get(case.baseline), floors.get(case.baseline)) for case in rounds]
+    unbeaten = {row.case for rows in _by_group(built) for row in row_times.unbeaten(rows)}
+    baselines = {row.case: row for row in built if row.case == row.case.baseline}
+    return tuple(_judged(row, baselines.get(row.case.baseline), on_frontier=row.case in unbeaten) for row in built)
+
+
+def _judged(row: Row, baseline: Row | None, *, on_frontier: bool) -> Row:
+    """The row with what is said of its time against the baseline's, and a note where that is against its arithmetic."""
+    told = row_times.verdict(row, baseline) if baseline and row.time else None
+    free = trust.faster_with_more_work(row.readings, baseline.readings, row.time_ratio) if told == "faster" else None
+    notes = (*row.notes, free) if free else row.notes
+    return msgspec.structs.replace(row, on_frontier=on_frontier, time_verdict=told, notes=notes)
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -116,16 +134,17 @@ def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None
 
 
 def _row(
-    case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks, drift: Note | None
-) -> Row:
+    case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks, drift: Note | None,
+    floor: float | None,
+) -> Row:  # fmt: skip
     record, own_rounds, baseline = pooled[case], rounds[case], case.baseline
     none = pooled.get(baseline)
-    ratios = _time_ratios(own_rounds, rounds.get(baseline, [])) if record.outcome == "ok" else []
+    time = _time(own_rounds, rounds.get(baseline, [])) if record.outcome == "ok" else None
     baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
     seconds = record.readings.step_seconds
     error, against = _prediction_error(record, peaks.get(case.twin, [])) if peaks else (None, None)
-    doubts = trust.doubts(own_rounds, ratios, baseline=rounds.get(baseline, []))
-    notes = [*(note for record in own_rounds for note in record.notes), *([drift] if drift else []), *doubts]
+    doubts = trust.doubts(own_rounds, time, baseline=rounds.get(baseline, []))
+    notes = [*(note for record in own_rounds for note in record.notes), drift, *doubts]
     return Row(
         case=case,
         outcome=record.outcome,
@@ -141,11 +160,12 @@ def _row(
         step_spread=spread(seconds) if seconds else None,
         step_interval=interval(seconds) if seconds else None,
         rounds=tuple(sorted(own_rounds, key=lambda record: record.round)),
-        time_ratio=median(ratios) if ratios else None,
-        time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
+        time=time,
+        time_verdict=None,
+        time_floor=floor,
         prediction_error=error,
         prediction_against=against,
-        notes=tuple({note.code: note for note in notes}.values()),
+        notes=tuple({note.code: note for note in notes if note}.values()),
         on_frontier=False,
     )
 
@@ -198,36 +218,29 @@ def verdict(record: Record) -> str:
     return "bit-equal" if equality.gradients_equal and equality.loss_equal else "within noise"
 
 
-def _time_ratios(rounds: list[Record], baseline: list[Record]) -> list[float]:
-    """Each round's median step over the baseline's of the same round, so that drift cancels."""
-    of_round = {record.round: record.readings.step_seconds for record in baseline}
-    pairs = [(record.readings.step_seconds, of_round.get(record.round)) for record in rounds]
-    return [median(mine) / median(none) for mine, none in pairs if mine and none and median(none)]
+def _time(rounds: list[Record], baseline: list[Record]) -> TimeRatio | None:
+    """The ratio to the baseline: 1 of the baseline itself, else of neighbours where there are any, else of rounds."""
+    if rounds[0].case == rounds[0].case.baseline:
+        return TimeRatio(ratio=1.0, low=1.0, high=1.0) if row_times.unpaired(rounds, rounds) else None
+    return row_times.paired(rounds) or row_times.unpaired(rounds, baseline)
+
+
+def _time_floors(rounds: dict[Case, list[Record]]) -> dict[Case, float]:
+    """By baseline: what steps of `none` that alternate with themselves differ by."""
+    itself = {case: row_times.paired(records) for case, records in rounds.items() if case == case.baseline}
+    floors = {case: telling_apart.floor_of(ratio) for case, ratio in itself.items()}
+    return {case: floor for case, floor in floors.items() if floor is not None}
+
+
+def _by_group(rows: Iterable[Row]) -> list[list[Row]]:
+    groups: dict[Case, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(group(row), []).append(row)
+    return list(groups.values())
 
 
 def _ratio(value: int | None, baseline: int | None) -> float | None:
     return None if value is None or not baseline else value / baseline
-
-
-def _frontiers(rows: list[Row]) -> dict[Case, set[Point]]:
-    """The points of each group that no other has both a lower peak and a lower time than, or one of them as low."""
-    points: dict[Case, set[Point]] = {}
-    for row in rows:
-        points.setdefault(group(row), set()).update([point] if (point := _point(row)) else [])
-    frontiers: dict[Case, set[Point]] = {}
-    for case, case_points in points.items():
-        fastest = float("inf")
-        frontiers[case] = set()
-        for peak, seconds in sorted(case_points):
-            if seconds < fastest:
-                fastest = seconds
-                frontiers[case].add((peak, seconds))
-    return frontiers
-
-
-def _point(row: Row) -> Point | None:
-    peak, seconds = row.readings.peak_bytes, row.step_seconds
-    return (peak, seconds) if row.outcome == "ok" and peak is not None and seconds is not None else None
 
 
 def is_all_out_of_memory(rows: Iterable[Row]) -> bool:

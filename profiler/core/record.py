@@ -100,6 +100,10 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     optimizer_seconds: tuple[Real, ...] | None = None
     step_seconds: tuple[Real, ...] | None = None
     warmup_seconds: tuple[Real, ...] | None = None  # steps before these: the first, those asked for, those found
+    # steps with the strategy switched off, each taken just before or after the step of its number
+    plain_step_seconds: tuple[Real, ...] | None = None
+    plain_warmup_seconds: tuple[Real, ...] | None = None
+    processor_seconds: tuple[Real, ...] | None = None  # of each step, in which its thread had a core; on a CPU
     steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
     host_share: Real | None = None  # of a step, until the host had asked for it; where a device works meanwhile
     stopped: Stopped | None = None  # why there are no more samples
