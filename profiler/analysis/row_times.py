@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from profiler.analysis import telling_apart
 from profiler.analysis.ratio_contrast import Contrast, estimated, sampled
@@ -84,6 +84,31 @@ def unbeaten(rows: Sequence[Row]) -> list[Row]:
             kept.append(row)
             beating = sorted([*beating, row], key=slowness)[:MOST_BEATING]
     return kept
+
+
+class TimePlace(NamedTuple):
+    """Where a step is drawn beside others of its group, in seconds."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def time_places(rows: Sequence[Row]) -> list[TimePlace]:
+    """Where the steps of one group are drawn: where their ratios put them beside `none`, else at their medians.
+
+    So pictures show what is said: the medians of processes that ran at different times may be in another order.
+    """
+    none = next((row for row in rows if row.case == row.case.baseline and row.step_seconds), None)
+    return [_place(row, none.step_seconds if none else None) for row in rows]
+
+
+def _place(row: Row, unit: float | None) -> TimePlace:
+    if unit is not None and row.time and (row.time.interval or row.time.num_groups):
+        low, high = row.time.interval or (row.time.ratio, row.time.ratio)
+        return TimePlace(low * unit, row.time.ratio * unit, high * unit)
+    seconds, spread = row.step_seconds or 0.0, row.step_spread or 0.0
+    return TimePlace(seconds * (1 - spread), seconds, seconds * (1 + spread))
 
 
 def slowness(row: Row) -> float:
