@@ -100,9 +100,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     optimizer_seconds: tuple[Real, ...] | None = None
     step_seconds: tuple[Real, ...] | None = None
     warmup_seconds: tuple[Real, ...] | None = None  # steps before these: the first, those asked for, those found
-    # steps with the strategy switched off, each taken just before or after the step of its number
-    plain_step_seconds: tuple[Real, ...] | None = None
-    plain_warmup_seconds: tuple[Real, ...] | None = None
+    plain_step_seconds: tuple[Real, ...] | None = None  # without the strategy, each just before or after the other
+    plain_warmup_seconds: tuple[Real, ...] | None = None  # without it; empty where the first had no room
     processor_seconds: tuple[Real, ...] | None = None  # of each step, in which its thread had a core; on a CPU
     steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
     host_share: Real | None = None  # of a step, until the host had asked for it; where a device works meanwhile
