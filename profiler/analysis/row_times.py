@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,11 +29,10 @@ def paired(rounds: Iterable[Record]) -> TimeRatio | None:
     return telling_apart.of_groups(groups) if any(groups) else None
 
 
-def unpaired(rounds: Sequence[Record], baseline: Sequence[Record]) -> TimeRatio | None:
+def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) -> TimeRatio | None:
     """A step against the baseline's of the same rounds, each in a process of its own, so that slow drift cancels."""
-    of_round = {record.round: record.readings.step_seconds for record in baseline}
-    pairs = [(record.readings.step_seconds, of_round.get(record.round)) for record in rounds]
-    ratios = [median(mine) / median(none) for mine, none in pairs if mine and none and median(none)]
+    pairs = [(record.readings.step_seconds, baseline_seconds.get(record.round)) for record in rounds]
+    ratios = [median(seconds) / baseline for seconds, baseline in pairs if seconds and baseline]
     if ratios and rounds[0].case.is_predicted:
         return TimeRatio(ratio=median(ratios), low=min(ratios), high=max(ratios))
     return telling_apart.of_rounds(ratios) if ratios else None
@@ -99,7 +98,7 @@ def time_places(rows: Sequence[Row]) -> list[TimePlace]:
 
     So pictures show what is said: the medians of processes that ran at different times may be in another order.
     """
-    none = next((row for row in rows if row.case == row.case.baseline and row.step_seconds), None)
+    none = next((row for row in rows if row.case == row.baseline and row.step_seconds), None)
     return [_place(row, none.step_seconds if none else None) for row in rows]
 
 

@@ -25,6 +25,8 @@ from profiler.core.record import (
 )
 from profiler.core.stats import interval, spread
 
+ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
+
 
 class TwinPeak(NamedTuple):
     """The peak of one of the cases that are the same point, on a device of the same kind."""
@@ -41,6 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that is known of one case, its rounds pooled. None where a number was not measured."""
 
     case: Case
+    baseline: Case  # the same point without checkpointing: of all rows that may be compared with this one
     outcome: str
     detail: str | None
     built: Built | None
@@ -85,19 +88,14 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
         rounds.setdefault(record.case, []).append(record)
     pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
     peaks, drifts = _twin_peaks(pooled), trust.between_rounds(rounds)
-    floors = _time_floors(rounds)
-    built = [_row(case, rounds, pooled, peaks, drifts.get(case.baseline), floors.get(case.baseline)) for case in rounds]
-    unbeaten = {row.case for rows in _by_group(built) for row in row_times.unbeaten(rows)}
-    baselines = {row.case: row for row in built if row.case == row.case.baseline}
-    return tuple(_judged(row, baselines.get(row.case.baseline), on_frontier=row.case in unbeaten) for row in built)
-
-
-def _judged(row: Row, baseline: Row | None, *, on_frontier: bool) -> Row:
-    """The row with what is said of its time against the baseline's, and a note where that is against its arithmetic."""
-    told = row_times.verdict(row, baseline) if baseline and row.time else None
-    free = trust.faster_with_more_work(row.readings, baseline.readings, row.time_ratio) if told == "faster" else None
-    notes = (*row.notes, free) if free else row.notes
-    return msgspec.structs.replace(row, on_frontier=on_frontier, time_verdict=told, notes=notes)
+    baselines: dict[Case, _Baseline] = {}
+    built = []
+    for case, record in pooled.items():
+        own = case.baseline
+        if own not in baselines:
+            baselines[own] = _Baseline.of(own, rounds.get(own, []), pooled.get(own), drifts.get(own))
+        built.append(_row(record, rounds[case], baselines[own], peaks))
+    return _judged(built)
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -107,7 +105,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
 
 def group(row: Row) -> Case:
     """What rows must share to be compared: everything but the strategy."""
-    return row.case.baseline
+    return row.baseline
 
 
 def static(readings: Readings) -> int | None:
@@ -133,20 +131,40 @@ def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None
     return tuple(second for series in measured for second in series) or None
 
 
-def _row(
-    case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks, drift: Note | None,
-    floor: float | None,
-) -> Row:  # fmt: skip
-    record, own_rounds, baseline = pooled[case], rounds[case], case.baseline
-    none = pooled.get(baseline)
-    time = _time(own_rounds, rounds.get(baseline, [])) if record.outcome == "ok" else None
-    baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
+class _Baseline(NamedTuple):
+    """What the rows of one group are held against."""
+
+    case: Case
+    rounds: list[Record]
+    peak_bytes: int | None
+    seconds: dict[int, float]  # the median step of each round that has one
+    floor: float | None  # how far its steps may be from themselves
+    drift: tuple[Note, ...]  # of all rows of the group together
+
+    @classmethod
+    def of(cls, case: Case, rounds: list[Record], pooled: Record | None, drift: Note | None) -> _Baseline:
+        medians = {record.round: median(record.readings.step_seconds or (0.0,)) for record in rounds}
+        return cls(
+            case=case,
+            rounds=rounds,
+            peak_bytes=pooled.readings.peak_bytes if pooled else None,
+            seconds={number: seconds for number, seconds in medians.items() if seconds},
+            floor=telling_apart.floor_of(row_times.paired(rounds)),
+            drift=(drift,) if drift else (),
+        )
+
+
+def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinPeaks) -> Row:
+    """The row of a case: its rounds pooled in one record, and each by itself."""
+    case, is_ok = record.case, record.outcome == "ok"
+    time = _time(rounds, baseline) if is_ok else None
     seconds = record.readings.step_seconds
     error, against = _prediction_error(record, peaks.get(case.twin, [])) if peaks else (None, None)
-    doubts = trust.doubts(own_rounds, time, baseline=rounds.get(baseline, []))
-    notes = [*(note for record in own_rounds for note in record.notes), drift, *doubts]
+    doubts = trust.doubts(rounds, time, baseline=baseline.rounds)
+    notes = [*[note for record in rounds for note in record.notes], *baseline.drift, *doubts]
     return Row(
         case=case,
+        baseline=baseline.case,
         outcome=record.outcome,
         detail=record.detail,
         built=record.built,
@@ -155,17 +173,17 @@ def _row(
         environment=record.environment,
         gradients=verdict(record),
         static_bytes=static(record.readings),
-        peak_ratio=_ratio(record.readings.peak_bytes, baseline_peak),
+        peak_ratio=_ratio(record.readings.peak_bytes, baseline.peak_bytes) if is_ok else None,
         step_seconds=median(seconds) if seconds else None,
         step_spread=spread(seconds) if seconds else None,
         step_interval=interval(seconds) if seconds else None,
-        rounds=tuple(sorted(own_rounds, key=lambda record: record.round)),
+        rounds=tuple(sorted(rounds, key=lambda record: record.round)),
         time=time,
         time_verdict=None,
-        time_floor=floor,
+        time_floor=baseline.floor,
         prediction_error=error,
         prediction_against=against,
-        notes=tuple({note.code: note for note in notes if note}.values()),
+        notes=tuple({note.code: note for note in notes}.values()) if notes else (),
         on_frontier=False,
     )
 
@@ -218,29 +236,35 @@ def verdict(record: Record) -> str:
     return "bit-equal" if equality.gradients_equal and equality.loss_equal else "within noise"
 
 
-def _time(rounds: list[Record], baseline: list[Record]) -> TimeRatio | None:
+def _time(rounds: list[Record], baseline: _Baseline) -> TimeRatio | None:
     """The ratio to the baseline: 1 of the baseline itself, else of neighbours where there are any, else of rounds."""
-    if rounds[0].case == rounds[0].case.baseline:
-        return TimeRatio(ratio=1.0, low=1.0, high=1.0) if row_times.unpaired(rounds, rounds) else None
-    return row_times.paired(rounds) or row_times.unpaired(rounds, baseline)
-
-
-def _time_floors(rounds: dict[Case, list[Record]]) -> dict[Case, float]:
-    """By baseline: what steps of `none` that alternate with themselves differ by."""
-    itself = {case: row_times.paired(records) for case, records in rounds.items() if case == case.baseline}
-    floors = {case: telling_apart.floor_of(ratio) for case, ratio in itself.items()}
-    return {case: floor for case, floor in floors.items() if floor is not None}
-
-
-def _by_group(rows: Iterable[Row]) -> list[list[Row]]:
-    groups: dict[Case, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(group(row), []).append(row)
-    return list(groups.values())
+    if rounds[0].case == baseline.case:
+        return ITSELF if baseline.seconds else None
+    return row_times.paired(rounds) or row_times.unpaired(rounds, baseline.seconds)
 
 
 def _ratio(value: int | None, baseline: int | None) -> float | None:
     return None if value is None or not baseline else value / baseline
+
+
+def _judged(rows: list[Row]) -> tuple[Row, ...]:
+    """The rows with what is said of their times, those marked that no other of their group surely beats."""
+    groups: dict[Case, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.baseline, []).append(row)
+    unbeaten = {id(row) for of_group in groups.values() for row in row_times.unbeaten(of_group)}
+    baselines = {row.case: row for row in rows if row.case == row.baseline}
+    return tuple([_with_verdict(row, baselines.get(row.baseline), on_frontier=id(row) in unbeaten) for row in rows])
+
+
+def _with_verdict(row: Row, baseline: Row | None, *, on_frontier: bool) -> Row:
+    """The row with what is said of its time, and a note where that is against its arithmetic."""
+    told = row_times.verdict(row, baseline) if baseline and row.time else None
+    free = trust.faster_with_more_work(row.readings, baseline.readings, row.time_ratio) if told == "faster" else None  # type: ignore[union-attr]
+    if not told and not on_frontier:
+        return row
+    notes = (*row.notes, free) if free else row.notes
+    return msgspec.structs.replace(row, on_frontier=on_frontier, time_verdict=told, notes=notes)
 
 
 def is_all_out_of_memory(rows: Iterable[Row]) -> bool:
