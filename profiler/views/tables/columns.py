@@ -148,7 +148,7 @@ def remarks(rows: Iterable[Row]) -> list[str]:
 
 def below(rows: Sequence[Row]) -> list[str]:
     """The lines that stand below a table: why rows are not ok, and the notes."""
-    return [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
+    return [*reasons(rows), *_floor(rows), *(f"note: {remark}" for remark in remarks(rows))]
 
 
 def few(names: Sequence[str], most: int) -> str:
@@ -224,10 +224,20 @@ def _against_none(row: Row, value: float | None, change: str) -> str:
 
 
 def _time_change(row: Row) -> str:
+    if row.time is not None and row.time.is_noisy:
+        return "too noisy to tell"
     text = change_text(row.time_ratio)
     if row.time_ratio_range is None or row.time_ratio_range[0] == row.time_ratio_range[1]:
         return text
     return f"{text} ({change_range_text(row.time_ratio_range)})"
+
+
+def _floor(rows: Sequence[Row]) -> list[str]:
+    """How far `none` may be from itself, where that was measured."""
+    floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
+    if floor is None:
+        return []
+    return [f"floor of noise: none against itself is sure to {spread_text(floor)}; no smaller difference is called one"]
 
 
 def batch(case: Case) -> str:
