@@ -18,6 +18,7 @@ from profiler.views.plots.panels import curves, space_of
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import marked
 
 WIDTH, BESIDE = 8.5, True
@@ -75,7 +76,9 @@ def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthC
     peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
     peak, saved = exponent(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
     words = "" if peak is None else f"\nn^{peak:.2f}" if saved is None else f"\nn^{peak:.2f} (saved n^{saved:.2f})"
-    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(line.strategy) + words)
+    return GrowthCurve(
+        line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(strategy_label(line.strategy)) + words
+    )
 
 
 def _fit(axes: Axes, curve: GrowthCurve) -> None:
