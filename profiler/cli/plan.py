@@ -97,11 +97,18 @@ def _print_code_of(path: Path, emit: str | None, ctx: typer.Context) -> None:
 
     if emit is None:
         raise UserError("--from needs --emit", hint=f"gcprof plan --from {path} --emit python")
-    flags = {parameter.name: max(parameter.opts, key=len) for parameter in ctx.command.params if parameter.name}
-    given = [flags[name] for name in ctx.params if name not in ("source", "emit") and _is_typed(ctx, name)]
+    flags = {parameter.name: [*parameter.opts, *parameter.secondary_opts] for parameter in ctx.command.params}
+    given = [_typed_word(ctx, name, flags[name]) for name in ctx.params if _is_typed(ctx, name)]
+    given = [word for word in given if word not in ("--from", "--emit")]
     if given:
         raise UserError(f"{given[0]} has no effect with --from", hint="its plan is made; leave one of them out")
     say_bytes(code(plan_file.read(path), emit).encode())
+
+
+def _typed_word(ctx: typer.Context, name: str, words: list[str]) -> str:
+    """The flag that was typed: of a switch that is off, its second one."""
+    long = [word for word in words if word.startswith("--")]
+    return "the model" if not long else long[-1] if ctx.params[name] is False else long[0]
 
 
 def _is_typed(ctx: typer.Context, name: str) -> bool:
@@ -258,6 +265,7 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
         title = f"{_title(planned)}: at most {bytes_text(budget)}{percent}"
         lines = _lines(planned)
         below = [plans.legend(planned.chain), "times are against the step without checkpointing"]
+        below += plans.same_plans(lines)
         below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
         say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))
     for line in (*_facts(planned, fitted), *_remarks(planned)):
@@ -318,7 +326,8 @@ def _remarks(planned: Planned) -> list[str]:
     remarks += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
     if names := doubted(comparison.plans, planned.none.cost.step_seconds):
         remarks.append(
-            f"note: GCP065: {listed(names)} measured faster than without checkpointing, although they compute more: "
+            f"note: GCP065: {listed(names)} measured faster than without checkpointing, "
+            f"although {'they compute' if len(names) > 1 else 'it computes'} more: "
             "that is the machine's noise; measure again when it is quiet, or with more --rounds"
         )
     if comparison.chosen:

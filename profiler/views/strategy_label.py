@@ -29,7 +29,11 @@ def strategy_labels(strategies: Iterable[Choice]) -> list[str]:
     labels: dict[str, set[Choice]] = {}
     for strategy in chosen:
         labels.setdefault(strategy_label(strategy), set()).add(strategy)
-    return [label if len(labels[label := strategy_label(strategy)]) == 1 else str(strategy) for strategy in chosen]
+    return [
+        label if len(labels[label]) == 1 else str(strategy)
+        for strategy in chosen
+        for label in [strategy_label(strategy)]
+    ]
 
 
 def files_of_labels(strategies: Iterable[Choice]) -> list[str]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from itertools import groupby
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from profiler.planning.solver import Point
 from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, titled
 
+COSTS_OFF = ("costs", "off by")
 MARK = "*"  # of the way that is chosen
 SHORTENED = 3  # stages of which the first and the last are written
 TOO_NOISY = 2.0  # the width of a range of ratios, from which on it tells nothing
@@ -92,6 +94,11 @@ def legend(chain: Chain) -> str:
     return f"stages: {', '.join(spans)}"
 
 
+def same_plans(lines: Sequence[Shown]) -> list[str]:
+    """A sentence for each way that has several names."""
+    return [f"{line.way.name}: one plan" for line in lines if line.way.same]
+
+
 def document(
     *,
     model: str | None,
@@ -118,45 +125,45 @@ def document(
 
 
 def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
+    """Bytes, then times, then what may begin a second table."""
     mark = any(line.is_chosen for line in lines)
-    names = [f"{MARK if line.is_chosen else ' '} {line.way.name}" if mark else line.way.name for line in lines]
-    columns = [
+    names = [f"{MARK if line.is_chosen else ' '} {line.way.label}" if mark else line.way.label for line in lines]
+    rows = [line.measured for line in lines]
+    peaks = _peaks(rows)
+    if any(line.predicted for line in lines) and not peaks:
+        peaks = [numbers("peak", "predicted", [_peak(line.predicted) for line in lines])]
+    is_timed = any(row and row.evidence != "rehearsed" for row in rows)
+    return (
         words("way", "", names),
         numbers("peak", "by costs", [bytes_text(line.way.cost.peak_bytes) for line in lines]),
+        *peaks,
         numbers("time", "by costs", [_by_costs(line.way, none) for line in lines]),
-    ]
-    rows = [line.measured for line in lines]
-    if any(line.predicted for line in lines) and not any(rows):
-        columns.append(numbers("peak", "predicted", [_peak(line.predicted) for line in lines]))
-    return (
-        *columns,
-        *_run(rows),
-        *_times(lines, none),
+        *(_times(lines, none) if is_timed else []),
         words("plan", "", [plan_text(line.way.plan) for line in lines]),
     )
 
 
-def _run(rows: Sequence[Row | None]) -> list[Column]:
+def _peaks(rows: Sequence[Row | None]) -> list[Column]:
     """What the step was measured or rehearsed to hold."""
     kinds = sorted({row.evidence for row in rows if row})
     if not kinds:
         return []
-    kind = ", ".join(kinds)
-    text = exact_error_text if kinds == ["rehearsed"] else error_text
-    off = ("predicted", "off rehearsed by" if kinds == ["rehearsed"] else "off by")
+    kind, is_rehearsed = ", ".join(kinds), kinds == ["rehearsed"]
+    text = exact_error_text if is_rehearsed else error_text
     errors = [text(row.prediction_error if row else None) for row in rows]
-    return [numbers("peak", kind, [_peak(row) for row in rows]), numbers(*off, errors)]
+    return [
+        numbers("peak", kind, [_peak(row) for row in rows]),
+        numbers("predicted", "off rehearsed by" if is_rehearsed else "off by", errors),
+    ]
 
 
 def _times(lines: Sequence[Shown], none: Way) -> list[Column]:
     """What the step was measured to take, in ranges over the rounds, and how far the costs are off; and gradients."""
     rows = [line.measured for line in lines]
-    if not any(row and row.evidence != "rehearsed" for row in rows):
-        return []
     return [
         numbers("time", "measured", [change_text(row.time_ratio if row else None) for row in rows]),
         numbers("range", "of rounds", [_range(row) for row in rows]),
-        numbers("costs", "off by", [_cost_error(line, none) for line in lines]),
+        numbers(*COSTS_OFF, [_cost_error(line, none) for line in lines]),
         words("gradients", "", [row.gradients if row else MISSING for row in rows]),
     ]
 
@@ -176,10 +183,10 @@ def _cost_error(line: Shown, none: Way) -> str:
 
 
 def _by_costs(way: Way, none: Way) -> str:
-    """`+22 %`, or with its interval `+22 ± 3 %`."""
+    """`+22 %`, or with its interval, rounded up, `+22 ±3 %`."""
     text, reference = _change(way.cost.step_seconds, none.cost.step_seconds), none.cost.step_seconds
     error = way.cost.error_seconds / reference * 100 if reference else 0.0
-    return f"{text.removesuffix('%')}± {error:.2g} %" if error else text
+    return f"{text.removesuffix('%')}±{ceil(error)} %" if error else text
 
 
 def plan_text(plan: Plan) -> str:
@@ -198,7 +205,8 @@ def plan_text(plan: Plan) -> str:
 
 def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
     """Lays out a table; if it is too wide, its first words after the numbers begin a second table."""
-    cut = next((at for at, column in enumerate(columns) if at and not column.is_number), None)
+    begins = (at for at, column in enumerate(columns) if at and (not column.is_number or column.head == COSTS_OFF))
+    cut = next(begins, None)
     return fitted(columns, width=width, encoding=encoding, cut=cut)
 
 
