@@ -42,6 +42,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that is known of one case, its rounds pooled. None where a number was not measured."""
 
     case: Case
+    baseline: Case  # the same point without checkpointing: of all rows that may be compared with this one
     outcome: str
     detail: str | None
     built: Built | None
@@ -75,11 +76,14 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
         rounds.setdefault(record.case, []).append(record)
     pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
     peaks, drifts = _twin_peaks(pooled), trust.between_rounds(rounds)
-    built = [_row(case, rounds, pooled, peaks, drifts.get(case.baseline)) for case in rounds]
-    frontiers = _frontiers(built)
-    return tuple(
-        msgspec.structs.replace(row, on_frontier=True) if _point(row) in frontiers[group(row)] else row for row in built
-    )
+    baselines: dict[Case, _Baseline] = {}
+    built = []
+    for case, record in pooled.items():
+        own = case.baseline
+        if own not in baselines:
+            baselines[own] = _Baseline.of(own, rounds.get(own, []), pooled.get(own), drifts.get(own))
+        built.append(_row(record, rounds[case], baselines[own], peaks))
+    return _with_frontiers(built)
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -89,7 +93,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
 
 def group(row: Row) -> Case:
     """What rows must share to be compared: everything but the strategy."""
-    return row.case.baseline
+    return row.baseline
 
 
 def static(readings: Readings) -> int | None:
@@ -115,19 +119,38 @@ def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None
     return tuple(second for series in measured for second in series) or None
 
 
-def _row(
-    case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks, drift: Note | None
-) -> Row:
-    record, own_rounds, baseline = pooled[case], rounds[case], case.baseline
-    none = pooled.get(baseline)
-    ratios = _time_ratios(own_rounds, rounds.get(baseline, [])) if record.outcome == "ok" else []
-    baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
+class _Baseline(NamedTuple):
+    """What the rows of one group are held against."""
+
+    case: Case
+    rounds: list[Record]
+    peak_bytes: int | None
+    seconds: dict[int, float]  # the median step of each round that has one
+    drift: tuple[Note, ...]  # of all rows of the group together
+
+    @classmethod
+    def of(cls, case: Case, rounds: list[Record], pooled: Record | None, drift: Note | None) -> _Baseline:
+        medians = {record.round: median(record.readings.step_seconds or (0.0,)) for record in rounds}
+        return cls(
+            case=case,
+            rounds=rounds,
+            peak_bytes=pooled.readings.peak_bytes if pooled else None,
+            seconds={number: seconds for number, seconds in medians.items() if seconds},
+            drift=(drift,) if drift else (),
+        )
+
+
+def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinPeaks) -> Row:
+    """The row of a case: its rounds pooled in one record, and each by itself."""
+    case, is_ok = record.case, record.outcome == "ok"
+    ratios = _time_ratios(rounds, baseline.seconds) if is_ok else []
     seconds = record.readings.step_seconds
     error, against = _prediction_error(record, peaks.get(case.twin, [])) if peaks else (None, None)
-    doubts = trust.doubts(own_rounds, ratios, baseline=rounds.get(baseline, []))
-    notes = [*(note for record in own_rounds for note in record.notes), *([drift] if drift else []), *doubts]
+    doubts = trust.doubts(rounds, ratios, baseline=baseline.rounds)
+    notes = [*[note for record in rounds for note in record.notes], *baseline.drift, *doubts]
     return Row(
         case=case,
+        baseline=baseline.case,
         outcome=record.outcome,
         detail=record.detail,
         built=record.built,
@@ -136,16 +159,16 @@ def _row(
         environment=record.environment,
         gradients=verdict(record),
         static_bytes=static(record.readings),
-        peak_ratio=_ratio(record.readings.peak_bytes, baseline_peak),
+        peak_ratio=_ratio(record.readings.peak_bytes, baseline.peak_bytes) if is_ok else None,
         step_seconds=median(seconds) if seconds else None,
         step_spread=spread(seconds) if seconds else None,
         step_interval=interval(seconds) if seconds else None,
-        rounds=tuple(sorted(own_rounds, key=lambda record: record.round)),
+        rounds=tuple(sorted(rounds, key=lambda record: record.round)),
         time_ratio=median(ratios) if ratios else None,
         time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
         prediction_error=error,
         prediction_against=against,
-        notes=tuple({note.code: note for note in notes}.values()),
+        notes=tuple({note.code: note for note in notes}.values()) if notes else (),
         on_frontier=False,
     )
 
@@ -198,31 +221,42 @@ def verdict(record: Record) -> str:
     return "bit-equal" if equality.gradients_equal and equality.loss_equal else "within noise"
 
 
-def _time_ratios(rounds: list[Record], baseline: list[Record]) -> list[float]:
+def _time_ratios(rounds: list[Record], baseline_seconds: dict[int, float]) -> list[float]:
     """Each round's median step over the baseline's of the same round, so that drift cancels."""
-    of_round = {record.round: record.readings.step_seconds for record in baseline}
-    pairs = [(record.readings.step_seconds, of_round.get(record.round)) for record in rounds]
-    return [median(mine) / median(none) for mine, none in pairs if mine and none and median(none)]
+    pairs = [(record.readings.step_seconds, baseline_seconds.get(record.round)) for record in rounds]
+    return [median(seconds) / baseline for seconds, baseline in pairs if seconds and baseline]
 
 
 def _ratio(value: int | None, baseline: int | None) -> float | None:
     return None if value is None or not baseline else value / baseline
 
 
-def _frontiers(rows: list[Row]) -> dict[Case, set[Point]]:
-    """The points of each group that no other has both a lower peak and a lower time than, or one of them as low."""
-    points: dict[Case, set[Point]] = {}
-    for row in rows:
-        points.setdefault(group(row), set()).update([point] if (point := _point(row)) else [])
-    frontiers: dict[Case, set[Point]] = {}
-    for case, case_points in points.items():
-        fastest = float("inf")
-        frontiers[case] = set()
-        for peak, seconds in sorted(case_points):
-            if seconds < fastest:
-                fastest = seconds
-                frontiers[case].add((peak, seconds))
-    return frontiers
+def _with_frontiers(rows: list[Row]) -> tuple[Row, ...]:
+    """The rows, those marked of whose group no other has both a lower peak and a lower time, or one of them as low."""
+    points = [_point(row) for row in rows]
+    of_group: dict[Case, set[Point]] = {}
+    for row, point in zip(rows, points, strict=True):
+        if point is not None:
+            of_group.setdefault(row.baseline, set()).add(point)
+    frontiers = {case: _frontier(case_points) for case, case_points in of_group.items()}
+    return tuple(
+        [
+            msgspec.structs.replace(row, on_frontier=True)
+            if point is not None and point in frontiers[row.baseline]
+            else row
+            for row, point in zip(rows, points, strict=True)
+        ]
+    )
+
+
+def _frontier(points: set[Point]) -> set[Point]:
+    frontier: set[Point] = set()
+    fastest = float("inf")
+    for peak, seconds in sorted(points):
+        if seconds < fastest:
+            fastest = seconds
+            frontier.add((peak, seconds))
+    return frontier
 
 
 def _point(row: Row) -> Point | None:

@@ -23,27 +23,29 @@ def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Seque
     if not timed:
         return ()
     series = [record.readings.step_seconds or () for record in timed]
-    seconds = _joined(series)
+    seconds = series[0] if len(series) == 1 else _joined(series)
     conditions = [record.readings.conditions for record in timed if record.readings.conditions]
-    texts = {
-        "GCP012": _noise(seconds, ratios),
-        "GCP021": _unsure(seconds, timed),
-        **_within_rounds(drift(series)),
-        "GCP024": _clocks(timed, baseline),
-        "GCP025": other_processes(conditions),
-        "GCP030": _host_bound(timed),
-        "GCP032": _spilled(timed),
-        "GCP033": _in_a_row(timed),
-        "GCP034": _cut_short(timed),
-        "GCP036": _elsewhere(timed, baseline),
-    }
-    return tuple(Note(code=code, text=text) for code, text in texts.items() if text)
+    texts = (
+        ("GCP012", _noise(seconds, ratios)),
+        ("GCP021", _unsure(seconds, timed)),
+        *_within_rounds(drift(series)),
+        ("GCP024", _clocks(timed, baseline) if conditions else None),
+        ("GCP025", other_processes(conditions)),
+        ("GCP030", _host_bound(timed)),
+        ("GCP032", _spilled(timed)),
+        ("GCP033", _in_a_row(timed)),
+        ("GCP034", _cut_short(timed)),
+        ("GCP036", _elsewhere(timed, baseline)),
+    )
+    return tuple([Note(code=code, text=text) for code, text in texts if text])
 
 
 def between_rounds(rounds_of: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:
     """By baseline: of all cases that are compared with it, whether they became slower or faster together."""
     groups: dict[Case, list[list[float]]] = {}
     for case, records in rounds_of.items():
+        if len(records) == 1:
+            continue  # one round is no series
         rounds = sorted(records, key=lambda record: record.round)
         medians = [median(record.readings.step_seconds) for record in rounds if record.readings.step_seconds]
         groups.setdefault(case.baseline, []).append(medians)
@@ -73,15 +75,13 @@ def _noise(seconds: tuple[float, ...], ratios: Sequence[float]) -> str | None:
 def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     """Where the clock was held down, or was another than the baseline's; with the ratio that does not know of it."""
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
-    if not conditions:
-        return None
     doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
     return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None
 
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:
     """Where the device waits for the host, whose work is most of the time."""
-    share = max((record.readings.host_share or 0.0 for record in rounds), default=0.0)
+    share = max(record.readings.host_share or 0.0 for record in rounds)
     if share < HOST_BOUND:
         return None
     return (
@@ -94,8 +94,10 @@ def _spilled(rounds: Sequence[Record]) -> str | None:
     """Where more of a GPU's memory was held than it has: the rest can only be the host's."""
     for record in rounds:
         total = record.environment.device_bytes if record.environment else None
+        if not total or record.case.device.startswith("cpu"):
+            continue
         held = max(record.readings.reserved_bytes or 0, record.readings.peak_bytes or 0)
-        if total and held > total and not record.case.device.startswith("cpu"):
+        if held > total:
             return (
                 f"spill suspected: {bytes_text(held)} on a device of {bytes_text(total)}: the driver holds some of it "
                 "in the host's memory (Windows, WSL), and the time is the bus's too; a smaller --batch-size would fit"
@@ -127,7 +129,9 @@ def _cut_short(rounds: Sequence[Record]) -> str | None:
 
 def _elsewhere(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     """In how many rounds the baseline ran on another device of the same name, as on a cluster."""
-    of_round = {record.round: _identity(record) for record in baseline}
+    of_round = {record.round: other for record in baseline if (other := _identity(record))}
+    if not of_round:
+        return None
     pairs = [(_identity(record), of_round.get(record.round)) for record in rounds]
     named = [(mine, other) for mine, other in pairs if mine and other]
     apart = sum(mine != other for mine, other in named)
@@ -159,11 +163,11 @@ def _unsure(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
     return f"the median is sure to {spread_text(reached)}, not to {asked}; {more} would make it surer"
 
 
-def _within_rounds(change: float | None) -> dict[str, str]:
+def _within_rounds(change: float | None) -> tuple[tuple[str, str], ...]:
     """A step that still becomes faster has not warmed up; one that becomes slower drifts."""
     if change is None or abs(change) < DRIFT:
-        return {}
+        return ()
     text = f"{change_text(1 + change)} from the first third of a round to the last"
     if change < 0:
-        return {"GCP022": f"the steps had not settled: {text}; more --warmup would let them"}
-    return {"GCP023": f"the steps drift: {text}; let the device rest, and trust the ratios rather than the seconds"}
+        return (("GCP022", f"the steps had not settled: {text}; more --warmup would let them"),)
+    return (("GCP023", f"the steps drift: {text}; let the device rest, and trust the ratios rather than the seconds"),)

@@ -20,6 +20,7 @@ SHORTEST = 1e-3  # seconds of a sample; of fewer, waiting for the device and rea
 MOST_STEPS = 1000  # in one sample
 FIRST_LOOK = 6  # samples: the least that have an interval
 CERTAIN = 3.0  # standard deviations: one series in 370 without a drift
+FEWEST_DRIFTING = 7  # samples; fewer, in one series or several, are certain of no drift in any order
 MOST_STRETCHES = 500  # of a longer series the medians of so many stretches are taken, since pairs are many
 
 
@@ -124,6 +125,8 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
     pairs that rise less that of those that fall, summed over the series, is within three standard deviations of what
     it is without a drift (Kendall's test, summed as in Hirsch and Slack 1984, Water Resources Research 20).
     """
+    if sum(map(len, series)) < FEWEST_DRIFTING:
+        return None
     stretches = [_stretches(values) for values in series if len(values) > 1]
     variance = sum(map(_variance, stretches))
     certain = CERTAIN * sqrt(max(0.0, variance))

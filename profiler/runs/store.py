@@ -270,9 +270,7 @@ def load(folder: Path) -> Run:
         if reading.is_torn(line):
             warnings.append("the last line of trials.jsonl is torn and was ignored")
         else:
-            record = read_record(line.removesuffix(b"\n"), where)
-            shared.record(record)
-            records.append(record)
+            records.append(shared.read(line.removesuffix(b"\n"), where))
     return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
 
 

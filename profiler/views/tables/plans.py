@@ -55,7 +55,7 @@ def table(
     encoding: str = "utf-8",
 ) -> Text:
     """Returns a line for each way; overheads are relative to the step without checkpointing, `none`."""
-    body = _fitted(_columns(lines, none), width=width, encoding=encoding)
+    body = _fitted(way_columns(lines, none), width=width, encoding=encoding)
     return titled(title, body, below, width=width, encoding=encoding)
 
 
@@ -124,8 +124,8 @@ def document(
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
-def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
-    """Bytes, then times, then what may begin a second table."""
+def way_columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
+    """What each way costs, what is predicted or measured of it, and its plan in words."""
     mark = any(line.is_chosen for line in lines)
     names = [f"{MARK if line.is_chosen else ' '} {line.way.label}" if mark else line.way.label for line in lines]
     rows = [line.measured for line in lines]
@@ -134,7 +134,7 @@ def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
         peaks = [numbers("peak", "predicted", [_peak(line.predicted) for line in lines])]
     is_timed = any(row and row.evidence != "rehearsed" for row in rows)
     return (
-        words("way", "", names),
+        words("way", "", names, ["bold" if line.is_chosen else "" for line in lines]),
         numbers("peak", "by costs", [bytes_text(line.way.cost.peak_bytes) for line in lines]),
         *peaks,
         numbers("time", "by costs", [_by_costs(line.way, none) for line in lines]),
