@@ -63,9 +63,13 @@ bench-overhead:
 bench-cost:
     {{python}} -m benchmarks.cost
 
-# a traced step, a composed sweep; against MemTracker and separate traces
+# a traced step, against MemTracker
 bench-predict:
     {{python}} -m benchmarks.predict
+
+# whole commands, each beside an import of torch; on quiet cores
+bench-answers *words:
+    {{python}} -m benchmarks.answers {{words}}
 
 # Llama-70B over 64 and 4096 ranks, predicted; against the arithmetic of sharding
 bench-ranks:
@@ -82,6 +86,10 @@ bench-readers:
 # kill -9 of the parent, then of workers, at random moments
 bench-kill times="50":
     {{python}} -m tests.kill --times {{times}}
+
+# how often times are told apart that should be, and should not, beside busy processes too: writes docs/noise.md
+bench-noise *words:
+    {{python}} -m benchmarks.noise -o docs/noise.md {{words}}
 
 # how often comparisons are right: intervals, verdicts; and how long three devices take
 bench-compare:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from profiler.analysis import progress
+from profiler.analysis import progress, row_times
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
@@ -121,17 +121,11 @@ def compared_plans(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequenc
 
 
 def slower_than_rival(lines: Sequence[ComparedPlan]) -> str | None:
-    """What to say where the plan was measured slower than a rival that fits too, beyond the noise of the rounds: in
-    every round it took longer than the rival in any. One round tells of no noise.
-    """
+    """What to say where the plan was measured surely slower than a rival that fits too."""
     plan, *rivals = lines
-    mine = plan.measured.time_ratio_range if plan.measured else None
-    if mine is None or mine[0] == mine[1]:
-        return None
     for rival in rivals:
-        theirs = rival.measured.time_ratio_range if rival.measured else None
         fits = rival.way.cost.peak_bytes <= plan.way.cost.peak_bytes
-        if theirs is not None and fits and theirs[1] < mine[0]:
+        if plan.measured and rival.measured and fits and row_times.verdict(plan.measured, rival.measured) == "slower":
             text = render(rival.way.plan)
             return f"the plan was measured slower than {rival.way.label}, which needs no more: take that one: {text}"
     return None

@@ -46,6 +46,7 @@ def follow(
         screen.say(f"warning: {text}")
 
     try:
+        engine.at_work = screen.at_work
         with screen.watch(cases) as show:
             for record, left in carry_out(
                 engine, folder, data_directory=data_directory, exclusive=exclusive, warn=warn
@@ -91,8 +92,14 @@ def carry_out(
         later = Counter(trial.case for trial in owed if trial.round > 1)
         engine.logs = folder / "logs"
         placed = (msgspec.structs.replace(trial, data_directory=data_directory) for trial in plan)
+        waiting = [trial for trial in plan if trial.if_own and trial not in owed]
         for record in engine.run(placed, done):
             writer.append(record)
+            if progress.finds_own(record):
+                joining = [trial for trial in waiting if trial.case.baseline == record.case]
+                waiting = [trial for trial in waiting if trial not in joining]
+                left += len(joining)
+                later.update(trial.case for trial in joining if trial.round > 1)
             left -= 1 + (_stopped(record, owed) if progress.is_refusal(record) else _no_longer_owed(record, later))
             yield record, left
             if exclusive:
@@ -104,7 +111,7 @@ def carry_out(
 
 def _refuse_shared(record: Record) -> None:
     conditions = record.readings.conditions
-    sharing = other_processes([conditions]) if conditions else None
+    sharing, _ = other_processes([conditions] if conditions else [])
     unknown = next((note.text for note in record.notes if note.code == UNTOLD), None)
     if sharing or unknown:
         hint = "go on with --resume, once the device is free" if sharing else "go on with --resume, without --exclusive"

@@ -31,6 +31,7 @@ REMEDIES = {  # with what each costs
     "gradients": "optimizer in the backward (no clipping)",
     "kept-gradients": "gradients set to None (free)",
     "offload": "activations on the host (copies)",
+    "host-inputs": "checkpointed inputs on the host (copies)",
     "loss": f"loss in {CHUNKS} chunks (its head twice)",
 }
 

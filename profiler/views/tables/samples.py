@@ -127,8 +127,10 @@ def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
 
 
 def _equal_ranks(row: Row) -> list[_EqualRanks]:
+    if not row.readings.ranks:
+        return []
     equal_ranks = []
-    for held, several in groupby(enumerate(row.readings.ranks or ()), key=lambda pair: pair[1]):
+    for held, several in groupby(enumerate(row.readings.ranks), key=lambda pair: pair[1]):
         first, *others = [number for number, _ in several]
         name = f"{first}-{others[-1]}" if others else str(first)
         equal_ranks.append(_EqualRanks(strategy=str(row.case.strategy), numbers=name, held=held))
