@@ -16,6 +16,7 @@ from torch import nn
 import profiler
 from profiler.core import plan_file
 from profiler.core.errors import UserError
+from profiler.views.tables.notebook_steps import in_python
 from tests.transformer import build as transformer
 
 ROOT = Path(__file__).parents[1]
@@ -169,6 +170,11 @@ def test_an_explanation_shows_itself_as_tables():
     assert "| saved activations |" in text
     assert text.startswith("### Sequential, all, sgd")
     assert repr(found).startswith("Sequential, all, sgd")
+
+
+def test_options_are_named_as_python_names_them():
+    assert in_python("with --blocks '*' the floor is 1 MiB") == "with blocks='*' the floor is 1 MiB"
+    assert in_python("without --blocks the floor is 1 MiB") == "without blocks the floor is 1 MiB"
 
 
 def test_a_timeline_is_a_table_and_a_picture(here):
