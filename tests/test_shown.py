@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 from html.parser import HTMLParser
@@ -227,14 +226,9 @@ def test_the_door_lists_itself():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("nbclient", "ipykernel")),
-    reason="no notebook can be run here: pip install nbclient ipykernel",
-)
 def test_a_real_notebook_shows_tables_and_pictures(tmp_path):
-    import nbclient
-    import nbformat
-
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
     cells = [
         "import torch, profiler\nfrom torch import nn\n"
         "model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))\n"
