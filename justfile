@@ -63,9 +63,13 @@ bench-overhead:
 bench-cost:
     {{python}} -m benchmarks.cost
 
-# a traced step, a composed sweep; against MemTracker and separate traces
+# a traced step, against MemTracker
 bench-predict:
     {{python}} -m benchmarks.predict
+
+# whole commands, each beside an import of torch; on quiet cores
+bench-answers *words:
+    {{python}} -m benchmarks.answers {{words}}
 
 # Llama-70B over 64 and 4096 ranks, predicted; against the arithmetic of sharding
 bench-ranks:

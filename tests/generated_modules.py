@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,9 @@ OWN_CHECKPOINTS: dict[str, dict[str, Any]] = {
     "not-reentrant": {"use_reentrant": False},
     "lossy": {"use_reentrant": False, "preserve_rng_state": False},
 }
-UNSEEDED = ("system", "hidden")  # draws that nobody can seed: the system's, and those of a generator in a list
+UNSEEDED = ("system", "hidden")  # draws that nobody can seed: as the system's are, and those of a generator in a list
+GOLDEN = 0.6180339887498949  # its multiples, less their whole parts, are those that come least near to each other
+_drawn_from_the_system = count()
 # What a block may be, with the chance of each; the rest of the chance is nothing of it.
 CHOICES: dict[str, dict[str, float]] = {
     "layer": {"norm": 0.2, "mlp": 0.2},
@@ -122,7 +124,7 @@ class Block(nn.Module):
         self.drop = nn.Dropout(0.3 if "drop" in chosen else 0.0)
         self.python, self.numpy = random.Random(), np.random.default_rng()
         self.torch = torch.Generator(device="cpu")
-        self.hidden = [np.random.default_rng()]
+        self.hidden = [Apart()]
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.calls, self.seen = 0, [1.0]
         self.noise, self.in_place = chosen.get("noise"), chosen.get("in_place")
@@ -198,10 +200,26 @@ class Block(nn.Module):
             "own-python": self.python.random,
             "own-numpy": self.numpy.random,
             "own-torch": lambda: torch.rand((), generator=self.torch).item(),
-            "system": lambda: int.from_bytes(os.urandom(4), "big") / 2**32,
+            "system": far_from_the_last,
             "hidden": self.hidden[0].random,
         }
         return draws[self.noise]() if self.noise else 0.5
+
+
+class Apart:
+    """A generator that is none that is known."""
+
+    def random(self) -> float:
+        """A number that nobody has seeded."""
+        return far_from_the_last()
+
+
+def far_from_the_last() -> float:
+    """A number below 1 that is another in every call, as `os.urandom` gives, but never by chance nearly that of before.
+
+    Of 20 in a row any two are at least 0.02 apart: two runs of a step that draws one differ by more than rounding.
+    """
+    return next(_drawn_from_the_system) * GOLDEN % 1
 
 
 def _hook(block: Block, kind: str | None) -> None:

@@ -7,9 +7,13 @@ from torch import nn
 from profiler.analysis.explanation import remedies
 from profiler.analysis.floor import floor
 from profiler.analysis.live_bytes import peak, recomputes, stage_of
+from profiler.core.case import Choice
 from profiler.core.trace_data import live
+from profiler.predicting.traced_case import trace_case
 from profiler.training.workload import Workload
+from tests import make
 from tests.traced import BLOCKS, SMALL, by_hand, traced
+from tests.user_models import host_inputs
 
 
 def test_the_floor_is_what_is_static_and_the_stage_at_work():
@@ -155,6 +159,22 @@ def test_offload_gives_what_waits():
     found = {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=800)}
 
     assert found == {"batch": 400, "offload": 300}
+
+
+def test_checkpointed_inputs_on_the_host_give_what_the_same_step_by_hand_gives():
+    path = host_inputs.__file__
+
+    def trace_of(strategy, way):
+        model = Choice.of(f"{path}:make", {"way": way})
+        case = make.case(strategy, model=model, batch_size=None, device="fake:h100")
+        return trace_case(case)[1]
+
+    checkpointed, on_host = trace_of("all", "plain"), trace_of("own", "host")
+    gains = {remedy.kind: remedy.nbytes for remedy in remedies(checkpointed, floor_bytes=0)}
+
+    assert "offload" not in gains
+    assert gains["host-inputs"] > 15 * 4096 * 64 * 4  # most of 24 inputs
+    assert max(live(checkpointed)) - gains["host-inputs"] == pytest.approx(max(live(on_host)), rel=0.1)
 
 
 def test_gradients_freed_as_they_arrive_give_what_is_there_at_the_end():

@@ -38,7 +38,7 @@ def test_a_model_whose_own_step_fails_is_told_once_in_the_users_frames_and_stops
     assert printed.err.count("breaks.py:make none round 1: failed, RuntimeError: ") == 1
     assert printed.err.count("RuntimeError: ") == 2  # of that line and of the traceback
     assert "nothing to compare; 2 other rows not run" in printed.err
-    assert store.load(here / "run").manifest.plan[1].case.strategy == "all"
+    assert "all" in {trial.case.strategy for trial in store.load(here / "run").manifest.plan}
     assert answer(["run", "--resume", "run"]) == 1  # nothing is owed
     assert outcomes(here) == [("none", 1, "failed")]
 

@@ -104,7 +104,7 @@ def _has_lines(trace: Trace) -> bool:
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is checkpointing, batch, optimizer, gradients, kept-gradients, offload or loss."""
+    """`kind` is checkpointing, batch, optimizer, gradients, kept-gradients, offload, host-inputs or loss."""
 
     kind: str
     nbytes: int  # the peak would be lower by at most so many
@@ -115,8 +115,9 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
 
     Each is the peak of the same step less the peak with other lives of its storages: half the batch; an optimizer
     without state; gradients freed as they arrive (the optimizer's step in the backward); gradients that are kept
-    between the steps dropped instead; saved activations on the host but where they are made and last used; the loss in
-    chunks. An optimizer in the backward has no place where gradients of several micro-batches are added. Bytes.
+    between the steps dropped instead; saved activations, which are what checkpoints keep where there are any, on the
+    host but where they are made and last used; the loss in chunks. An optimizer in the backward has no place where
+    gradients of several micro-batches are added. Bytes.
     """
     highest = max(live(trace))
     changes: dict[str, Change] = {
@@ -124,7 +125,7 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
         "optimizer": _no_state,
         "gradients": _freed_gradients,
         "kept-gradients": _dropped_gradients(trace),
-        "offload": _offloaded,
+        "host-inputs" if _is_recomputed(trace) else "offload": _offloaded,
     }
     if in_chunks := chunked(trace):
         changes["loss"] = in_chunks
@@ -139,6 +140,10 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
 def is_accumulated(trace: Trace) -> bool:
     """Whether the step has several backwards, whose gradients are added."""
     return sum(phase == "backward" for phase, _ in trace.marks) > 1
+
+
+def _is_recomputed(trace: Trace) -> bool:
+    return any(operator.phase == "recompute" for operator in trace.operators)
 
 
 def _changed_peak(trace: Trace, change: Change) -> int:

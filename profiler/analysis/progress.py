@@ -12,25 +12,52 @@ from profiler.core.record import Record
 FAILURES = ("failed", "crashed", "timed_out", "invalid")  # out of memory and skipped are findings
 REFUSALS = ("failed", "skipped", "invalid")  # by the model or its code, where nothing was measured
 LOST = ("crashed", "timed_out")  # ended from outside, which says nothing of what is measured
+HAS_OWN = "GCP047"  # the note of a baseline whose model calls checkpoints itself
 
 
-def owed(plan: Iterable[Trial], records: Iterable[Record]) -> tuple[Trial, ...]:
+def owed(plan: Iterable[Trial], records: Iterable[Record], *, perhaps: bool = False) -> tuple[Trial, ...]:
     """The trials of the plan that are still to be run.
 
-    Later rounds only where the first one was ok, and nothing of a model that fails without checkpointing.
+    Later rounds only where the first one was ok, nothing of a model that fails without checkpointing, and what runs a
+    model's own checkpoints only where its baseline has found any; with `perhaps` also where that is not known yet.
     """
     outcomes: dict[tuple[Case, int], str] = {}
     refusals: list[Record] = []
+    has_own: set[Case] = set()
     for record in records:
         outcomes[record.case, record.round] = record.outcome
         if is_refusal(record):
             refusals.append(record)
+        if finds_own(record):
+            has_own.add(record.case)
     return tuple(
         trial
         for trial in plan
         if (trial.case, trial.round) not in outcomes
         and (trial.round == 1 or outcomes.get((trial.case, 1), "ok") == "ok")
         and not any(stops(refusal, trial.case) for refusal in refusals)
+        and (
+            not trial.if_own
+            or trial.case.baseline in has_own
+            or (perhaps and (trial.case.baseline, trial.round) not in outcomes)
+        )
+    )
+
+
+def finds_own(record: Record) -> bool:
+    """Whether a baseline says that the model calls checkpoints itself."""
+    is_baseline = record.case == record.case.baseline
+    return is_baseline and any(note.code == HAS_OWN for note in record.notes)
+
+
+def rows_of(plan: Iterable[Trial], records: Iterable[Record]) -> list[Case]:
+    """The cases that a run has or will have a row of, in the order of the plan."""
+    known = {record.case for record in records}
+    has_own = {record.case for record in records if finds_own(record)}
+    return list(
+        dict.fromkeys(
+            trial.case for trial in plan if not trial.if_own or trial.case in known or trial.case.baseline in has_own
+        )
     )
 
 

@@ -57,6 +57,7 @@ def plan(
     ] = None,
     force: options.Force = False,
     json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Find the fastest plan that fits a memory budget. It says where to checkpoint, and is proved by measuring.
 
@@ -79,7 +80,7 @@ def plan(
     )  # fmt: skip
     asked = _Asked(frontier=frontier, emit=emit, output=output, force=force, json=json)
     _refuse(request, asked)
-    end_with(lambda: _print(work(request, Terminal()), request, asked), json=json)
+    end_with(lambda: _print(work(request, Terminal(is_quiet=quiet)), request, asked), json=json)
 
 
 class _Asked(NamedTuple):

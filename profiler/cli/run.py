@@ -113,6 +113,7 @@ def run(
         str, typer.Option(help="If others use the device: warn, or error (exit code 3; --resume continues).")
     ] = "warn",
     json: options.JsonOrTable = False,
+    quiet: options.Quiet = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials and what they cost, and run nothing.")
     ] = False,
@@ -142,7 +143,7 @@ def run(
     )  # fmt: skip
     _refuse_without_effect(request, dry_run=dry_run, json=json)
     request.placement.check(device=device)
-    end_with(lambda: _dry_run(request) if dry_run else _run(request, json=json), json=json)
+    end_with(lambda: _dry_run(request) if dry_run else _run(request, Terminal(is_quiet=quiet), json=json), json=json)
 
 
 def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) -> None:
@@ -158,12 +159,12 @@ def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) ->
         raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
 
 
-def _run(request: RunRequest, *, json: bool) -> int:
+def _run(request: RunRequest, screen: Terminal, *, json: bool) -> int:
     from profiler.workflows.resume import resume
     from profiler.workflows.run import run as start
 
     work = resume if request.resume else start
-    return print_run(work(request, Terminal()), json=json)
+    return print_run(work(request, screen), json=json)
 
 
 def _dry_run(request: RunRequest) -> int:
@@ -190,6 +191,7 @@ def _print_plan(plan: Plan) -> None:
         words = [
             f"round {trial.round}", str(case.model), str(case.strategy), f"batch {case.batch_size}",
             str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), device, "+".join(trial.passes),
+            *(["only where the model calls checkpoints itself"] if trial.if_own else []),
         ]  # fmt: skip
         print("  ".join(plain(word, encoding=encoding()) for word in words))
 
@@ -228,12 +230,13 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
 
 def _print_refused(run: Run, code: int, *, json: bool) -> int:
     """Say that there is no table, since no model came through its step without checkpointing; why was said before."""
+    from profiler.analysis import progress
     from profiler.core.units import count_text
     from profiler.views.export.json import document
 
     if json:
         say_bytes(document(run.folder.name, run.records, status="complete", exit_code=code))
-    cases = {trial.case for trial in run.manifest.plan} - {record.case for record in run.records}
+    cases = {*progress.rows_of(run.manifest.plan, run.records)} - {record.case for record in run.records}
     rest = f"; {count_text(len(cases), 'other row')} not run" if cases else ""
     aside(f"the step failed without checkpointing, so there is nothing to compare{rest}")
     aside(f"wrote {run.folder / 'trials.jsonl'}")

@@ -22,6 +22,7 @@ Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is 
 PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
 OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
 MOST = 100_000  # steps of a kind in a round
+OWN = "own"  # the strategy that leaves the checkpoints on which the model calls itself
 FAKE = "fake:"  # what the name of a device begins with that is predicted for, and need not be there
 
 
@@ -186,6 +187,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     calibration: Calibration | None = None  # of a prediction
     data_directory: str | None = None
     limit_seconds: float | None = None  # that each of its stages may take
+    if_own: bool | UnsetType = UNSET  # only where its baseline finds checkpoints that the model calls itself
 
 
 def encode(value: Any, *, order: Any = None) -> bytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from profiler.core.case import OPERATORS, PASSES, Case, Trial, Whole
+from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Trial, Whole
 from profiler.core.errors import UserError
 
 DDP_SETTLING = 3  # steps before memory is read: buckets are made anew in the second, and DDP tells of it in the third
@@ -30,6 +30,23 @@ def measured(cases: Iterable[Case], rounds: int, *, predict: bool = False) -> tu
         return trials
     first = [_with_operators(trial) for trial in trials if trial.round == 1]
     return (*first, *predicted(case.foreseen for case in cases), *(trial for trial in trials if trial.round > 1))
+
+
+def with_own_rows(trials: Sequence[Trial], is_code: Callable[[str], bool]) -> tuple[Trial, ...]:
+    """The trials, and beside each baseline of code of the user's own that runs the model's own checkpoints.
+
+    It stands in the schedule from the start, and is run where the baseline finds such checkpoints.
+    """
+    asked = {(trial.case, trial.round) for trial in trials}
+    planned: list[Trial] = []
+    for trial in trials:
+        planned.append(trial)
+        own = msgspec.structs.replace(trial.case, strategy=Choice(OWN))
+        is_baseline = trial.case == trial.case.baseline and not trial.case.is_predicted
+        if is_baseline and is_code(trial.case.model.name) and (own, trial.round) not in asked:
+            passes = tuple(name for name in trial.passes if name != OPERATORS)
+            planned.append(Trial(case=own, round=trial.round, passes=passes, if_own=True))
+    return tuple(planned)
 
 
 def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial, ...]:

@@ -21,6 +21,7 @@ from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
 from profiler.measuring.failure_causes import CAUSE
 from profiler.rehearsal.device import is_open
+from profiler.training.checkpointing.own_checkpoints import HAS_OWN
 from profiler.training.rehearsed_build import ZEROS
 
 OF_HOST = ("can't allocate memory",)  # c10/core/impl/alloc_cpu.cpp
@@ -68,7 +69,9 @@ def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
 def _out_of_memory(trial: Trial, error: Exception, missing: Shortage) -> Record:
     detail = _first_line(error).partition(" Including non-PyTorch")[0]  # what comes then fills half a screen
     record = without_readings(trial, "out_of_memory", detail)
-    return msgspec.structs.replace(record, shortage=missing, environment=_with_device(trial, record.environment))
+    own = tuple(Note(code="GCP047", text=hide(text)) for text in _added(error) if text.startswith(HAS_OWN))
+    described = _with_device(trial, record.environment)
+    return msgspec.structs.replace(record, shortage=missing, environment=described, notes=own)
 
 
 def _with_device(trial: Trial, software: Environment | None) -> Environment | None:

@@ -25,12 +25,13 @@ def in_waves(
     """Run what `done` does not hold yet, and yield each record as it comes.
 
     `run` gets one wave at a time, whose trials need nothing of each other: a round's baselines before the others of the
-    first round, since those are verified against them, or predicted with what was read of them. A case whose first
-    round is not ok has no further rounds. The waves follow the plan; `widely` makes as few as can be, for an engine
-    that runs many trials at once.
+    first round, since those are verified against them, or predicted with what was read of them; and before what is run
+    only where they find something. A case whose first round is not ok has no further rounds. The waves follow the plan;
+    `widely` makes as few as can be, for an engine that runs many trials at once.
     """
     records = {(record.case, record.round): record for record in done}
-    for (_, is_predicted, _), wave in groupby(sorted(plan, key=_wave) if widely else plan, key=_wave):
+    waves = groupby(sorted(plan, key=_wave), key=_wave) if widely else groupby(plan, key=_close_wave)
+    for (_, is_predicted, *_), wave in waves:
         ready = informed(progress.owed(wave, records.values()), records, is_predicted=is_predicted)
         for record in run(ready):
             records[record.case, record.round] = record
@@ -52,8 +53,14 @@ def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool = 
 
 def _wave(trial: Trial) -> tuple[bool, bool, bool]:
     """Returns the key of a trial's wave; waves sort so that what others need comes first."""
-    is_later = trial.round > 1  # and needs nothing but to know that the first round was ok
-    return is_later, trial.case.is_predicted, not is_later and trial.case != trial.case.baseline
+    is_later = trial.round > 1  # and needs to know that the first round was ok
+    waits_for_baseline = (not is_later and trial.case != trial.case.baseline) or bool(trial.if_own)
+    return is_later, trial.case.is_predicted, waits_for_baseline
+
+
+def _close_wave(trial: Trial) -> tuple[object, ...]:
+    """As `_wave`, with the predictions of one baseline together: they run one after the other, on what it may leave."""
+    return (*_wave(trial)[:2], trial.case.baseline) if trial.case.is_predicted else _wave(trial)
 
 
 def _digests(case: Case, records: Records) -> dict[str, str] | None:

@@ -145,7 +145,7 @@ class Slurm:
             at_work = array.at_work()
             owed = [
                 trial
-                for trial in progress.owed(trials, gathered.records.values())
+                for trial in progress.owed(trials, gathered.records.values(), perhaps=True)
                 if (trial.case, trial.round) not in at_work
             ]
             if owed:

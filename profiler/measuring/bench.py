@@ -111,9 +111,12 @@ class Bench:
 
     def tell_own_checkpoints(self) -> None:
         """Note what becomes of the checkpoints that the model calls itself, where a step has run."""
-        note = remark(self.trial.case, self._own_calls) if self.num_steps else None
-        if note:
+        if note := self.own_checkpoints():
             self.note(note.code, note.text)
+
+    def own_checkpoints(self) -> Note | None:
+        """What there is to say of the checkpoints that the model calls itself, where a step has begun."""
+        return remark(self.trial.case, self._own_calls) if self.num_steps else None
 
     def tell_changes(self, before: dict[str, str]) -> None:
         """Note the switches that the model's code changed: elsewhere they would outlast the step."""

@@ -30,12 +30,14 @@ DEEPEST = 4  # objects within objects
 
 @contextmanager
 def explained(bench: Bench) -> Iterator[None]:
-    """Add to an error that a recompute raises what is likely to have caused it."""
+    """Add to an error that a recompute raises what is likely to have caused it; and the model's own checkpoints."""
     try:
         yield
     except Exception as error:  # the user's model may raise anything; it goes on from here
         if cause := _cause(bench, error):
             error.add_note(CAUSE + cause)
+        if note := bench.own_checkpoints():  # which may fit where the step without them does not
+            error.add_note(note.text)
         raise
 
 

@@ -18,9 +18,12 @@ from profiler.measuring.bench import Bench
 from profiler.measuring.meters import growth, memory, operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.context_bytes import kept_on_ctx
+from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
 from profiler.training.assemble import Assembled
 from profiler.training.rehearsed_build import ZEROS, ValueReads
 from profiler.training.workload import Step, Workload
+
+MOST_NAMED = 3  # modules
 
 
 def read(bench: Bench, passes: Collection[str]) -> Readings:
@@ -40,7 +43,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
     reads = ValueReads()
     try:
         with reads if bench.device.is_hollow else nullcontext():
-            flops = operators.read_flops(built.workload, lambda loss: _tell_ctx(bench, loss, built.workload))
+            flops = operators.read_flops(built.workload, lambda loss: _tell_graph(bench, loss, built.workload))
     except Exception as error:  # the user's model may raise anything; it goes on from here
         if reads.places:
             error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
@@ -50,12 +53,24 @@ def _flops(bench: Bench) -> dict[str, Any]:
     return {**flops, "block_calls": tuple(calls)}
 
 
-def _tell_ctx(bench: Bench, loss: torch.Tensor, workload: Workload) -> None:
-    """Note what custom Functions keep past every checkpoint, where there are checkpoints."""
-    kept = {} if bench.trial.case == bench.trial.case.baseline else kept_on_ctx(loss, workload)
-    if kept:
+def _tell_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> None:
+    """Note what custom Functions keep past every checkpoint, and without checkpoints what is saved for nothing."""
+    if bench.trial.case == bench.trial.case.baseline:
+        _tell_needless(bench, needless_bytes(loss, workload), workload)
+    elif kept := kept_on_ctx(loss, workload):
         text = f"{bytes_text(sum(kept.values()))} are attributes of ctx, which no checkpoint frees"
         bench.note("GCP054", f"{text}: {', '.join(kept)}; ctx.save_for_backward lets them be recomputed")
+
+
+def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
+    if not nbytes:
+        return
+    modules = frozen_modules(workload)
+    more = f" and {len(modules) - MOST_NAMED} more" if modules[MOST_NAMED:] else ""
+    named = f" in {', '.join(modules[:MOST_NAMED])}{more}" if modules else " before the first parameter that trains"
+    text = f"{bytes_text(nbytes)} are saved for gradients that reach no parameter: nothing trains{named}, and"
+    way = "leave off what makes it need one (requires_grad_(), enable_input_require_grads()), or run it under no_grad"
+    bench.note("GCP055", f"{text} its input needs a gradient; {way}")
 
 
 def _memory(bench: Bench) -> dict[str, Any]:

@@ -30,7 +30,8 @@ PLACE = re.compile(
     r"|(?P<number>\b(?:(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))"
 )
 
-QUOTING = ("GCP004", "GCP045", "GCP046", "GCP048", "GCP054")  # notes that quote names or words of the model's own
+# notes that quote names or words of the model's own
+QUOTING = ("GCP004", "GCP045", "GCP046", "GCP048", "GCP054", "GCP055")
 LEVELS = ("default", "all", "none")
 
 

@@ -52,15 +52,16 @@ def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Pla
 
 def estimate(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
     """Trials, steps, and seconds of a GPU where one is measured on; `where` is the engine's text."""
-    measured = [trial for trial in plan.trials if not trial.case.is_predicted and not trial.case.is_rehearsed]
+    trials = [trial for trial in plan.trials if not trial.if_own]  # the others may never run
+    measured = [trial for trial in trials if not trial.case.is_predicted and not trial.case.is_rehearsed]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
-        return Estimate(cost=cost.cost(plan.trials, {}, start_seconds=0.0))
+        return Estimate(cost=cost.cost(trials, {}, start_seconds=0.0))
     kind = _kind(on_gpu[0].case.device, devices, EngineChoice(where))
     speeds, basis = _speeds(on_gpu, kind, plan.data_directory) if kind else ({}, None)
     is_here = EngineChoice(where).name in engines.HERE
     seconds = _start_seconds(engine, on_gpu[0].case.device) if is_here else START_SECONDS
-    total = cost.cost(plan.trials, speeds, start_seconds=seconds)
+    total = cost.cost(trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
     return Estimate(
         cost=total,
@@ -83,7 +84,7 @@ def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) 
 def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
     """What the baselines' steps take, as far as there is time to predict it, and what that rests on."""
     basis, speeds = None, {}
-    with engines.connect(stage_seconds=PATIENCE_SECONDS) as local:
+    with engines.connect(stage_seconds=PATIENCE_SECONDS, measures=False) as local:
         until = time.monotonic() + PATIENCE_SECONDS
         for case in dict.fromkeys(trial.case.baseline for trial in trials):
             if time.monotonic() > until:

@@ -77,7 +77,7 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
     """Find the fastest plan that fits the budget, and measure it beside others. Raises UserError."""
     request.check()
     with ExitStack() as stack:
-        model = stack.enter_context(ModelOnDevice(request.words)) if request.words.model is not None else None
+        model = stack.enter_context(ModelOnDevice(request.words, screen)) if request.words.model is not None else None
         for remark in model.remarks if model else ():
             screen.say(f"note: {remark}")
         chain = chains.read(request.stages) if request.stages else _measured_chain(model, screen)
@@ -90,8 +90,10 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
 def _measured_chain(model: ModelOnDevice | None, screen: Screen) -> Chain:
     assert model
     is_traced = model.case.is_predicted or device_choice.is_hollow(model.case.device, model.devices)
-    screen.say("tracing each stage" if is_traced else "measuring each stage")
-    return model.chain()
+    doing = "tracing each stage" if is_traced else "measuring each stage"
+    screen.say(doing)
+    with screen.doing(doing):
+        return model.chain()
 
 
 class _Planning:

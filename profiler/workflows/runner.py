@@ -46,6 +46,7 @@ def follow(
         screen.say(f"warning: {text}")
 
     try:
+        engine.at_work = screen.at_work
         with screen.watch(cases) as show:
             for record, left in carry_out(
                 engine, folder, data_directory=data_directory, exclusive=exclusive, warn=warn
@@ -91,8 +92,14 @@ def carry_out(
         later = Counter(trial.case for trial in owed if trial.round > 1)
         engine.logs = folder / "logs"
         placed = (msgspec.structs.replace(trial, data_directory=data_directory) for trial in plan)
+        waiting = [trial for trial in plan if trial.if_own and trial not in owed]
         for record in engine.run(placed, done):
             writer.append(record)
+            if progress.finds_own(record):
+                joining = [trial for trial in waiting if trial.case.baseline == record.case]
+                waiting = [trial for trial in waiting if trial not in joining]
+                left += len(joining)
+                later.update(trial.case for trial in joining if trial.round > 1)
             left -= 1 + (_stopped(record, owed) if progress.is_refusal(record) else _no_longer_owed(record, later))
             yield record, left
             if exclusive:

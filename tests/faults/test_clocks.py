@@ -21,6 +21,7 @@ from profiler.measuring.meters import time as timing
 from tests import make
 from tests.conftest import measured
 from tests.gpu_records import notes, record
+from tests.program import PATIENCE_SECONDS
 from tests.scripted_steps import Scripted, step
 
 YEAR = 365 * 24 * 3600.0
@@ -201,7 +202,7 @@ def test_fault_52_a_trial_is_told_its_limit_by_the_engine(engine):
     del engine._child
 
     assert found.outcome == "ok"
-    assert decode(asked[0], Trial).limit_seconds == 60.0
+    assert decode(asked[0], Trial).limit_seconds == PATIENCE_SECONDS
 
 
 def test_twin_52_a_round_that_knows_of_no_limit_passes_it():

@@ -16,10 +16,10 @@ from typing import Any
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
 
-from profiler.core.case import Case
+from profiler.core.case import OWN, Case
 from profiler.core.record import Note
 
-OWN = "own"  # the strategy that leaves them on
+HAS_OWN = "the model's own checkpoints"  # what a note of them begins with
 
 
 def _innermost() -> FunctionType:
@@ -73,7 +73,7 @@ def remark(case: Case, calls: OwnCalls) -> Note | None:
         return Note(code="GCP001", text="the model calls no checkpoint of its own; it is `none` by another name")
     if case != case.baseline or not calls.num:
         return None
-    text = f"the model's own checkpoints ({calls.num} calls in a forward) are switched off here and in all other rows"
+    text = f"{HAS_OWN} ({calls.num} calls in a forward) are switched off here and in all other rows"
     return Note(code="GCP047", text=f"{text} but `own` and `hf`: --strategies own measures them")
 
 

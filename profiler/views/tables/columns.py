@@ -27,6 +27,7 @@ from profiler.core.units import (
 from profiler.views.tables.evidence import device, outcome
 from profiler.views.tables.grid import Column, numbers, words
 
+SAVES = 0.995  # of the peak without checkpointing: more would be shown as no saving
 COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
 UNSHOWN = (
     "phases",
@@ -55,10 +56,10 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 def columns(rows: Sequence[Row]) -> Columns:
     """The columns of rows that are of one group; bytes share one unit, seconds another."""
     return Columns(
-        name=words("strategy", "", [row.case.strategy for row in rows]),
+        name=words("strategy", "", [row.case.strategy for row in rows], [_name_style(row) for row in rows]),
         memory=_memory(rows),
         time=_time(rows),
-        verdict=(*_gradients(rows), words("outcome", "", [outcome(row) for row in rows])),
+        verdict=(*_gradients(rows), words("outcome", "", [outcome(row) for row in rows], map(_outcome_style, rows))),
     )
 
 
@@ -171,6 +172,7 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
             "peak",
             "against none",
             [_against_none(row, row.readings.peak_bytes, change_text(row.peak_ratio)) for row in rows],
+            ["green" if row.peak_ratio is not None and row.peak_ratio < SAVES else "" for row in rows],
         ),
         *_prediction(rows),
     )
@@ -199,6 +201,15 @@ def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
         numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
         numbers("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
     )
+
+
+def _name_style(row: Row) -> str:
+    """Bold where no other row has both a lower peak and a lower time."""
+    return "bold" if row.on_frontier else ""
+
+
+def _outcome_style(row: Row) -> str:
+    return "" if row.outcome in ("ok", "skipped") else "red"
 
 
 def _gradients(rows: Sequence[Row]) -> tuple[Column, ...]:

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 GAP = "  "
 NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)"  # the comma of 1,021 and the colon of cuda:0 hold together
+MOST_STYLED = 5_000  # rows whose cells have styles: those of more take longer than all of the table
 PIECE = re.compile(rf"(?:[^,: ]|{NUMBER})*[,: ]?")  # text may break behind a comma, a colon or a space
 
 
@@ -20,20 +21,21 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     head: tuple[str, str]
     cells: tuple[str, ...]
     is_number: bool = False  # right-aligned, and never shortened or broken
+    styles: tuple[str, ...] = ()  # of the cells, where a terminal has colours; none: all plain
 
     @property
     def label(self) -> str:
         return " ".join(part for part in self.head if part)
 
 
-def words(first: str, second: str, cells: Iterable[object]) -> Column:
+def words(first: str, second: str, cells: Iterable[object], styles: Iterable[str] = ()) -> Column:
     """A column of text under a head of two lines."""
-    return Column(head=(first, second), cells=_each_once(map(str, cells)))
+    return Column(head=(first, second), cells=_each_once(map(str, cells)), styles=tuple(styles))
 
 
-def numbers(first: str, second: str, cells: Iterable[str]) -> Column:
+def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str] = ()) -> Column:
     """A column of numbers under a head of two lines."""
-    return Column(head=(first, second), cells=_each_once(cells), is_number=True)
+    return Column(head=(first, second), cells=_each_once(cells), is_number=True, styles=tuple(styles))
 
 
 def _each_once(cells: Iterable[str]) -> tuple[str, ...]:
@@ -47,6 +49,7 @@ class GridLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     row: int
     text: str
+    spans: tuple[tuple[int, int, str], ...] = ()  # from and to which character of the text, and the style there
 
 
 def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | None:
@@ -60,13 +63,26 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
     lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
     lines.append(GridLine(row=-2, text=GAP.join("-" * column_width for column_width in widths)))
     cells = [_set(column, size) for column, size in zip(columns, widths, strict=True)]
+    is_styled = any(column.styles for column in columns) and len(cells[0]) <= MOST_STYLED
     for row, texts in enumerate(zip(*cells, strict=True)):
         if None in texts:
             whole = [column.cells[row] for column in columns]
             lines += [GridLine(row=row, text=text) for text in _row(whole, columns, widths)]
         else:
-            lines.append(GridLine(row=row, text=GAP.join(texts).rstrip()))
+            text = GAP.join(texts).rstrip()
+            lines.append(GridLine(row=row, text=text, spans=_spans(columns, texts, row) if is_styled else ()))
     return lines
+
+
+def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> tuple[tuple[int, int, str], ...]:
+    """Where the cells of a line stand that have a style, without the blanks that align them."""
+    spans, start = [], 0
+    for column, text in zip(columns, texts, strict=True):
+        if column.styles and column.styles[row]:
+            first = start + len(text) - len(text.lstrip())
+            spans.append((first, start + len(text.rstrip()), column.styles[row]))
+        start += len(text) + len(GAP)
+    return tuple(spans)
 
 
 def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[GridLine]:
@@ -77,10 +93,13 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
     block_lines = []
     for column in columns:
         cell = column.cells[row]
+        style = column.styles[row] if column.styles else ""
         lines = [_pad(cell, values, right=True)] if column.is_number else broken(cell, room)
         words = [column.label, *[""] * (len(lines) - 1)]
-        pairs = zip(words, lines, strict=True)
-        block_lines += [GridLine(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
+        for word, line in zip(words, lines, strict=True):
+            text = f"{_pad(word, labels)}{GAP}{line}".rstrip()
+            first = len(text) - len(line.strip())
+            block_lines.append(GridLine(row=row, text=text, spans=((first, len(text), style),) if style else ()))
     return block_lines
 
 

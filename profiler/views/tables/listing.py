@@ -125,7 +125,7 @@ def references() -> list[RunOverview]:
 
 def overview(run: Run, name: str) -> RunOverview:
     """The line of a run in the list: its planned models and devices, and how many rows are ok."""
-    planned, table = dict.fromkeys(trial.case for trial in run.manifest.plan), rows(run.records)
+    planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records)
     return RunOverview(
         name=name,
         status=progress.status(run.manifest.plan, run.records),
@@ -141,7 +141,7 @@ def overview(run: Run, name: str) -> RunOverview:
 
 def _evidence(run: Run, table: Sequence[Row]) -> tuple[Evidence, ...]:
     """What the rows are evidence of, and what trials without a record will be."""
-    planned = list(dict.fromkeys(trial.case for trial in run.manifest.plan))
+    planned = progress.rows_of(run.manifest.plan, run.records)
     known = {row.case for row in table}
     of_first = {case: run.manifest.environment for case in planned if case.device == planned[0].device}
     owed = {evidence(case, of_first.get(case)) for case in planned if case not in known}

@@ -39,7 +39,7 @@ def table(
     encoding: str = "utf-8",
 ) -> Text:
     """Returns a line for each way; overheads are relative to the step without checkpointing, `none`."""
-    body = _fitted(_columns(lines, none), width=width, encoding=encoding)
+    body = _fitted(way_columns(lines, none), width=width, encoding=encoding)
     return titled(title, body, below, width=width, encoding=encoding)
 
 
@@ -103,7 +103,8 @@ def document(
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
-def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
+def way_columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
+    """What each way costs, what is predicted or measured of it, and its plan in words."""
     columns = [
         words("way", "", [line.way.label for line in lines]),
         numbers("peak", "by costs", [bytes_text(line.way.cost.peak_bytes) for line in lines]),

@@ -37,6 +37,12 @@ def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
     return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
 
 
+def bodies(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """The same tables without what stands above and below them, as far as a run has come."""
+    parts = [_laid_out(_cleaned(columns(group), encoding), group, width=width) for group in groups(rows)]
+    return Text("\n\n").join(parts)
+
+
 def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: str = "", indent: str = INDENT) -> Text:
     """Breaks prose from any source to the width, with a hanging indent."""
     lines = broken(plain(text, encoding=encoding), max(20, (width or 10**9) - len(indent)))
@@ -87,6 +93,8 @@ def styled(lines: Sequence[GridLine], *, style_of: Callable[[int], str] = lambda
         style = "bold" if line.row == -1 else "" if line.row < 0 else style_of(line.row)
         if style:
             text.stylize(style, start, end)
+        for first, last, colour in line.spans:
+            text.stylize(colour, start + first, start + last)
     return text
 
 
@@ -99,10 +107,11 @@ def clean(column: Column, *, encoding: str) -> Column:
     )
 
 
-def write(text: Text, *, file: TextIO) -> None:
-    """Prints the text as it is; in colours only on a terminal and without NO_COLOR."""
-    console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False)
-    if console.color_system is None:
+def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
+    """Prints the text as it is; in colours only on a terminal and without NO_COLOR, or `always`, or `never`."""
+    asked = {"always": {"force_terminal": True, "no_color": False}, "never": {"color_system": None}}.get(color, {})
+    console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False, **asked)
+    if console.color_system is None or (console.no_color and color == "auto"):
         file.write(f"{text.plain}\n")
         return
     with console.capture() as captured:  # rich itself would end the process where the reader went away

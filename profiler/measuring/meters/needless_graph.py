@@ -1,0 +1,96 @@
+"""Reads what autograd saves for gradients that reach no parameter, as behind a frozen tower whose input needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from profiler.training.workload import Workload, bytes_by_storage, restored, tensors, trained
+
+LEAST = 0.01  # of all that is saved: less is not worth a note
+SAVED = "_saved_"  # what the attributes of a node begin with that give back what it saved
+
+
+def needless_bytes(loss: torch.Tensor, workload: Workload) -> int:
+    """Returns the bytes that the graph of a loss saves for nodes that lead to no parameter and to none of the batch.
+
+    What other nodes save too is not among them, nor parameters, buffers and the batch. 0 where it is next to nothing.
+    """
+    wanted = _wanted(workload)
+    needless: dict[int, int] = {}
+    needed: dict[int, int] = {}
+    for node, is_needed in _needs(loss.grad_fn, wanted).items():
+        (needed if is_needed else needless).update(bytes_by_storage(list(_saved(node))))
+    module = workload.module
+    resident = bytes_by_storage([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
+    nbytes = sum(size for storage, size in needless.items() if storage not in needed and storage not in resident)
+    whole = nbytes + sum(size for storage, size in needed.items() if storage not in resident)
+    return nbytes if nbytes > LEAST * whole else 0
+
+
+def frozen_modules(workload: Workload) -> list[str]:
+    """Returns the outermost modules in which nothing trains, whose graph leads to nothing that is wanted."""
+    wanted, names = _wanted(workload), dict[str, None]()
+
+    def look(name: str) -> Any:
+        def looked(module: nn.Module, inputs: Any, output: Any) -> None:
+            ends = [tensor.grad_fn for tensor in tensors(output) if tensor.grad_fn is not None]
+            if ends and not any(_needs(end, wanted)[end] for end in ends):
+                names.setdefault(name)
+
+        return looked
+
+    handles = [module.register_forward_hook(look(name)) for name, module in _outermost_frozen(workload.module)]
+    try:
+        with restored(workload.module):
+            workload.loss(workload.module, workload.batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(names)
+
+
+def _wanted(workload: Workload) -> set[int]:
+    """The identities of all tensors whose gradients somebody may read: what trains, and the batch."""
+    return {id(tensor) for tensor in (*trained(workload).values(), *tensors(workload.batch))}
+
+
+def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
+    """Every node of a graph, and whether a tensor that is wanted gets its gradient through it."""
+    order: list[Node] = []
+    waiting, seen = [(first, False)], set()
+    while waiting:
+        node, is_done = waiting.pop()
+        if node is None or (node in seen and not is_done):
+            continue
+        if is_done:
+            order.append(node)
+            continue
+        seen.add(node)
+        waiting += [(node, True), *((below, False) for below, _ in node.next_functions)]
+    needs: dict[Node, bool] = {}
+    for node in order:  # those below come before
+        leaf = getattr(node, "variable", None)
+        is_wanted = leaf is not None and id(leaf) in wanted
+        needs[node] = is_wanted or any(needs.get(below, False) for below, _ in node.next_functions if below)
+    return needs
+
+
+def _saved(node: Node) -> Iterator[torch.Tensor]:
+    """What a node has saved, by PyTorch's own operators or by `save_for_backward`; of a leaf's, the leaf."""
+    names = [name for name in dir(node) if name.startswith(SAVED)] or ["saved_tensors", "variable"]
+    for name in names:
+        yield from tensors(getattr(node, name, None))
+
+
+def _outermost_frozen(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    parameters = list(module.parameters())
+    if name and parameters and not any(parameter.requires_grad for parameter in parameters):
+        yield name, module
+        return
+    for key, child in module.named_children():
+        yield from _outermost_frozen(child, f"{name}.{key}" if name else key)

@@ -1,0 +1,81 @@
+"""What is saved for gradients that reach no parameter, held to the same step without what asks for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from profiler.core.case import Choice
+from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
+from profiler.training.models.user import as_workload
+from tests.conftest import measured
+from tests.user_models import frozen_tower
+
+FILE = frozen_tower.__file__
+NEEDLESS = (1 + frozen_tower.DEPTH) * frozen_tower.BATCH * frozen_tower.WIDTH * 4  # the input, and those of each GELU
+
+
+def workload_of(module, *batch):
+    return as_workload((module, batch[0] if len(batch) == 1 else batch))
+
+
+def needless(workload):
+    return needless_bytes(workload.loss(workload.module, workload.batch), workload)
+
+
+def notes(record):
+    return [note.text for note in record.notes if note.code == "GCP055"]
+
+
+def test_it_is_what_the_same_step_saves_less_without_the_hook():
+    on, off = (
+        measured(Choice.of(f"{FILE}:make", {"hook": hook}), "none", batch_size=None, passes=("flops", "memory"))
+        for hook in ("on", "off")
+    )
+
+    assert on.readings.saved_bytes - off.readings.saved_bytes == NEEDLESS
+    (text,) = notes(on)
+    assert text.startswith("32.0 KiB are saved for gradients that reach no parameter: nothing trains in tower, and")
+    assert notes(off) == []
+
+
+def test_a_frozen_tower_behind_what_trains_is_needed():
+    net, batch = frozen_tower.make()
+    net.embed.requires_grad_(True)
+
+    workload = workload_of(net, batch)
+
+    assert needless(workload) == 0
+    assert frozen_modules(workload) == []
+
+
+def test_the_gradient_of_the_batch_may_be_what_the_user_reads():
+    net, batch = frozen_tower.make("off")
+
+    assert needless(workload_of(net, batch.requires_grad_())) == 0
+    assert needless(workload_of(net, batch.detach())) == 0
+
+
+def test_what_others_save_too_is_not_counted():
+    """The product's weight has a gradient, for which it saves the frozen layer's result; GELU saves it besides."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.frozen, self.layer = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.frozen(x.clone().requires_grad_())
+            return (nn.functional.gelu(x) + self.layer(x)).mean()
+
+    nbytes = needless(workload_of(Shared(), torch.randn(16, 8)))
+
+    assert nbytes == 16 * 8 * 4  # the clone that needs a gradient; not the layer's result
+
+
+@pytest.mark.parametrize("strategy", ["all", "offload"])
+def test_only_the_baseline_tells(strategy):
+    record = measured(f"{FILE}:make", strategy, batch_size=None, passes=("flops",), blocks="tower.layers.*")
+
+    assert notes(record) == []

@@ -1,0 +1,175 @@
+"""The row `own` stands beside `none` where the model calls checkpoints itself, and nowhere else; nobody asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler.analysis import progress
+from profiler.analysis.rows import rows as rows_of
+from profiler.cli import answer
+from profiler.core import schedule
+from profiler.core.case import Choice
+from profiler.core.record import Note
+from profiler.engines.order import in_waves
+from profiler.runs import merge, store
+from profiler.views.tables.listing import overview
+from tests import make
+from tests.program import row_names
+from tests.user_models import hooks, keeps, own_checkpoint
+
+QUICK = ("--device", "cpu", "--samples", "1", "--warmup", "0", "--rounds", "2")
+USERS = Choice("mine.py:make")
+FOUND = Note(code=progress.HAS_OWN, text="the model's own checkpoints (2 calls in a forward) are switched off")
+
+
+def case(strategy="none", **fields):
+    return make.case(strategy, **{"model": USERS, **fields})
+
+
+def planned(*strategies, rounds=2, **fields):
+    trials = schedule.in_rounds([case(strategy, **fields) for strategy in strategies], rounds)
+    return schedule.with_own_rows(trials, lambda model: model.startswith("mine.py"))
+
+
+def of(trials):
+    return [(str(trial.case.strategy), trial.round) for trial in trials]
+
+
+def record(trial, *, notes=(), outcome="ok"):
+    return make.record(case=trial.case, round=trial.round, outcome=outcome, notes=notes)
+
+
+def carried_out(plan, *, finds, done=()):
+    """What an engine is given, in order, where baselines find checkpoints or not."""
+    given = []
+
+    def run(trials):
+        for trial in trials:
+            given.append(trial)
+            yield record(trial, notes=(FOUND,) if finds and trial.case == trial.case.baseline else ())
+
+    list(in_waves(run, plan, done))
+    return of(given)
+
+
+def test_the_row_is_planned_after_each_baseline_of_a_users_model_in_every_round():
+    plan = planned("none", "all")
+
+    assert of(plan) == [("none", 1), ("own", 1), ("all", 1), ("all", 2), ("none", 2), ("own", 2)]
+    assert [trial.case.strategy for trial in plan if trial.if_own] == ["own", "own"]
+    assert {trial.passes for trial in plan if trial.round == 1} == {plan[0].passes}
+
+
+def test_it_is_not_planned_for_models_of_the_catalogue_for_predictions_nor_where_it_is_asked_for():
+    assert of(planned("none", "all", model=Choice("mlp"))) == of(planned("none", "all", model=Choice("hf:bert")))
+    assert "own" not in {strategy for strategy, _ in of(planned("none", "all", model=Choice("mlp")))}
+    assert not any(trial.if_own for trial in planned("none", "own"))
+    assert len(planned("none", "own")) == 4
+    assert len(planned("none", "all", device="fake:h100")) == 4
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_it_runs_where_its_baseline_finds_checkpoints_and_after_it_in_each_round(finds):
+    plan = planned("none", "all")
+
+    expected = of(plan) if finds else [one for one in of(plan) if one[0] != "own"]
+    assert carried_out(plan, finds=finds) == expected
+
+
+def test_a_part_of_a_sweep_with_a_later_round_alone_runs_it_too():
+    later = [trial for trial in planned("none", "all") if trial.round == 2]
+
+    assert carried_out(later, finds=True) == [("all", 2), ("none", 2), ("own", 2)]
+
+
+def test_a_run_that_was_ended_after_its_baseline_owes_the_row():
+    plan = planned("none", "all")
+    baseline = record(plan[0], notes=(FOUND,))
+
+    assert of(progress.owed(plan, [baseline])) == of(plan)[1:]
+    assert of(progress.owed(plan, [record(plan[0])])) == [("all", 1), ("all", 2), ("none", 2)]
+    assert carried_out(plan, finds=True, done=[baseline]) == of(plan)[1:]
+
+
+def test_jobs_are_given_the_row_while_nobody_knows_whether_it_runs():
+    plan = planned("none", "all")
+
+    assert of(progress.owed(plan, [], perhaps=True)) == of(plan)
+    assert ("own", 1) not in of(progress.owed(plan, [record(plan[0])], perhaps=True))
+    assert ("own", 2) in of(progress.owed(plan, [record(plan[0])], perhaps=True))
+
+
+def test_a_run_is_complete_without_the_row_where_the_model_calls_none():
+    plan = planned("none", "all", rounds=1)
+    found, nothing = ([record(plan[0], notes=notes), record(plan[2])] for notes in ((FOUND,), ()))
+
+    assert progress.status(plan, nothing) == "complete"
+    assert progress.status(plan, found) == "partial"
+    assert [str(one.strategy) for one in progress.rows_of(plan, nothing)] == ["none", "all"]
+    assert [str(one.strategy) for one in progress.rows_of(plan, found)] == ["none", "own", "all"]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_run_shows_it_counts_it_and_has_nothing_left_to_do(here, capsys):
+    model = f"{own_checkpoint.__file__}:wrapped:way=lossy,drop=0.5"
+
+    code = answer(["run", "--model", model, "--strategies", "all", *QUICK, "-o", "run"])
+
+    printed = capsys.readouterr()
+    rows = {str(row.case.strategy): row.outcome for row in rows_of(store.load(here / "run").records)}
+    assert code == 1  # it is invalid
+    assert rows == {"none": "ok", "own": "invalid", "all": "ok"}
+    assert row_names(printed.out) == ["none", "own", "all"]
+    numbers = [line.partition("]")[0] for line in printed.err.splitlines() if line.startswith("[")]
+    assert numbers == ["[1/6", "[2/5", "[3/5", "[4/5", "[5/5"]  # its second round is not run, as the first is invalid
+    assert answer(["run", "--resume", "run", "--model", model]) == 1
+    assert "nothing left to do" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_model_that_calls_none_has_no_such_row_and_its_run_is_complete(here, capsys):
+    assert answer(["run", "--model", f"{keeps.__file__}:counting", "--strategies", "all", *QUICK, "-o", "run"]) == 0
+
+    run = store.load(here / "run")
+    assert {str(record.case.strategy) for record in run.records} == {"none", "all"}
+    assert (overview(run, "run").num_ok, overview(run, "run").num_rows) == (2, 2)
+    assert overview(run, "run").status == "complete"
+    assert "[4/4]" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("shared")
+def test_parts_of_a_sweep_are_together_what_one_run_is(here, capsys):
+    model = f"{own_checkpoint.__file__}:wrapped"
+    for part in ("1/2", "2/2"):
+        words = ["run", "--model", model, "--strategies", "none", *QUICK, "--shard", part, "-o", f"part{part[0]}"]
+        assert answer(words) == 0
+
+    merged = merge.merge([here / "part1", here / "part2"])
+
+    assert [(str(one.case.strategy), one.round) for one in merged.records] == [
+        ("none", 1), ("own", 1), ("none", 2), ("own", 2),
+    ]  # fmt: skip
+    assert progress.status(merged.manifest.plan, merged.records) == "complete"
+
+
+@pytest.mark.usefixtures("shared")
+def test_it_is_tried_where_the_step_without_checkpoints_is_out_of_memory(here):
+    answer(["run", "--model", f"{own_checkpoint.__file__}:too_large", "--strategies", "none", *QUICK, "-o", "run"])
+
+    run = store.load(here / "run")
+    assert [(str(one.case.strategy), one.outcome) for one in run.records] == [
+        ("none", "out_of_memory"), ("own", "out_of_memory"),
+    ]  # fmt: skip
+    assert [note.code for note in run.records[0].notes] == ["GCP047"]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_dry_run_names_it_and_does_not_count_it(here, capsys):
+    assert answer(["run", "--model", f"{hooks.__file__}:hooked", "--strategies", "all", *QUICK, "--dry-run"]) == 0
+
+    printed = capsys.readouterr()
+    named = [
+        line for line in printed.out.splitlines() if line.endswith("only where the model calls checkpoints itself")
+    ]
+    assert [line.split()[3] for line in named] == ["own", "own"]
+    assert "4 trials" in printed.err
