@@ -2,9 +2,9 @@
 
 Ends `gcprof run` by kill -9 at random moments, uniform over the time that a whole run takes: in the import of torch, in
 trials, while files are written. After each kill all that was printed must be in trials.jsonl, and no process of the
-run may live two seconds longer, or as many times that as processes share a core. The same run is resumed and killed until it is complete, and then a new one begins; at
-the end each must hold every trial of its plan once, with the bytes of a run that nobody disturbed. Then the same
-number of its workers is killed: `tests/kill_worker.py`.
+run may live two seconds longer, or as many times that as processes share a core. The same run is resumed and killed
+until it is complete, and then a new one begins; at the end each must hold every trial of its plan once, with the bytes
+of a run that nobody disturbed. Then the same number of its workers is killed: `tests/kill_worker.py`.
 """
 
 from __future__ import annotations
