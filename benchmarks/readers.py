@@ -2,7 +2,7 @@
 
 Two runs: 10,000 strategies of one model, and 100 models with 20 strategies in five rounds. Every command is a process
 of its own, start-up included. Prints for `show`, `list` and `export` the median seconds of the processor, which other
-work on the machine hardly changes, beside those of the clock. Fails above 2 s of the processor, and 1.5 s for CSV. Then,
+work on the machine hardly changes, beside those of the clock. Fails above 2 s of the processor, 1.5 s for CSV. Then,
 once each, `show` of 100,000 records, above 5 s or 400 MiB, and `compare` of 5,000 rows in one group and in groups of
 20, above 5 s.
 """

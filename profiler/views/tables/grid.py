@@ -123,13 +123,17 @@ def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
         size if column.is_number else _longest_piece(column) for size, column in zip(natural, columns, strict=True)
     ]
     excess = sum(natural) + len(GAP) * (len(columns) - 1) - width
-    while excess > 0:  # the widest text column gives way first
-        room = [size - floor for size, floor in zip(natural, least, strict=True)]
-        widest = max((index for index in range(len(columns)) if room[index] > 0), key=natural.__getitem__, default=None)
-        if widest is None:
+    while excess > 0:  # the widest text columns give way first, by turns and as far as the next one is wide
+        giving = [index for index in range(len(columns)) if natural[index] > least[index]]
+        if not giving:
             return None
-        natural[widest] -= 1
-        excess -= 1
+        widest = max(natural[index] for index in giving)
+        first = [index for index in giving if natural[index] == widest]
+        stops = [natural[index] for index in giving if natural[index] < widest] + [least[index] for index in first]
+        turns = min(widest - max(stops), excess // len(first))
+        for index in first if turns else first[:excess]:
+            natural[index] -= turns or 1
+        excess -= turns * len(first) if turns else excess
     return natural
 
 
