@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from profiler.analysis import row_times
 from profiler.analysis.rows import Row
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
@@ -29,15 +30,8 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_slower(row: Row | None, other: Row | None) -> bool:
-    """Whether a row's steps took longer than another's beyond the noise: in every round longer than it in any.
-
-    One round tells of no noise.
-    """
-    mine = row.time_ratio_range if row else None
-    theirs = other.time_ratio_range if other else None
-    if mine is None or theirs is None or mine[0] == mine[1] or theirs[0] == theirs[1]:
-        return False
-    return theirs[1] < mine[0]
+    """Whether a row's steps were surely slower than another's of its run."""
+    return row is not None and other is not None and row_times.verdict(row, other) == "slower"
 
 
 def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Chosen | None:
