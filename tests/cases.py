@@ -287,7 +287,8 @@ Steps of users that are easily read wrong: what gcprof says of each, and what is
 PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by
 hand; by arithmetic or PyTorch's own allocator where it is bytes. `tests/test_cases.py` holds the one to the other
 whenever the tests run. `just cases` writes this page, each row from the trials that it runs, with all notes but those
-of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`.
+of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`, and models
+that others wrote are in [verdicts](verdicts.md).
 
 | family | file of the user | what is asked | what gcprof says | what is true |
 |---|---|---|---|---|
