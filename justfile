@@ -79,6 +79,10 @@ bench-ranks:
 bench-planner:
     {{python}} -m benchmarks.planner
 
+# whether the chosen plan is as fast as those beside it, measured anew; and ten plans beside four busy processes
+bench-worth *names:
+    {{python}} -m benchmarks.chosen {{names}}
+
 # a run of 10,000 records, shown and exported; fails above 2 s
 bench-readers:
     {{python}} -m benchmarks.readers
@@ -86,6 +90,10 @@ bench-readers:
 # kill -9 of the parent, then of workers, at random moments
 bench-kill times="50":
     {{python}} -m tests.kill --times {{times}}
+
+# how often times are told apart that should be, and should not, beside busy processes too: writes docs/noise.md
+bench-noise *words:
+    {{python}} -m benchmarks.noise -o docs/noise.md {{words}}
 
 # how often comparisons are right: intervals, verdicts; and how long three devices take
 bench-compare:

@@ -100,7 +100,7 @@ class SharedTraces:
             return None
         building = self._building if together else baseline.trace.building
         notes = (*applied.notes, *baseline.built.applied.notes)
-        built = replace(baseline.built, case=trial.case, applied=replace(applied, notes=notes))
+        built = replace(baseline.built, case=trial.case, applied=replace(applied, notes=notes, switch=None))
         return built, replace(_without_views(trace), building=building), 0
 
     def _are_linked(self, pairs: Sequence[tuple[int, int]]) -> bool:
