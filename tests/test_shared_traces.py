@@ -10,6 +10,7 @@ from profiler.core.record import Record
 from profiler.predicting import shared_traces
 from profiler.predicting.prediction import predict
 from profiler.predicting.shared_traces import SharedTraces
+from profiler.predicting.traced_case import trace_case
 from tests import make
 
 MODELS = (
@@ -46,7 +47,6 @@ def bare(record: Record) -> Record:
 def traced_by_itself(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The strategies that are traced while rows are shared, but for the first."""
     names: list[str] = []
-    trace_case = shared_traces.trace_case
 
     def counted(case, **keywords):
         names.append(str(case.strategy))

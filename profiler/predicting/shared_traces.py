@@ -18,7 +18,7 @@ from profiler.predicting.trace.compose import compose
 from profiler.predicting.traced_case import trace_case
 from profiler.training import strategies
 from profiler.training.assemble import Assembled
-from profiler.training.checkpointing.block_segments import SegmentChoice, chosen_segments
+from profiler.training.checkpointing.block_segments import OwnCheckpoint, SegmentChoice, chosen_segments
 from profiler.training.checkpointing.called_blocks import FEW
 from profiler.training.checkpointing.observed_forward import Observation
 
@@ -125,14 +125,19 @@ def _chosen(built: Assembled, case: Case) -> tuple[Applied, list[Sequence[int]]]
             applied = apply(built.workload, **options)
     except Unsupported:
         return None
-    return None if not _are_plain(choice) else (applied, list(choice.segments or ()))
+    segments = _runs(choice)
+    return None if segments is None else (applied, segments)
 
 
-def _are_plain(choice: SegmentChoice) -> bool:
-    """Whether each segment is a run of blocks under PyTorch's own checkpoint."""
-    segments = choice.segments or ()
-    indices = [index for segment in segments for index in (segment if isinstance(segment, Sequence) else (None,))]
-    return not choice.has_own_checkpoint and all(isinstance(index, int) for index in indices)
+def _runs(choice: SegmentChoice) -> list[Sequence[int]] | None:
+    """The chosen runs of blocks; None where one is not under PyTorch's own checkpoint, or holds others."""
+    runs: list[Sequence[int]] = []
+    for segment in choice.segments or ():
+        indices = [] if isinstance(segment, OwnCheckpoint) else [index for index in segment if isinstance(index, int)]
+        if len(indices) != len(segment) or choice.has_own_checkpoint:
+            return None
+        runs.append(indices)
+    return runs
 
 
 def _without_views(trace: Trace) -> Trace:
