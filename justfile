@@ -91,6 +91,10 @@ bench-readers:
 bench-kill times="50":
     {{python}} -m tests.kill --times {{times}}
 
+# how often times are told apart that should be, and should not, beside busy processes too: writes docs/noise.md
+bench-noise *words:
+    {{python}} -m benchmarks.noise -o docs/noise.md {{words}}
+
 # how often comparisons are right: intervals, verdicts; and how long three devices take
 bench-compare:
     {{python}} -m benchmarks.comparing

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
 
-from profiler.analysis import trust
+from profiler.analysis import row_times, telling_apart, trust
+from profiler.analysis.telling_apart import TimeRatio, TimeVerdict
 from profiler.core.case import Case
 from profiler.core.record import (
     Built,
@@ -24,7 +26,7 @@ from profiler.core.record import (
 )
 from profiler.core.stats import interval, spread
 
-Point = tuple[int, float]  # peak in bytes, step in seconds
+ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
 
 
 class TwinPeak(NamedTuple):
@@ -56,12 +58,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_spread: float | None  # half the interquartile range over the median
     step_interval: tuple[float, float] | None  # that holds the median at 95 %, over all rounds
     rounds: tuple[Record, ...]  # in order, each with its own samples
-    time_ratio: float | None  # median over the rounds of the ratio within a round
-    time_ratio_range: tuple[float, float] | None  # smallest and largest of these ratios
+    time: TimeRatio | None  # of the step to the baseline's: of neighbours in one process, else of rounds
+    time_verdict: TimeVerdict | None  # of the step against the baseline's
+    time_floor: float | None  # of its group: how far `none` may be from itself, as a fraction
     prediction_error: float | None  # predicted over measured peak, less 1; over the rehearsed where none was measured
     prediction_against: Evidence | None  # which of the two
     notes: tuple[Note, ...]
-    on_frontier: bool  # no other row of its group has both a lower peak and a lower time
+    on_frontier: bool  # no other row of its group surely beats it in both peak and time
+
+    @property
+    def time_ratio(self) -> float | None:
+        """The ratio alone."""
+        return self.time.ratio if self.time else None
+
+    @property
+    def time_ratio_range(self) -> tuple[float, float] | None:
+        """The interval of the ratio alone."""
+        return self.time.interval if self.time else None
 
     @property
     def evidence(self) -> Evidence:
@@ -83,7 +96,7 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
         if own not in baselines:
             baselines[own] = _Baseline.of(own, rounds.get(own, []), pooled.get(own), drifts.get(own))
         built.append(_row(record, rounds[case], baselines[own], peaks))
-    return _with_frontiers(built)
+    return _judged(built)
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -126,6 +139,7 @@ class _Baseline(NamedTuple):
     rounds: list[Record]
     peak_bytes: int | None
     seconds: dict[int, float]  # the median step of each round that has one
+    floor: float | None  # how far its steps may be from themselves
     drift: tuple[Note, ...]  # of all rows of the group together
 
     @classmethod
@@ -136,6 +150,7 @@ class _Baseline(NamedTuple):
             rounds=rounds,
             peak_bytes=pooled.readings.peak_bytes if pooled else None,
             seconds={number: seconds for number, seconds in medians.items() if seconds},
+            floor=telling_apart.floor_of(row_times.paired(rounds)),
             drift=(drift,) if drift else (),
         )
 
@@ -143,11 +158,11 @@ class _Baseline(NamedTuple):
 def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinPeaks) -> Row:
     """The row of a case: its rounds pooled in one record, and each by itself."""
     case, is_ok = record.case, record.outcome == "ok"
-    ratios = _time_ratios(rounds, baseline.seconds) if is_ok else []
+    time = _time(rounds, baseline) if is_ok else None
     seconds = record.readings.step_seconds
     error, against = _prediction_error(record, peaks.get(case.twin, [])) if peaks else (None, None)
-    doubts = trust.doubts(rounds, ratios, baseline=baseline.rounds)
-    notes = [*[note for record in rounds for note in record.notes], *baseline.drift, *doubts]
+    doubts = trust.doubts(rounds, time, baseline=baseline.rounds)
+    notes = [*chain(*(record.notes for record in rounds)), *baseline.drift, *doubts]
     return Row(
         case=case,
         baseline=baseline.case,
@@ -160,12 +175,13 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinP
         gradients=verdict(record),
         static_bytes=static(record.readings),
         peak_ratio=_ratio(record.readings.peak_bytes, baseline.peak_bytes) if is_ok else None,
-        step_seconds=median(seconds) if seconds else None,
+        step_seconds=_middle(seconds),
         step_spread=spread(seconds) if seconds else None,
         step_interval=interval(seconds) if seconds else None,
-        rounds=tuple(sorted(rounds, key=lambda record: record.round)),
-        time_ratio=median(ratios) if ratios else None,
-        time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
+        rounds=tuple(rounds) if len(rounds) == 1 else tuple(sorted(rounds, key=lambda record: record.round)),
+        time=time,
+        time_verdict=None,
+        time_floor=baseline.floor,
         prediction_error=error,
         prediction_against=against,
         notes=tuple({note.code: note for note in notes}.values()) if notes else (),
@@ -212,7 +228,7 @@ def verdict(record: Record) -> str:
         return "not checked" if is_measured and record.outcome in ("ok", "invalid") else "-"
     if equality.missing:
         return "missing"
-    if any(note.code == "GCP014" for note in record.notes):
+    if record.notes and any(note.code == "GCP014" for note in record.notes):
         return "not verifiable"
     if not is_reproducible(equality, record.case.precision):
         return "not verifiable"
@@ -221,47 +237,42 @@ def verdict(record: Record) -> str:
     return "bit-equal" if equality.gradients_equal and equality.loss_equal else "within noise"
 
 
-def _time_ratios(rounds: list[Record], baseline_seconds: dict[int, float]) -> list[float]:
-    """Each round's median step over the baseline's of the same round, so that drift cancels."""
-    pairs = [(record.readings.step_seconds, baseline_seconds.get(record.round)) for record in rounds]
-    return [median(seconds) / baseline for seconds, baseline in pairs if seconds and baseline]
+def _time(rounds: list[Record], baseline: _Baseline) -> TimeRatio | None:
+    """The ratio to the baseline: 1 of the baseline itself, else of neighbours where there are any, else of rounds."""
+    if rounds[0].case == baseline.case:
+        return ITSELF if baseline.seconds else None
+    return row_times.paired(rounds) or row_times.unpaired(rounds, baseline.seconds)
+
+
+def _middle(values: Sequence[float] | None) -> float | None:
+    """The median, where there is one; of 100,000 rows most have one ratio, which is its own."""
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else median(values)
 
 
 def _ratio(value: int | None, baseline: int | None) -> float | None:
     return None if value is None or not baseline else value / baseline
 
 
-def _with_frontiers(rows: list[Row]) -> tuple[Row, ...]:
-    """The rows, those marked of whose group no other has both a lower peak and a lower time, or one of them as low."""
-    points = [_point(row) for row in rows]
-    of_group: dict[Case, set[Point]] = {}
-    for row, point in zip(rows, points, strict=True):
-        if point is not None:
-            of_group.setdefault(row.baseline, set()).add(point)
-    frontiers = {case: _frontier(case_points) for case, case_points in of_group.items()}
-    return tuple(
-        [
-            msgspec.structs.replace(row, on_frontier=True)
-            if point is not None and point in frontiers[row.baseline]
-            else row
-            for row, point in zip(rows, points, strict=True)
-        ]
-    )
+def _judged(rows: list[Row]) -> tuple[Row, ...]:
+    """The rows with what is said of their times, those marked that no other of their group surely beats."""
+    groups: dict[Case, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.baseline, []).append(row)
+    unbeaten = {id(row) for of_group in groups.values() for row in row_times.unbeaten(of_group)}
+    baselines = {row.case: row for row in rows if row.case == row.baseline}
+    return tuple([_with_verdict(row, baselines.get(row.baseline), on_frontier=id(row) in unbeaten) for row in rows])
 
 
-def _frontier(points: set[Point]) -> set[Point]:
-    frontier: set[Point] = set()
-    fastest = float("inf")
-    for peak, seconds in sorted(points):
-        if seconds < fastest:
-            fastest = seconds
-            frontier.add((peak, seconds))
-    return frontier
-
-
-def _point(row: Row) -> Point | None:
-    peak, seconds = row.readings.peak_bytes, row.step_seconds
-    return (peak, seconds) if row.outcome == "ok" and peak is not None and seconds is not None else None
+def _with_verdict(row: Row, baseline: Row | None, *, on_frontier: bool) -> Row:
+    """The row with what is said of its time, and a note where that is against its arithmetic."""
+    told = row_times.verdict(row, baseline) if baseline and row.time else None
+    free = trust.faster_with_more_work(row.readings, baseline.readings, row.time_ratio) if told == "faster" else None  # type: ignore[union-attr]
+    if not told and not on_frontier:
+        return row
+    notes = (*row.notes, free) if free else row.notes
+    return msgspec.structs.replace(row, on_frontier=on_frontier, time_verdict=told, notes=notes)
 
 
 def is_all_out_of_memory(rows: Iterable[Row]) -> bool:

@@ -54,7 +54,7 @@ def plan(
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
     device: options.PlannedDevice = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 3]")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 1]")] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="plan.json for the plan; .csv, .png, .svg, .pdf: the frontier."),
@@ -66,7 +66,6 @@ def plan(
     """Find the fastest plan that fits a memory budget. It says where to checkpoint, and is proved by measuring.
 
     Example: gcprof plan transformer --budget 60% -o plan.json
-    Example: gcprof plan --from plan.json --emit python
     """
     if emit is not None:
         one_of(emit, CODE, flag="--emit")
@@ -326,10 +325,9 @@ def _remarks(planned: Planned) -> list[str]:
     notes = {note.code: note.text for plan in comparison.plans if plan.measured for note in plan.measured.notes}
     remarks += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
     if names := doubted(comparison.plans, planned.none.cost.step_seconds):
+        more = "they compute" if len(names) > 1 else "it computes"
         remarks.append(
-            f"note: GCP065: {listed(names)} measured faster than without checkpointing, "
-            f"although {'they compute' if len(names) > 1 else 'it computes'} more: "
-            "that is the machine's noise; measure again when it is quiet, or with more --rounds"
+            f"note: GCP061: {listed(names)} measured faster than without checkpointing, although {more} more"
         )
     if comparison.chosen:
         remarks += sentences(comparison.chosen)

@@ -59,6 +59,26 @@ def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, 
     return ordered[rank - 1], ordered[-rank]
 
 
+def smooth_interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, float] | None:
+    """As `interval`, but between two pairs of samples, so that it holds the median no more often than asked for.
+
+    None where `interval` is. Source: Hettmansperger and Sheather, Statistics & Probability Letters 4, 1986.
+    """
+    count, rank = len(samples), _rank(len(samples), level)
+    if not rank:
+        return None
+    ordered = sorted(samples)
+    if count > EXACT or 2 * rank >= count:
+        return ordered[rank - 1], ordered[-rank]
+    tail = sum(comb(count, below) for below in range(rank)) / 2**count
+    wider, narrower = 1 - 2 * tail, 1 - 2 * (tail + comb(count, rank) / 2**count)
+    share = (wider - level) / (wider - narrower)
+    inward = (count - rank) * share / (rank + (count - 2 * rank) * share)
+    low = ordered[rank - 1] + inward * (ordered[rank] - ordered[rank - 1])
+    high = ordered[-rank] + inward * (ordered[-rank - 1] - ordered[-rank])
+    return low, high
+
+
 def uncertainty(samples: Sequence[float], *, level: float = LEVEL) -> float | None:
     """How far the interval reaches from the median at most, as a fraction of it; None where there is no interval."""
     limits = interval(samples, level=level)

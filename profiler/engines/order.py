@@ -39,12 +39,13 @@ def in_waves(
 
 
 def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool = True) -> list[Trial]:
-    """Adds to trials what is known of their baselines: digests to verify against, and the calibration."""
+    """Adds to trials what is known of their baselines: digests to verify against, whether they ran, the calibration."""
     known_calibrations = calibrations(records.values()) if is_predicted else {}
     return [
         msgspec.structs.replace(
             trial,
             digests=trial.digests or _digests(trial.case, records),
+            is_paired=trial.is_paired and _fits(trial.case.baseline, records),
             calibration=trial.calibration or known_calibrations.get(trial.case.baseline.twin),
         )
         for trial in trials
@@ -66,3 +67,9 @@ def _close_wave(trial: Trial) -> tuple[object, ...]:
 def _digests(case: Case, records: Records) -> dict[str, str] | None:
     baseline = records.get((case.baseline, 1))
     return baseline.equality.digests if baseline and baseline.equality and baseline.outcome == "ok" else None
+
+
+def _fits(baseline: Case, records: Records) -> bool:
+    """Whether the step without checkpointing can be run, as far as is known."""
+    record = records.get((baseline, 1))
+    return record is None or record.outcome == "ok"

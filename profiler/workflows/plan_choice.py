@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from profiler.analysis import row_times
 from profiler.analysis.rows import Row
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
@@ -29,15 +30,8 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_slower(row: Row | None, other: Row | None) -> bool:
-    """Whether a row's steps took longer than another's beyond the noise: in every round longer than it in any.
-
-    One round tells of no noise.
-    """
-    mine = row.time_ratio_range if row else None
-    theirs = other.time_ratio_range if other else None
-    if mine is None or theirs is None or mine[0] == mine[1] or theirs[0] == theirs[1]:
-        return False
-    return theirs[1] < mine[0]
+    """Whether a row's steps surely took longer than another's, by the one rule of `telling_apart`."""
+    return row is not None and other is not None and row_times.verdict(row, other) == "slower"
 
 
 def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Chosen | None:
@@ -96,13 +90,12 @@ def sentences(chosen: Chosen) -> list[str]:
 
 
 def doubted(plans: Sequence[ComparedPlan], none_seconds: float) -> list[str]:
-    """The labels of ways that were measured faster than the step without checkpointing, although they compute more."""
+    """The labels of ways that were surely faster than the step without checkpointing, although they compute more."""
     return [
         plan.way.name
         for plan in plans
         if plan.measured is not None
-        and plan.measured.time_ratio is not None
-        and plan.measured.time_ratio < 1
+        and plan.measured.time_verdict == "faster"
         and plan.way.cost.step_seconds > none_seconds
     ]
 

@@ -25,8 +25,10 @@ from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
 from profiler.workflows.typed_words import command_line
 
-ROUNDS, SAMPLES = 4, 2  # few samples of many processes: these differ more than the steps in them
+ROUNDS = 1  # more tell what processes differ by
+SAMPLES = 12  # steps, each beside one without the plan: six groups of four, the least that have an interval
 PASSES = ("equality", "memory", "time")  # of the first round
+NONE_PASSES = ("equality", "memory")  # its steps alternate with those of each way
 UNFIT = 1  # the exit code where no way was measured to fit
 
 
@@ -119,8 +121,11 @@ def paired_trials(
     if case.is_rehearsed:
         return cases, schedule.measured(cases.values(), rounds, predict=True), files
     trials = [
-        msgspec.structs.replace(trial, passes=PASSES) if trial.round == 1 else trial
+        msgspec.structs.replace(trial, passes=NONE_PASSES if trial.case == case.baseline else PASSES)
+        if trial.round == 1
+        else trial
         for trial in schedule.in_rounds(cases.values(), rounds)
+        if trial.round == 1 or trial.case != case.baseline
     ]
     first = [trial for trial in trials if trial.round == 1]
     return cases, (*first, *foreseen, *trials[len(first) :]), files

@@ -30,6 +30,14 @@ from profiler.views.tables.grid import Column, numbers, words
 
 SAVES = 0.995  # of the peak without checkpointing: more would be shown as no saving
 COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
+UNSHOWN = (
+    "phases",
+    "timeline",
+    "forward_seconds",
+    "backward_seconds",
+    "optimizer_seconds",
+    "warmup_seconds",
+)  # readings that no table of rows needs
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
 
@@ -144,7 +152,7 @@ def remarks(rows: Iterable[Row]) -> list[str]:
 def below(rows: Sequence[Row]) -> list[str]:
     """The lines that stand below a table: why rows are not ok, and the notes."""
     notes = [f"note: {remark}" for remark in remarks(rows)]
-    return [*reasons(rows), *notes, *files_of_labels(row.case.strategy for row in rows)]
+    return [*reasons(rows), *_floor(rows), *notes, *files_of_labels(row.case.strategy for row in rows)]
 
 
 def few(names: Sequence[str], most: int) -> str:
@@ -220,10 +228,20 @@ def _against_none(row: Row, value: float | None, change: str) -> str:
 
 
 def _time_change(row: Row) -> str:
+    if row.time is not None and row.time.is_noisy:
+        return "too noisy to tell"
     text = change_text(row.time_ratio)
     if row.time_ratio_range is None or row.time_ratio_range[0] == row.time_ratio_range[1]:
         return text
     return f"{text} ({change_range_text(row.time_ratio_range)})"
+
+
+def _floor(rows: Sequence[Row]) -> list[str]:
+    """How far `none` may be from itself, where that was measured."""
+    floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
+    if floor is None:
+        return []
+    return [f"floor of noise: none against itself is sure to {spread_text(floor)}; no smaller difference is called one"]
 
 
 def batch(case: Case) -> str:
