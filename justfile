@@ -79,6 +79,10 @@ bench-ranks:
 bench-planner:
     {{python}} -m benchmarks.planner
 
+# whether the chosen plan is as fast as those beside it, measured anew; and ten plans beside four busy processes
+bench-worth *names:
+    {{python}} -m benchmarks.chosen {{names}}
+
 # a run of 10,000 records, shown and exported; fails above 2 s
 bench-readers:
     {{python}} -m benchmarks.readers

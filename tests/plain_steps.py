@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,6 +128,8 @@ def _difference(first: torch.Tensor | None, second: torch.Tensor | None) -> floa
         return 0.0 if first is second else 2.0
     scale = max(float(first.abs().max()), float(second.abs().max()))
     amount = float((first.double() - second.double()).abs().max())
+    if not isfinite(amount):
+        return 0.0 if torch.allclose(first, second, rtol=0, atol=0, equal_nan=True) else 2.0
     return amount / scale if amount else 0.0
 
 

@@ -116,17 +116,13 @@ def test_a_budget_that_no_test_heeds_is_said(tmp_path):
     assert "--gcprof-budget had no effect: no test asked for the fixture peak_memory" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "is_there"), [("def test_it(): ...\n", False), ("def test_it(peak_memory): ...\n", True)]
-)
+@pytest.mark.parametrize(("words", "is_there"), [("", False), ("peak_memory", True)])
 def test_only_a_test_that_asks_for_the_fixture_imports_torch(words, is_there, tmp_path):
     """The second is the twin: an import would be seen."""
-    told = (
-        "import sys\ndef pytest_unconfigure():\n    print('TORCH', 'torch' in sys.modules, 'msgspec' in sys.modules)\n"
-    )
-    (tmp_path / "conftest.py").write_text(told)
+    told = "def pytest_unconfigure():\n    print('TORCH', 'torch' in sys.modules, 'msgspec' in sys.modules)\n"
+    (tmp_path / "conftest.py").write_text(f"import sys\n{told}")
 
-    done = run(tmp_path, text, "-s")
+    done = run(tmp_path, f"def test_it({words}): ...\n", "-s")
 
     assert f"TORCH {is_there} {is_there}" in done.stdout, done.stdout + done.stderr
 

@@ -13,6 +13,8 @@ from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
 from profiler.measuring import measure
 from profiler.training import plain_state
+from profiler.training.models.user import as_workload
+from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
 from tests.plain_steps import chain, step_apart, two_steps
@@ -26,6 +28,20 @@ def verified(factory: str, strategy: str):
     none = measured(choice, "none", batch_size=None, passes=("equality",))
     case = make.case(strategy, model=choice, batch_size=None)
     return none, measure(Trial(case=case, passes=("equality",), digests=none.equality.digests))
+
+
+def test_a_parameter_without_data_that_no_forward_uses_is_left_alone():
+    """timm leaves some of CoaT's on the meta device."""
+
+    def build() -> Workload:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        module.register_parameter("unused", nn.Parameter(torch.empty(3, device="meta")))
+        return as_workload((module, torch.randn(2, 4), lambda output: output.sum()))
+
+    record = measure(Trial(case=make.case("none", batch_size=None), passes=("equality",)), build=build)
+
+    assert (record.outcome, verdict(record)) == ("ok", "bit-equal")
+    assert record.equality.num_without_gradient == 1
 
 
 @pytest.mark.parametrize("factory", ["fading", "averaging", "caching"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
@@ -161,7 +162,7 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinP
     seconds = record.readings.step_seconds
     error, against = _prediction_error(record, peaks.get(case.twin, [])) if peaks else (None, None)
     doubts = trust.doubts(rounds, time, baseline=baseline.rounds)
-    notes = [*[note for record in rounds for note in record.notes], *baseline.drift, *doubts]
+    notes = [*chain(*(record.notes for record in rounds)), *baseline.drift, *doubts]
     return Row(
         case=case,
         baseline=baseline.case,
@@ -174,10 +175,10 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinP
         gradients=verdict(record),
         static_bytes=static(record.readings),
         peak_ratio=_ratio(record.readings.peak_bytes, baseline.peak_bytes) if is_ok else None,
-        step_seconds=median(seconds) if seconds else None,
+        step_seconds=_middle(seconds),
         step_spread=spread(seconds) if seconds else None,
         step_interval=interval(seconds) if seconds else None,
-        rounds=tuple(sorted(rounds, key=lambda record: record.round)),
+        rounds=tuple(rounds) if len(rounds) == 1 else tuple(sorted(rounds, key=lambda record: record.round)),
         time=time,
         time_verdict=None,
         time_floor=baseline.floor,
@@ -227,7 +228,7 @@ def verdict(record: Record) -> str:
         return "not checked" if is_measured and record.outcome in ("ok", "invalid") else "-"
     if equality.missing:
         return "missing"
-    if any(note.code == "GCP014" for note in record.notes):
+    if record.notes and any(note.code == "GCP014" for note in record.notes):
         return "not verifiable"
     if not is_reproducible(equality, record.case.precision):
         return "not verifiable"
@@ -241,6 +242,13 @@ def _time(rounds: list[Record], baseline: _Baseline) -> TimeRatio | None:
     if rounds[0].case == baseline.case:
         return ITSELF if baseline.seconds else None
     return row_times.paired(rounds) or row_times.unpaired(rounds, baseline.seconds)
+
+
+def _middle(values: Sequence[float] | None) -> float | None:
+    """The median, where there is one; of 100,000 rows most have one ratio, which is its own."""
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else median(values)
 
 
 def _ratio(value: int | None, baseline: int | None) -> float | None:

@@ -33,7 +33,7 @@ def end_at_once(words: str = "") -> None:
         signal.signal(number, signal.SIG_DFL)
         with suppress(OSError):
             os.write(2, f"\n{words}\n".encode())
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
 
     for number in _not_ignored():
         signal.signal(number, end if words else signal.SIG_DFL)

@@ -155,7 +155,7 @@ class _Comparison:
 
         def again() -> torch.Tensor:
             optimizer, _ = built.trainer()
-            parameters = list(trained(built.workload).values())
+            parameters = [parameter for parameter in trained(built.workload).values() if not parameter.is_meta]
             weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
             optimizer.step()
             later = self._bench.gradients(built, number=2)

@@ -16,12 +16,13 @@ from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
-from profiler.planning.plan import recipe
+from profiler.planning.plan import Plan, recipe
 from profiler.planning.solver import Frontier, best, frontier
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.workflows import SILENT, Screen, plan_fitting
-from profiler.workflows.plan_comparison import ComparedPlan, PlanComparison, compare_plans
+from profiler.workflows.plan_choice import ComparedPlan
+from profiler.workflows.plan_comparison import PlanComparison, compare_plans
 from profiler.workflows.plan_fitting import FittedPlan
 from profiler.workflows.stages import ModelOnDevice, OwnForm
 
@@ -71,6 +72,15 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     better_blocks: str | None = None  # in words, where no plan fits and others have a lower floor
     own: OwnForm | None = None  # the model with its own checkpoints, where no plan fits and it does
     exit_code: int = 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan to take: the best that was measured, else the solver's; None where none fits or all that was
+        measured failed."""
+        comparison = self.comparison
+        if comparison is not None and comparison.is_timed:
+            return comparison.chosen.plan.way.plan if comparison.chosen else None
+        return self.fitted.point.plan if self.fitted else None
 
 
 def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
@@ -127,7 +137,7 @@ class _Planning:
             return msgspec.structs.replace(planned, better_blocks=better, own=own, exit_code=GATE)
         if not request.is_compared:
             return planned
-        comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget))
+        comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget), budget)
         return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
     def _frontier(self, levels: int) -> Frontier:
@@ -162,11 +172,11 @@ class _Planning:
                 say=self.screen.say,
             )
 
-    def _comparison(self, ways: tuple[Way, ...]) -> PlanComparison:
+    def _comparison(self, ways: tuple[Way, ...], budget: int) -> PlanComparison:
         request = self.request
         if self.model is None:
             return PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
         return compare_plans(
-            self.model, self.chain, ways, self.screen, measure=request.measure, rounds=request.rounds,
-            typed=request.typed,
+            self.model, self.chain, ways, self.screen, budget_bytes=budget, measure=request.measure,
+            rounds=request.rounds, typed=request.typed,
         )  # fmt: skip

@@ -116,6 +116,7 @@ class _CheckpointedSegment:
         for index in behind:
             run_ahead(self._blocks[index])
         self.inside = False
+        self._due = 0  # the place of the block whose call comes next
         self._kept_inputs = _keep_inputs(self._blocks, segment)
         for block in self._blocks.values():
             route(block, self)
@@ -127,12 +128,28 @@ class _CheckpointedSegment:
             module.inplace = not on  # type: ignore[assignment]
 
     def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        """The whole segment's output where its first block is called, of the others what they are given."""
-        if block is next(iter(self._blocks.values())):
-            return self._under(self._segment)(*arguments, **keywords)
+        """The whole segment's output where its first block is called, of the others what they are given.
+
+        Raises Unsupported where a forward leaves blocks out, as layer dropout and early exits do.
+        """
+        place = next(place for place, other in enumerate(self._blocks.values()) if other is block)
+        self._expect(place)
+        if place == 0:
+            value = self._under(self._segment)(*arguments, **keywords)
+            self._due = 1 % len(self._blocks)
+            return value
+        self._due = (place + 1) % len(self._blocks)
         value, *further = arguments
         self._check(block, tuple(further), keywords)
         return (value,) if any(block is other for other in self._in_tuples) else value
+
+    def _expect(self, place: int) -> None:
+        """Raises Unsupported where another block is due: what runs together is computed at the first one's call."""
+        due, self._due = self._due, 0
+        if place != due:
+            names = list(self._names.values())
+            what = f"the forward called '{names[place]}' where '{names[due]}' was due"
+            raise Unsupported(f"{what}: what leaves blocks out at random cannot be cut; --strategies all can")
 
     def _check(self, block: nn.Module, further: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Raises Unsupported where a block is given other parameters or values than it was computed with."""

@@ -19,6 +19,7 @@ from profiler.views.plots.panels import curves, space_of
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import marked
 
 WIDTH, BESIDE = 8.5, True
@@ -79,7 +80,8 @@ def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthC
     growth, saved = nearest_growth(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
     kept = "" if saved is None or f"{saved:.2f}" == PROPORTIONAL else f" (saved n^{saved:.2f})"
     words = "" if growth is None else f"\n{growth.text()}{kept}"
-    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(line.strategy) + words)
+    name = shortened(strategy_label(line.strategy))
+    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=name + words)
 
 
 def _fit(axes: Axes, curve: GrowthCurve) -> None:

@@ -15,6 +15,7 @@ from profiler.analysis.rows import Row
 from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
 from profiler.views.sanitize import plain, short
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import (
     batch,
     environment_of,
@@ -37,7 +38,7 @@ MOST_LINES = 6  # of a title
 
 def name(row: Row) -> str:
     """The strategy as one short line; it is never read as mathematics (`parse_math` is off wherever it is drawn)."""
-    return shortened(row.case.strategy)
+    return shortened(strategy_label(row.case.strategy))
 
 
 def shortened(value: object) -> str:

@@ -16,6 +16,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Box, Scale, Tick, around, free, lower_left, memory_floor, stairs
 from profiler.views.sanitize import short
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import peak_name
 
 HEIGHT = 300
@@ -111,7 +112,8 @@ def said(row: Row) -> str:
     kind = "estimated step" if row.case.is_predicted else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
     peak = f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}{change}"
-    return f"{short(row.case.strategy, LONGEST)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
+    name = short(strategy_label(row.case.strategy), LONGEST)
+    return f"{name}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
 
 
 def _slower(row: Row) -> str:
@@ -140,7 +142,7 @@ def _point(row: Row, place: TimePlace, time: Scale, memory: Scale, second: float
         least_x=time.at(least),
         most_x=time.at(most),
         kind=kind,
-        name=short(row.case.strategy, NAME),
+        name=short(strategy_label(row.case.strategy), NAME),
         said=said(row),
         peak_bytes=row.readings.peak_bytes or 0,
     )

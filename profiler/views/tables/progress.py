@@ -20,6 +20,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.record import Record, evidence
 from profiler.core.units import bytes_text, count_text, seconds_text
 from profiler.views.sanitize import plain
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.live import LiveScreen
 
@@ -79,7 +80,7 @@ class Follow:
         lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
             self._said.add(lines)
-            trial = f"{record.case.model} {record.case.strategy}: {record.outcome.replace('_', ' ')}"
+            trial = f"{record.case.model} {strategy_label(record.case.strategy)}: {record.outcome.replace('_', ' ')}"
             self._console.print(plain(f"the last it printed ({trial}; {log}):", encoding=encoding))
             self._console.print("\n".join(f"    {line}" for line in lines))
 
@@ -112,7 +113,7 @@ def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
         f"step {seconds_text(median(seconds))}" if seconds else "",
         (record.detail or "").splitlines()[0] if record.detail else "",
     ]
-    where = [str(record.case.model), str(record.case.strategy), *settings(record.case, varying)]
+    where = [str(record.case.model), strategy_label(record.case.strategy), *settings(record.case, varying)]
     return f"{' '.join(where)} round {record.round}: {', '.join(fact for fact in facts if fact)}"
 
 

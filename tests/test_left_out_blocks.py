@@ -1,0 +1,85 @@
+"""Segments are of forwards that call all of their blocks in order; another forward is refused, not computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import profiler
+from profiler.core.case import Trial
+from profiler.core.errors import Unsupported
+from profiler.engines.worker import attempt
+from profiler.measuring import measure
+from profiler.training.models.user import as_workload
+from tests import make
+
+
+class Dropped(nn.Module):
+    """Leaves out the layers that it is told to leave out, or half of them at random where it is told nothing."""
+
+    def __init__(self, *left_out):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.left_out = set(left_out)
+        self.share = 0.0
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            if number not in self.left_out and float(torch.rand(())) >= self.share:
+                x = torch.tanh(layer(x)) if number == 3 else layer(x)
+        return x.sum()
+
+
+def cut():
+    net, x = Dropped(), torch.randn(2, 4)
+    profiler.apply(net, "segments:k=2", example=x)
+    return net, x
+
+
+def test_a_block_that_is_called_without_those_before_it_is_refused_at_once():
+    net, x = cut()
+    net.left_out = {0}
+
+    with pytest.raises(Unsupported, match=r"called 'layers.1' where 'layers.0' was due.*--strategies all can"):
+        net(x)
+
+
+def test_blocks_that_were_not_called_are_told_at_the_next_forward():
+    net, x = cut()
+    net.left_out = {1}
+    net(x)
+
+    with pytest.raises(Unsupported, match=r"called 'layers.0' where 'layers.1' was due"):
+        net(x)
+
+
+def test_after_a_forward_that_was_refused_or_has_raised_the_next_one_runs():
+    net, x = cut()
+    expected = net(x)
+    for wrong in (torch.randn(2, 5), None):
+        with pytest.raises((RuntimeError, TypeError)):
+            net(wrong)
+    net.left_out = {0}
+    with pytest.raises(Unsupported):
+        net(x)
+    net.left_out = set()
+
+    assert torch.equal(net(x), expected)
+
+
+@pytest.mark.parametrize(("strategy", "outcome"), [("all", "ok"), ("segments:k=2", "skipped")])
+def test_a_run_refuses_what_leaves_blocks_out_at_random_and_checkpoints_each_block(strategy, outcome):
+    def build():
+        net = Dropped()
+        net.share = 0.5
+        return as_workload((net, torch.randn(2, 4)))
+
+    def record_of(case, digests=None):
+        trial = Trial(case=case, passes=("equality", "memory"), digests=digests)
+        return attempt(trial, on_pass=lambda name: None, by=lambda trial, on_pass: measure(trial, build=build))
+
+    case = make.case(strategy, batch_size=None, blocks="layers.*")
+    record = record_of(case, record_of(case.baseline).equality.digests)
+
+    assert record.outcome == outcome
