@@ -107,6 +107,14 @@ bench-published *names:
 bench-families *words:
     {{python}} -m tests.families {{words}}
 
+# models of timm, transformers and torchvision, held to plain PyTorch: writes docs/verdicts.md; takes half an hour
+bench-verdicts *words:
+    {{python}} -m benchmarks.verdicts {{words}}
+
+# what it costs to compare more than the first step's gradients; fails above 5 % of a run
+bench-rules *words:
+    {{python}} -m benchmarks.rules {{words}}
+
 # when sampling stops, on simulated steps of which the median is known
 bench-sampling:
     {{python}} -m benchmarks.sampling

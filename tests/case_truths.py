@@ -13,10 +13,27 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from tests.plain_steps import Forward, apart, chain, judged, two_steps, under, without_gradient
-from tests.user_models import causes, draws, hooks, keeps, marked_loop, modes, no_gradient, one_layer, own_checkpoint
+from tests.user_models import (
+    breaks,
+    causes,
+    dataclass_batch,
+    draws,
+    experts,
+    frozen_tower,
+    hooks,
+    keeps,
+    large_vocabulary,
+    marked_loop,
+    modes,
+    no_gradient,
+    one_layer,
+    own_checkpoint,
+)
 
 Facts = Mapping[str, Any]
 FLOAT, RANDOM_STATE = 4, 5056  # bytes: a number in fp32; the CPU's random state, which a checkpoint keeps
@@ -213,25 +230,119 @@ def _run(value: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
 
 def better() -> dict[str, Facts]:
     """The peaks of PyTorch's allocator with the layer under a checkpoint, and with each of its parts alone."""
+    peak = partial(_peak, one_layer.one)
     peaks = {
-        "layer": _peak(lambda net, value: under(net.layer, value).sum()),
-        "layer.attention": _peak(lambda net, value: net.layer.mlp(under(net.layer.attention, value)).sum()),
-        "layer.mlp": _peak(lambda net, value: under(net.layer.mlp, net.layer.attention(value)).sum()),
+        "layer": peak(lambda net, value: under(net.layer, value).sum()),
+        "layer.attention": peak(lambda net, value: net.layer.mlp(under(net.layer.attention, value)).sum()),
+        "layer.mlp": peak(lambda net, value: under(net.layer.mlp, net.layer.attention(value)).sum()),
     }
     lowest = min(peaks, key=lambda name: peaks[name])
     return {"all": {"all_bytes": peaks["layer"], "better_blocks": lowest, "better_bytes": peaks[lowest]}}
 
 
-def _peak(forward: Forward) -> int:
+def in_chunks() -> dict[str, Facts]:
+    """The peaks of PyTorch's allocator, as it is, with each layer under a checkpoint, and with the loss in chunks."""
+
+    def checkpointed(net: nn.Module, batch: Any) -> torch.Tensor:
+        value = net.embedding(batch[0])
+        for layer in net.layers:
+            value = under(layer, value)
+        return cross_entropy(net.head(value), batch[1])
+
+    make = large_vocabulary.make
+    whole = _peak(make, lambda net, batch: net(*batch))
+    remedies = {
+        "finer checkpointing": _peak(make, checkpointed),
+        "loss in 8 chunks": _peak(partial(make, chunks=8), lambda net, batch: net(*batch)),
+    }
+    return {"none": {"peak_bytes": whole, "remedy": min(remedies, key=lambda name: remedies[name])}}
+
+
+def towers() -> dict[str, Facts]:
+    """What is saved with the hook and without it, counted by PyTorch's own hooks on what is saved."""
+    saved, without = (_saved_bytes(partial(frozen_tower.make, hook)) for hook in ("on", "off"))
+    held = frozen_tower.BATCH * frozen_tower.WIDTH * FLOAT  # the input that needs a gradient, which the graph holds
+    needless = f"{(saved - without + held) / 1024:.1f} KiB are saved for gradients that reach no parameter"
+    told = f"{needless}: nothing trains in tower"
+    return {"none": {"gradients": "bit-equal", "saved_bytes": saved + held + FLOAT, "GCP055": told}}
+
+
+def _saved_bytes(build: Callable[[], Any]) -> int:
+    """The bytes of all storages that a forward saves, but for parameters and the batch."""
+    net, batch = build()
+    resident = {tensor.untyped_storage()._cdata for tensor in (*net.parameters(), batch)}
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        net(batch)
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in kept}
+    return sum(nbytes for storage, nbytes in storages.items() if storage not in resident)
+
+
+def routed() -> dict[str, Facts]:
+    """Under `all` each expert's load is counted in the forward and in the recompute."""
+    found = compared(experts.make, {"all": chain()})
+    return with_facts(found, all={"buffers_difference": 1 / 2, "GCP004": "(0.load, 1.load, 2.load)"})
+
+
+def data_dependent() -> dict[str, Facts]:
+    """The first operator whose size hangs on the data is `bincount`, as no other gives a size that nobody knows."""
+    return {"none": {"outcome": "skipped", "detail": "depends on its data (aten.bincount"}}
+
+
+def breaking() -> dict[str, Facts]:
+    with pytest.raises(RuntimeError) as raised:
+        two_steps(breaks.make)
+    last = raised.traceback[-1]
+    detail = f"RuntimeError: {raised.value} ({last.path.name}:{last.lineno + 1})"
+    return {"none": {"outcome": "failed", "detail": detail}}
+
+
+def imported() -> dict[str, Facts]:
+    module, *_ = modes.training()
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    return with_facts(compared(modes.training, {}), none={"num_parameters": parameters})
+
+
+def in_a_dataclass() -> dict[str, Facts]:
+    """The model takes the whole of its batch, and so does its loss."""
+
+    def through_layers(call: Callable[..., torch.Tensor]) -> Forward:
+        def forward(net: nn.Module, batch: Any) -> torch.Tensor:
+            value = net.embed(batch.features * batch.mask)
+            for layer in net.layers:
+                value = call(layer, value)
+            return ((net.out(value).squeeze(-1) - batch.target) ** 2).mean()
+
+        return forward
+
+    def build() -> tuple[nn.Module, Any]:
+        net, batch, _ = dataclass_batch.make()
+        return net, batch
+
+    return compared(build, {"all": through_layers(under)}, through_layers(lambda layer, value: layer(value)))
+
+
+def _peak(build: Callable[[], Any], forward: Forward) -> int:
     """The most bytes of a step in plain PyTorch: its parameters, its batch, and what the allocator gives besides."""
-    net, batch = one_layer.one()
+    net, batch = build()
     forward(net, batch).backward()
     net.zero_grad()
     with torch.profiler.profile(profile_memory=True) as profile:
         forward(net, batch).backward()
-    now = most = sum(tensor.nbytes for tensor in (*net.parameters(), batch))
+    resident = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors_of(net, batch)}
+    now = most = sum(resident.values())
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             most = max(most, now)
     return most
+
+
+def tensors_of(net: nn.Module, batch: Any) -> list[torch.Tensor]:
+    """All tensors that are there before a step."""
+    return [*net.parameters(), *(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))]

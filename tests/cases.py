@@ -15,24 +15,30 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from profiler.analysis.explanation import better_blocks
+from profiler.analysis.explanation import better_blocks, explain
 from profiler.analysis.rows import verdict
 from profiler.core.case import Case as SpecCase
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
 from profiler.engines.worker import attempt
 from profiler.predicting.prediction import follow_case, predict
+from profiler.views.tables.explanation import REMEDIES
 from tests import make
 from tests.case_truths import (
     FLOAT,
     Facts,
     better,
+    breaking,
     calls,
     counted_twice,
+    data_dependent,
     drawn,
     fails,
     frozen_prefix,
     hooked,
+    imported,
+    in_a_dataclass,
+    in_chunks,
     in_mode,
     kept,
     kept_means,
@@ -45,6 +51,8 @@ from tests.case_truths import (
     overlooked,
     own_bytes,
     packed,
+    routed,
+    towers,
     watched,
 )
 from tests.pages import DOCS
@@ -53,7 +61,13 @@ WARNED = "GCP046"  # what PyTorch warned of, in the words of its version
 PAGE = DOCS / "cases.md"
 FILES = Path(__file__).parent / "user_models"
 NUMBERS = ("num_parameters", "saved_bytes")  # which the page shows of what gcprof says
-PASSES = {"saved_bytes": "memory", "GCP048": "memory", "GCP054": "flops"}  # what tells of these; else equality alone
+# the pass that tells of these; else equality alone
+PASSES = {
+    "saved_bytes": "memory",
+    "GCP048": "memory",
+    "GCP054": "flops",
+    "GCP055": "flops",
+}
 TOLD = {  # how a fact is told
     "gradients": "{}",
     "largest_difference": "the largest difference is {:.1e}",
@@ -64,6 +78,8 @@ TOLD = {  # how a fact is told
     "outcome": "the outcome is {}",
     "detail": "the reason says: {}",
     "all_bytes": "the peak is {:,} bytes",
+    "peak_bytes": "the peak is {:,} bytes",
+    "remedy": "it is lowest with {}",
     "better_blocks": "it is lowest with `--blocks {}`",
     "better_bytes": "{:,} bytes",
 }
@@ -89,7 +105,7 @@ class Case(NamedTuple):
     def command(self) -> str:
         """What a user would ask."""
         asked = [strategy for strategy in self.strategies if strategy != "none"] or ["none"]
-        if self.ask is explained:
+        if self.ask in (explained, remedied):
             return f"gcprof explain {self.model} --strategy {asked[0]} --device cpu"
         if self.ask is predicted:
             return f"gcprof predict {self.model} --strategies {','.join(asked)} --device cpu"
@@ -127,10 +143,22 @@ def explained(model: Choice, strategy: str, facts: Facts) -> Answer:
     return Answer(f"{words} with `--blocks {better.pattern}`", told)
 
 
+def remedied(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof explain` says of the peak, and what would lower it most."""
+    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu")
+    followed = follow_case(Trial(case=case))
+    explained = explain(followed.trace, blocks=followed.blocks)
+    first, *_ = explained.remedies
+    name, cost = REMEDIES[first.kind].removesuffix(")").split(" (")
+    told = {"peak_bytes": explained.peak.nbytes, "remedy": name}
+    return Answer(f"the peak is {told['peak_bytes']:,} bytes; {name} ({cost}) could lower it by {first.nbytes:,}", told)
+
+
 ELSEWHERE, BASELINE, MODES = "1 numbers from elsewhere", "2 a broken baseline", "3 train or eval"
 FLOORS, PACKED, HOOKS, SECOND = "4 the chosen blocks", "5 saved_tensors_hooks", "6 hooks", "7 the second step"
 OVERLOOKED, LOST, FREED = "8 what is compared", "9 words that are lost", "10 what a forward frees"
-CAUSES, GROWS, CALLS = "12 causes by name", "13 memory that grows", "14 calls"
+REMEDIED, CAUSES, GROWS, CALLS = "11 remedies", "12 causes by name", "13 memory that grows", "14 calls"
+ROUTED, FAILURES = "15 experts", "16 failures and factories"
 BOTH = ("none", "all")
 CASES = (
     *(
@@ -169,6 +197,8 @@ CASES = (
     ),
     Case(LOST, "modes.py:named:name=large,factory=bc", ("none",), named),
     Case(FREED, "grad_cam.py:make", ("none",), watched),
+    Case(REMEDIED, "large_vocabulary.py:make", ("none",), in_chunks, remedied),
+    Case(REMEDIED, "frozen_tower.py:make", ("none",), towers),
     Case(CAUSES, "causes.py:cached", BOTH, partial(fails, "cached", "0.cache.keys, 1.cache.keys")),
     Case(CAUSES, "causes.py:counting", BOTH, partial(fails, "counting", "0.calls, 1.calls")),
     Case(CAUSES, "causes.py:marked", BOTH, counted_twice),
@@ -179,6 +209,12 @@ CASES = (
     ),
     Case(GROWS, "keeps.py:averaging", BOTH, kept_means),
     Case(CALLS, "marked_loop.py:make", ("none", "segments:k=3"), calls),
+    Case(ROUTED, "experts.py:make", BOTH, routed),
+    Case(ROUTED, "experts.py:make", ("none",), data_dependent, predicted),
+    Case(FAILURES, "breaks.py:make", ("none",), breaking),
+    Case(FAILURES, "elsewhere.py:make", ("none",), imported),
+    Case(FAILURES, "elsewhere.py:training", ("none",), imported),
+    Case(FAILURES, "dataclass_batch.py:make", BOTH, in_a_dataclass),
 )
 
 
@@ -251,7 +287,8 @@ Steps of users that are easily read wrong: what gcprof says of each, and what is
 PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by
 hand; by arithmetic or PyTorch's own allocator where it is bytes. `tests/test_cases.py` holds the one to the other
 whenever the tests run. `just cases` writes this page, each row from the trials that it runs, with all notes but those
-of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`.
+of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`, and models
+that others wrote are in [verdicts](verdicts.md).
 
 | family | file of the user | what is asked | what gcprof says | what is true |
 |---|---|---|---|---|

@@ -126,6 +126,8 @@ def step_apart(first: Step, second: Step) -> float:
 def _difference(first: torch.Tensor | None, second: torch.Tensor | None) -> float:
     if first is None or second is None:
         return 0.0 if first is second else 2.0
+    if not first.numel():
+        return 0.0
     scale = max(float(first.abs().max()), float(second.abs().max()))
     amount = float((first.double() - second.double()).abs().max())
     if not isfinite(amount):

@@ -18,12 +18,9 @@ from profiler.analysis.telling_apart import TimeRatio, of_groups, of_rounds, quo
 from profiler.core.paired_steps import group_ratios, is_plain_first, num_warmup_pairs, stop_reason
 from profiler.core.record import Record
 from profiler.core.stats import Sampling, smooth_interval
-from profiler.planning.candidates import Way
-from profiler.planning.plan import Plan
-from profiler.planning.simulator import Cost
 from profiler.views.report import frontier as report_frontier
 from profiler.views.tables.columns import columns
-from profiler.workflows.plan_comparison import ComparedPlan, slower_than_rival
+from profiler.workflows.plan_choice import is_slower
 from tests import make
 from tests.make import MIB
 
@@ -267,19 +264,13 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
 
     # plans and comparisons
     for row, other in combinations(table, 2):
-        told = slower_than_rival([plan("plan", row), plan("uniform(2)", other)])
-        assert (told is not None) == (row_times.verdict(row, other) == "slower")
+        assert is_slower(row, other) == (row_times.verdict(row, other) == "slower")
     records = [record for row in table for record in row.rounds]
     (before,), (after,) = (sides([("run", records)], align=ALIGN) for _ in range(2))
-    for key, point in before.points.items():
-        contrast = times(point, after.points[key])
+    for key, sampled in before.points.items():
+        contrast = times(sampled, after.points[key])
         ratio_of_runs = TimeRatio(ratio=contrast.ratio, low=contrast.low, high=contrast.high)
-        assert contrast.verdict == verdict(ratio_of_runs, floor=point.row.time_floor)
-
-
-def plan(label: str, row: Row) -> ComparedPlan:
-    way = Way(label=label, plan=Plan(items=(0, 1)), cost=Cost(peak_bytes=1, step_seconds=1.0))
-    return ComparedPlan(way=way, measured=row)
+        assert contrast.verdict == verdict(ratio_of_runs, floor=sampled.row.time_floor)
 
 
 def test_sets_of_every_verdict_are_among_those_that_are_generated():

@@ -34,6 +34,7 @@ LONGEST_NAME = 44
 BOLD = 1.1  # times as wide
 EM = 0.62  # of a letter's height: wider than nearly every text in DejaVu Sans
 MOST_LINES = 6  # of a title
+NOT_FROM_ZERO = "not from 0"
 
 
 def name(row: Row) -> str:
@@ -59,6 +60,13 @@ def number_axis(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(MaxNLocator(6, steps=list(STEPS)))
     axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
+
+
+def tell_start(axes: Axes) -> None:
+    """Says at an axis of numbers that it does not begin at zero: differences look larger there than they are."""
+    for axis, (start, _) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if isinstance(axis.get_major_locator(), MaxNLocator) and axis.get_label_text() and start > 0:
+            axis.set_label_text(f"{axis.get_label_text()}, {NOT_FROM_ZERO}")
 
 
 def log_axis(axis: Axis) -> None:

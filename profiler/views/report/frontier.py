@@ -71,6 +71,7 @@ class FrontierChart(msgspec.Struct, frozen=True, kw_only=True):
     memory_unit: str
     time_unit: str
     memory: Scale
+    times_begin_above_zero: bool
     floor: float | None  # where the static memory is
 
 
@@ -95,6 +96,7 @@ def frontier(rows: Sequence[Row]) -> FrontierChart | None:
         memory_unit=unit,
         time_unit=time_unit,
         memory=Scale(low=memory.low * size, high=memory.high * size, start=memory.start, end=memory.end),
+        times_begin_above_zero=time.low > 0,
         floor=memory.at(min(floors)) if floors and min(floors) >= memory.low else None,
     )
 
