@@ -1,7 +1,8 @@
 """Whether `gcprof plan` takes the best of what it measures, on the CPU: `python -m benchmarks.chosen [NAME ...]`.
 
 - `best`: for each model a plan is made at 60 % of the peak without checkpointing. Then all ways of its table are
-  measured anew, in processes of their own: the chosen one is slower, where that can be told, than none that needs no more.
+  measured anew, in processes of their own: the chosen one is slower, where that can be told, than none that needs no
+  more.
 - `again`: ten plans of one model beside four busy processes choose one way, or ways that a run could not tell apart.
 
 Each line has the time of the whole command's work and of `import torch` beside it, and how far the costs are off what
