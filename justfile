@@ -63,9 +63,13 @@ bench-overhead:
 bench-cost:
     {{python}} -m benchmarks.cost
 
-# a traced step, a composed sweep; against MemTracker and separate traces
+# a traced step, against MemTracker
 bench-predict:
     {{python}} -m benchmarks.predict
+
+# whole commands, each beside an import of torch; on quiet cores
+bench-answers *words:
+    {{python}} -m benchmarks.answers {{words}}
 
 # Llama-70B over 64 and 4096 ranks, predicted; against the arithmetic of sharding
 bench-ranks:
@@ -75,6 +79,10 @@ bench-ranks:
 bench-planner:
     {{python}} -m benchmarks.planner
 
+# whether the chosen plan is as fast as those beside it, measured anew; and ten plans beside four busy processes
+bench-worth *names:
+    {{python}} -m benchmarks.chosen {{names}}
+
 # a run of 10,000 records, shown and exported; fails above 2 s
 bench-readers:
     {{python}} -m benchmarks.readers
@@ -82,6 +90,10 @@ bench-readers:
 # kill -9 of the parent, then of workers, at random moments
 bench-kill times="50":
     {{python}} -m tests.kill --times {{times}}
+
+# how often times are told apart that should be, and should not, beside busy processes too: writes docs/noise.md
+bench-noise *words:
+    {{python}} -m benchmarks.noise -o docs/noise.md {{words}}
 
 # how often comparisons are right: intervals, verdicts; and how long three devices take
 bench-compare:

@@ -99,7 +99,7 @@ def verdicts(size: tuple[int, int], noise: float, slower: float) -> dict[str, fl
     given = [
         sampled(run(source, size, noise), run(source, size, noise, slower=slower)).verdict for _ in range(TIMES // 4)
     ]
-    return {verdict: given.count(verdict) / len(given) for verdict in ("same", "better", "worse", "ambiguous")}
+    return {verdict: given.count(verdict) / len(given) for verdict in ("same", "faster", "slower")}
 
 
 def _ratio(before: np.ndarray, after: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -116,10 +116,10 @@ def _sizes() -> bool:
         held, skew = coverage(size, (0.01, 0.01)), coverage(size, (0.02, 0.02), draw=skewed)
         peers = [bootstrap(size, method) for method in ("percentile", "BCa")]
         alike, noisy, found = verdicts(size, 0.01, 1.0), verdicts(size, 0.05, 1.0), verdicts(size, 0.01, SLOWER)
-        wrong, often = (one["better"] + one["worse"] for one in (alike, noisy))
-        numbers = (held, skew, *peers, wrong, often, alike["same"], found["worse"])
+        wrong, often = (one["faster"] + one["slower"] for one in (alike, noisy))
+        numbers = (held, skew, *peers, wrong, often, alike["same"], found["slower"])
         print(f"| {size[0]} x {size[1]} | " + " | ".join(f"{number:.1%}" for number in numbers) + " |", flush=True)
-        missed |= max(wrong, often) > FALSE or (size[0] != 2 and found["worse"] < FOUND)
+        missed |= max(wrong, often) > FALSE or (size[0] != 2 and found["slower"] < FOUND)
         missed |= size in HELD and not LEAST <= held <= MOST
     return missed
 

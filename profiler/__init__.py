@@ -2,7 +2,8 @@
 
 `profiler.apply(module, "segments:k=4")` checkpoints a module in place, and `profiler.measure(build, "segments:k=4")`
 measures one; `profiler.predict(build, "segments:k=4", device="h100")` predicts it for a GPU that need not be there;
-`profiler.plan(build, "8GiB")` finds where to checkpoint; `profiler.load("last")` reads a run back.
+`profiler.plan(build, "8GiB")` finds where to checkpoint; `profiler.explain(module, batch)` and
+`profiler.timeline(module, batch)` show what holds the peak; `profiler.load("last")` reads a run back.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler.api import apply, measure, plan, predict
+    from profiler.api import apply, explain, measure, plan, predict, timeline
     from profiler.training.marked_functions import block
     from profiler.workflows.stored_run import load
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "block", "load", "measure", "plan", "predict"]
+__all__ = ["__version__", "apply", "block", "explain", "load", "measure", "plan", "predict", "timeline"]
 _HOMES = {  # imported on first use: all but `block` and `load` import torch, which takes seconds
     "apply": "profiler.api",
     "block": "profiler.training.marked_functions",
+    "explain": "profiler.api",
     "measure": "profiler.api",
     "plan": "profiler.api",
     "predict": "profiler.api",
+    "timeline": "profiler.api",
     "load": "profiler.workflows.stored_run",
 }
 

@@ -112,7 +112,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every `gcprof run` of this process goes to the one fork server of all tests."""
-    monkeypatch.setattr(local, "_Server", lambda visible, rehearses=False: Lent(engine._servers[rehearses]))
+    monkeypatch.setattr(local, "_Server", lambda visible, rehearses=False, **others: Lent(engine._servers[rehearses]))
 
 
 @pytest.fixture

@@ -76,8 +76,8 @@ PICTURES = (
     ),
     plot(
         BATCHES, "growth", title="How the peak grows",
-        about="Logarithmic axes, on which powers are straight, with the exponent of the nearest. What is saved grows "
-        "as the batch does; the peak grows less, since the weights stay as they are.",
+        about="Logarithmic axes. At each name the nearest growth, a constant beside a slope or a power, with its "
+        "largest error: the constant is what no batch changes, the slope what a sample takes.",
     ),
     plot(
         DEPTHS, "growth", "--over depth", name="growth-depth", title="... with an option of the model",

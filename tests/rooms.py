@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "profiler"
 
 
 class Room(NamedTuple):
-    """A folder of `profiler/`, or one of the files beside the folders."""
+    """A folder of `profiler/`."""
 
     imports: frozenset[str]  # other rooms, all of them above this one in the table
     libraries: frozenset[str]  # heavy ones
@@ -40,7 +40,7 @@ ROOMS = {
         "core analysis training measuring runs engines", "torch transformers tensorboard wandb mlflow"
     ),
     "workflows": _room("core planning analysis training request runs engines views", "pandas"),
-    "api": _room("core planning training request measuring predicting workflows", "torch"),
+    "api": _room("core planning analysis training request measuring predicting views workflows", "torch"),
     "cli": _room("core planning analysis training request runs engines views integrations workflows", "typer"),
 }
 

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from profiler.analysis import axes
-from profiler.analysis.axes import Space, exponent, power
+from profiler.analysis.axes import Space
 from profiler.analysis.fit import holds, samples_per_second, throughput_frontier
+from profiler.analysis.growth_fit import exponent, nearest_growth
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
@@ -199,11 +200,41 @@ def test_a_grid_has_each_row_at_its_values_and_nothing_where_none_ran():
 def test_the_exponent_of_a_power_is_found(true):
     sizes = (1, 2, 4, 8, 16)
 
-    found = power(sizes, [3 * size**true for size in sizes])
+    found = nearest_growth(sizes, [3 * size**true for size in sizes])
 
     assert found is not None
     assert found.exponent == pytest.approx(true)
     assert found.at(100) == pytest.approx(3 * 100**true)
+
+
+@pytest.mark.parametrize(("constant", "slope"), [(100, 1), (2.5, 0.5), (50, -1)])
+def test_a_constant_beside_what_is_proportional_is_found(constant, slope):
+    sizes = (1, 2, 4, 8, 16)
+
+    found = nearest_growth(sizes, [constant + slope * size for size in sizes])
+
+    assert found is not None
+    assert (found.constant, found.scale, found.exponent) == (pytest.approx(constant), pytest.approx(slope), 1)
+    assert found.largest_error < 1e-6
+
+
+def test_what_ranks_share_falls_to_what_each_has_for_itself():
+    sizes = (8, 64, 512, 4096)
+
+    found = nearest_growth(sizes, [14 + 520 / size for size in sizes])
+
+    assert found.text() == "14 + 520/n"
+
+
+def test_the_error_is_that_of_the_value_that_is_furthest_off():
+    sizes, values = (1, 2, 4, 8), (100, 100, 140, 190)
+
+    found = nearest_growth(sizes, values)
+
+    assert found.largest_error == pytest.approx(
+        max(abs(found.at(x) / y - 1) for x, y in zip(sizes, values, strict=True))
+    )
+    assert found.text().endswith(f"\u00b1{found.largest_error * 100:.0f} %")
 
 
 def test_a_constant_beside_what_grows_makes_the_exponent_less():
@@ -213,9 +244,9 @@ def test_a_constant_beside_what_grows_makes_the_exponent_less():
 
 
 def test_no_power_goes_through_fewer_than_three_points():
-    assert power((1, 2), (1, 2)) is None
-    assert power((1, 2, 4), (0, 1, 2)) is None  # nothing of the first has a logarithm
-    assert power((1, 2, 4), (1, 1, 2)) is not None
+    assert nearest_growth((1, 2), (1, 2)) is None
+    assert nearest_growth((1, 2, 4), (0, 1, 2)) is None  # nothing of the first has a logarithm
+    assert nearest_growth((1, 2, 4), (1, 1, 2)) is not None
 
 
 # --- samples a second

@@ -116,7 +116,7 @@ def test_as_json_it_is_one_document_with_its_gate(results: Path, capsys: pytest.
     whole = json.loads(capsys.readouterr().out)
     assert (code, whole["exit_code"], whole["schema"]) == (5, 5, 1)
     assert len(whole["gate"]["tripped"]) == 2
-    assert whole["comparison"]["matches"][1]["cells"][1]["time"]["verdict"] == "worse"
+    assert whole["comparison"]["matches"][1]["cells"][1]["time"]["verdict"] == "slower"
 
 
 def test_as_csv_every_side_of_every_row_is_a_line_in_base_units(results: Path, capsys: pytest.CaptureFixture[str]):

@@ -44,7 +44,7 @@ def test_times_have_an_interval_that_holds_their_ratio():
 
     assert contrast.ratio == pytest.approx(1.2)
     assert contrast.low < 1.2 < contrast.high
-    assert contrast.verdict == "worse"
+    assert contrast.verdict == "slower"
 
 
 def test_the_rounds_of_a_run_are_kept_apart():
@@ -53,7 +53,7 @@ def test_the_rounds_of_a_run_are_kept_apart():
     contrast = only(against(apart, apart)).cells[1].time
 
     assert contrast.low < 0.7
-    assert contrast.verdict == "ambiguous"
+    assert contrast.verdict == "cannot be told apart"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_predicted_seconds_beside_measured_ones_have_the_interval_of_the_measure
     contrast = only(against([record(seconds=(0.1,), device="fake:t4")], [record(slower=1.3, device="cuda:0")])).cells[1]
 
     assert contrast.time.low < 1.3 < contrast.time.high
-    assert contrast.time.verdict == "worse"
+    assert contrast.time.verdict == "slower"
 
 
 def test_a_run_of_one_round_says_what_its_interval_does_not_know():

@@ -151,6 +151,10 @@ def test_every_file_that_a_page_links_to_is_there(name):
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_the_first_page_is_read_in_one_go():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def codes() -> set[str]:
     """Of every note that the package can give."""
     return set(re.findall(r"GCP\d{3}", "".join(SOURCES.values())))

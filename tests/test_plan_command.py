@@ -15,6 +15,7 @@ import pytest
 from profiler import engines
 from profiler.cli import answer
 from profiler.core import plan_file
+from profiler.core.units import bytes_text
 from profiler.engines import local
 from profiler.planning import chain as chains
 from profiler.planning.chain import StageModule
@@ -94,10 +95,15 @@ def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, cap
     lines = said.out.splitlines()
     assert code == 0
     assert lines[0] == "costs.json: at most 854 MiB, 60 % of the peak without checkpointing"
-    assert [line.split()[0] for line in lines[5:9]] == ["plan", "uniform(7)", "first(6)", "all"]
-    assert lines[-2:] == ["stages: 1-12 stem to head", "times are against the step without checkpointing"]
+    assert [line.split("  ")[0] for line in lines[5:8]] == ["plan", "uniform(7)", "all"]
+    assert "uniform(7) = first(6): one plan" in lines
+    assert lines[-3:-1] == ["stages: 1-12 stem to head", "times are against the step without checkpointing"]
     assert "floor of these blocks: 536 MiB, the static bytes and 'c1' at work alone" in said.err
-    assert "no plan of these stages this deep is faster; 30 plans are on the frontier" in said.err
+    peak = bytes_text(best(FRONTIER, int(0.6 * WHOLE)).peak_bytes)
+    assert (
+        f"by these costs no plan of these stages this deep of at most {peak} is faster than `plan`; 30 plans"
+        in said.err
+    )
     assert not list(Path().glob("results"))
 
 
@@ -304,6 +310,35 @@ def test_blocks_that_are_computed_together_have_code_in_python_alone(named, caps
 
     assert plan("--stages", named, "--budget", "60%", "--emit", "python") == 0
     assert '["stem", "c1", "pool", "c2"]' in capsys.readouterr().out
+
+
+def test_the_code_of_a_plan_file_is_printed_without_torch(named, capsys):
+    assert plan("--stages", named, "--budget", "60%", "-o", "plan.json") == 0
+    capsys.readouterr()
+    assert plan("--stages", named, "--budget", "60%", "--emit", "python") == 0
+    planned = capsys.readouterr().out
+
+    done = gcprof("plan", "--from", "plan.json", "--emit", "python", torch=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, planned, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--from plan.json", "--from needs --emit"),
+        ("--from plan.json --emit python --budget 60%", "--budget has no effect with --from"),
+        ("mlp --from plan.json --emit python", "the model has no effect with --from"),
+        ("--from plan.json --emit python --no-measure", "--no-measure has no effect with --from"),
+        ("--from plan.json --emit python", "cannot read the plan 'plan.json'"),
+    ],
+)
+def test_what_has_no_effect_beside_a_plan_file_is_refused(here, capsys, words, complaint):
+    assert plan(*shlex.split(words)) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert complaint in said.err
 
 
 def test_a_plan_by_costs_needs_no_torch(costs):

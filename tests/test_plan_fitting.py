@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from profiler.core import plan_file
-from profiler.core.case import OPERATORS, Choice, Trial
+from profiler.core.case import Choice, Trial
 from profiler.core.record import Readings, Record
+from profiler.planning import candidates
 from profiler.planning import chain as chains
-from profiler.planning.candidates import PLAN, Way, none, ways
+from profiler.planning.candidates import PLAN, none, ways
 from profiler.planning.chain import Chain, StageModule
 from profiler.planning.plan import Plan, render
-from profiler.planning.simulator import Cost, simulate
-from profiler.planning.solver import best, frontier
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import Point, best, frontier
 from profiler.workflows import plan_comparison, plan_fitting, stages
-from profiler.workflows.plan_comparison import ComparedPlan
 from tests import make
 from tests.planning_chains import FOLDER
 
@@ -196,7 +195,7 @@ def test_excess_that_grows_with_every_try_ends_at_the_smallest_plan(tmp_path):
 def test_the_rivals_are_the_fastest_of_each_kind_that_fit_and_all_that_need_not():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    assert [way.label for way in found] == [PLAN, "uniform(7)", "first(6)", "all"]  # every(1) is all
+    assert [way.name for way in found] == [PLAN, "uniform(7) = first(6)", "all"]  # every(1) is all
     assert all(way.cost == simulate(CHAIN, way.plan) for way in found)
     assert all(way.cost.peak_bytes <= BUDGET for way in found[:-1])
     assert all(way.cost.step_seconds >= found[0].cost.step_seconds for way in found[:-1])
@@ -211,16 +210,27 @@ def test_a_kind_of_which_nothing_fits_is_left_out():
     assert found[-1].cost.peak_bytes > tight
 
 
-def test_ways_of_one_plan_are_measured_once(tmp_path):
+def test_a_plan_that_a_strategy_does_too_is_one_way_and_is_called_both():
+    plan = candidates.uniform(CHAIN, 7)
+
+    found = ways(CHAIN, Point(peak_bytes=0, step_seconds=0.0, plan=plan), BUDGET)
+
+    assert [way.name for way in found] == ["plan = uniform(7) = first(6)", "all"]
+    assert found[0].is_catalogue
+
+
+def test_each_way_is_measured_in_rounds_and_predicted_once(tmp_path):
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
     cases, trials, files = plan_comparison.paired_trials(make.case(), CHAIN, found, tmp_path, rounds=3)
 
-    assert cases["uniform(7)"] == cases["first(6)"] != cases["plan"]
+    measured = [trial for trial in trials if not trial.case.is_predicted]
+    assert list(cases) == ["none", "plan", "uniform(7)", "all"]
     assert sorted(path.name for path in files) == ["all.json", "plan.json", "uniform-7.json"]
     assert len(trials) == 4 * 3 + 4  # none and three plans, in three rounds, and each predicted
-    assert [trial.round for trial in trials if not trial.case.is_predicted] == [1] * 4 + [2] * 4 + [3] * 4
-    assert OPERATORS in trials[0].passes
+    assert [trial.round for trial in measured] == [1] * 4 + [2] * 4 + [3] * 4
+    assert {trial.passes for trial in measured if trial.round == 1} == {("equality", "memory", "time")}
+    assert {trial.passes for trial in measured if trial.round > 1} == {("time",)}
 
 
 def test_on_a_device_that_is_not_there_each_is_predicted_once(tmp_path):
@@ -229,48 +239,6 @@ def test_on_a_device_that_is_not_there_each_is_predicted_once(tmp_path):
     _, trials, _ = plan_comparison.paired_trials(make.case(device="fake:t4"), CHAIN, found, tmp_path, rounds=3)
 
     assert [(trial.round, trial.passes) for trial in trials] == [(1, ("memory",))] * 4
-
-
-def shown(label: str, ratios: tuple[float, float] | None, peak: int = 10, plan: str = "") -> ComparedPlan:
-    items = {"a": (0, 1), "b": ((0,), 1)}[plan or ("a" if label == "plan" else "b")]
-    way = Way(label=label, plan=Plan(items=items), cost=Cost(peak_bytes=peak, step_seconds=1.0))
-    row = SimpleNamespace(time_ratio_range=ratios)
-    return ComparedPlan(way=way, measured=row if ratios else None)
-
-
-def test_a_plan_that_is_slower_than_a_rival_in_every_round_has_lost_and_the_rival_is_offered():
-    lines = [shown("plan", (1.2, 1.3)), shown("uniform(4)", (1.1, 1.19)), shown("all", (1.3, 1.4))]
-
-    told = plan_comparison.slower_than_rival(lines)
-
-    assert told == "the plan was measured slower than uniform(4), which needs no more: take that one: [1] 2"
-
-
-@pytest.mark.parametrize(
-    "rival",
-    [
-        shown("uniform(4)", (1.1, 1.2)),  # the ranges touch
-        shown("uniform(4)", (1.0, 1.1), peak=11),  # it needs more
-        shown("uniform(4)", None),  # it was not measured
-        shown("uniform(4)", (1.21, 1.25)),
-    ],
-)
-def test_a_plan_that_may_be_as_fast_has_not_lost(rival):
-    assert plan_comparison.slower_than_rival([shown("plan", (1.2, 1.3)), rival]) is None
-
-
-@pytest.mark.parametrize("mine", [None, (1.3, 1.3)])  # not measured; in one round alone
-def test_without_several_rounds_nothing_is_lost(mine):
-    assert plan_comparison.slower_than_rival([shown("plan", mine), shown("uniform(4)", (1.0, 1.0))]) is None
-
-
-def test_the_same_plan_by_another_name_is_as_fast():
-    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
-    same = msgspec.structs.replace(found[1], plan=found[0].plan)
-
-    cases, _, _ = plan_comparison.paired_trials(make.case(), CHAIN, (found[0], same), Path("run"), rounds=2)
-
-    assert cases["plan"] == cases["uniform(7)"]
 
 
 def test_none_is_everything_kept():

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections import Counter
+from math import ceil
 
 import msgspec
 import pytest
@@ -36,7 +37,10 @@ HOSTILE = "\x1b[31m[bold]evil\x07[/bold]\u202e"
 
 def shown() -> list[Shown]:
     """The plan and its rivals: the last one ran out of memory, the others were measured in two rounds."""
-    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+    found = [
+        msgspec.structs.replace(way, cost=msgspec.structs.replace(way.cost, error_seconds=0.0021 * at))
+        for at, way in enumerate(ways(CHAIN, best(FRONTIER, BUDGET), BUDGET))
+    ]
     records = []
     for number in (1, 2):
         records.append(make.record(peak=1424 * MIB, round=number))
@@ -48,7 +52,15 @@ def shown() -> list[Shown]:
     records.append(make.failed("all", "out_of_memory", "no room"))
     measured = {row.case.strategy.name: row for row in rows(records) if not row.case.is_predicted}
     predicted = {row.case.strategy.name: row for row in rows(records) if row.case.is_predicted}
-    return [Shown(way=way, measured=measured[way.label], predicted=predicted.get(way.label)) for way in found]
+    return [
+        Shown(
+            way=way,
+            measured=measured[way.label],
+            predicted=predicted.get(way.label),
+            is_chosen=way.label == "uniform(7)",
+        )
+        for way in found
+    ]
 
 
 LINES = [
@@ -195,11 +207,40 @@ def test_what_was_not_measured_has_no_columns():
 def test_the_table_says_how_far_the_prediction_is_off_and_what_found_no_room():
     lines = printed("plan").splitlines()
 
-    plan = next(line for line in lines if line.startswith("plan"))
+    plan = next(line for line in lines if line.strip().startswith("plan"))
     assert "851 MiB" in plan
     assert f"{(848 / 851 - 1) * 100:+.2f} %" in plan
     assert "bit-equal" in plan
-    assert "out of memory" in next(line for line in lines if line.startswith("all"))
+    assert "out of memory" in next(line for line in lines if line.strip().startswith("all"))
+
+
+def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand_beside_it():
+    lines = TABLES["plan"](width=200).plain.splitlines()
+
+    chosen = next(line for line in lines if "uniform(7)" in line)
+    reference, way = NONE.cost.step_seconds, shown()[1].way
+    assert [line.strip()[0] for line in lines if "MiB" in line and ("uniform" in line or "all" in line)] == ["*", "a"]
+    assert "+20..+20" in chosen  # 1.201 and 1.202 times as long in the rounds
+    assert f"{(way.cost.step_seconds / reference / 1.2015 - 1) * 100:+.1f} %" in chosen
+    assert f" ±{ceil(0.0021 / reference * 100)} %" in chosen
+
+
+def test_a_range_that_is_wider_than_any_ratio_tells_nothing():
+    wide = [
+        make.record(name, peak=9 * MIB, seconds=(seconds,), round=number)
+        for name, times in (("none", (1.0, 1.0)), ("all", (0.5, 9.0)))
+        for number, seconds in enumerate(times, start=1)
+    ]
+    row = next(row for row in rows(wide) if row.case.strategy == "all")
+
+    assert "too noisy" in plans.table([Shown(way=NONE, measured=row)], title="t", none=NONE).plain
+
+
+def test_stages_that_are_checkpointed_one_by_one_are_written_as_the_first_and_the_last():
+    plan = Plan(items=(0, (1,), (2,), (3,), (4, 5), 6, 7, (8,), (9,)), options=((6, "matmul"), (7, "matmul")))
+
+    assert plans.plan_text(plan) == "1 [2]..[4] [5-6] 7-8:matmul [9] [10]"
+    assert parse(render(plan), 10) == plan
 
 
 def test_stages_of_a_kind_are_one_word_of_the_legend_and_pins_stand_alone():
@@ -222,7 +263,8 @@ def test_one_document_holds_plan_rivals_and_frontier():
     found = json.loads(text)
     assert list(found) == ["schema", "model", "budget_bytes", "uncheckpointed", "floor_bytes", "ways", "frontier"]
     assert found["uncheckpointed"] == {"peak_bytes": 1424 * MIB, "step_seconds": NONE.cost.step_seconds}
-    assert [way["way"] for way in found["ways"]] == ["plan", "uniform(7)", "first(6)", "all"]
+    assert [way["way"] for way in found["ways"]] == ["plan", "uniform(7)", "all"]
+    assert [way["chosen"] for way in found["ways"]] == [False, True, False]
     assert found["ways"][0]["measured_peak_bytes"] == 851 * MIB
     assert found["ways"][-1]["outcome"] == "out_of_memory"
     assert found["ways"][-1]["measured_peak_bytes"] is None

@@ -51,6 +51,7 @@ def test_a_plan_is_read_as_it_was_written(found):
         ("[[1] 2-3] 4", (((0,), 1, 2), 3), ()),
         ("1 2:matmul 3", (0, 1, 2), ((1, "matmul"),)),
         ("[1 2]3:few", ((0, 1), 2), ((2, "few"),)),
+        ("[1] 2-3:few", ((0,), 1, 2), ((1, "few"), (2, "few"))),
     ],
 )
 def test_a_plan_reads_as_people_write_it(text, items, options):
@@ -76,7 +77,6 @@ def test_a_plan_reads_as_people_write_it(text, items, options):
         "1:a-2 3",
         "one",
         "0-3",
-        "1-2:few 3",
         "1-9999999999999",
         "[[[]]] 1-3",
         "1-3 ;",

@@ -248,3 +248,16 @@ def test_a_picture_of_more_panels_than_can_be_read_is_refused(number, is_drawn):
     else:
         with pytest.raises(UserError, match="25 panels"):
             draw(found, kind="time")
+
+
+def test_an_axis_that_does_not_begin_at_zero_says_so():
+    close, far = ([make.record(name, peak=peak << 20, seconds=(time,) * 6) for name, peak, time in rows] for rows in (
+        (("none", 100, 1.0), ("all", 98, 1.1)), (("none", 100, 1.0), ("all", 10, 0.1)),
+    ))  # fmt: skip
+
+    def labels(records):
+        axes = draw(examples.table(records), kind="frontier").axes[0]
+        return axes.get_xlabel(), axes.get_ylabel()
+
+    assert labels(close) == ("step time (s), not from 0", "peak memory (MiB), not from 0")
+    assert labels(far) == ("step time (s)", "peak memory (MiB)")

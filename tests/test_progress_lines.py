@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import io
+import re
+import signal
+import subprocess
+import sys
+from threading import Event
 
 import pytest
+from rich.console import Console
 
 from profiler.analysis import progress
+from profiler.cli import answer, output
+from profiler.engines.local import Local
+from profiler.views.tables.live import LiveScreen
 from profiler.views.tables.progress import Follow
-from tests import make
+from tests import examples, golden_files, make
+from tests.program import PATIENCE_SECONDS, environment
 
 
 def told(outcome: str, tmp_path) -> str:
@@ -26,3 +36,123 @@ def test_of_every_failure_the_last_words_are_told(tmp_path, outcome: str):
 @pytest.mark.parametrize("outcome", ["skipped", "out_of_memory"])
 def test_a_finding_is_no_failure(tmp_path, outcome: str):
     assert told(outcome, tmp_path) == ""
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def live(columns: int, clock: Clock, *, first_guess: float = 0.0, num_trials: int = 0) -> LiveScreen:
+    console = Console(file=io.StringIO(), width=columns, height=40, force_terminal=True, color_system=None)
+    return LiveScreen(console, clock=clock, first_guess=first_guess, num_trials=num_trials)
+
+
+def drawn(screen: LiveScreen) -> str:
+    """What the terminal shows, without what turns."""
+    console = screen._console
+    with console.capture() as captured:
+        console.print(screen.screen())
+    return re.sub(r"(?m)^[-\\|/] ", "", captured.get()).replace("\x1b[?25l", "")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_shows_the_table_as_far_as_it_has_come(columns: int):
+    clock = Clock()
+    screen = live(columns, clock, first_guess=45.0, num_trials=6)
+    shown = [drawn(screen)]
+
+    for seconds, record in zip((8, 20, 30), examples.sweep((1, 2)), strict=True):
+        clock.seconds = seconds
+        screen.add(record, total=6)
+        screen.now = "mnist-cnn segments:k=4 round 1: memory"
+        shown.append(drawn(screen))
+
+    golden_files.compare(
+        f"live-{columns}.txt", "\n".join(line.rstrip() for line in "\n".join(shown).splitlines()) + "\n"
+    )
+    assert max(map(len, "\n".join(shown).splitlines())) <= columns
+
+
+def test_the_time_left_is_a_guess_until_a_trial_has_ended():
+    clock = Clock()
+    screen = live(80, clock, first_guess=10.0, num_trials=4)
+    lines = []
+
+    for clock.seconds in (3.0, 11.0):
+        lines.append(screen.line())
+    screen.add(make.record(), total=4)
+    lines.append(screen.line())
+
+    assert lines == [
+        "0/4  0:00:03, about 0:00:07 left",
+        "0/4  0:00:11",  # the guess was wrong
+        "1/4  0:00:11, about 0:00:33 left",
+    ]
+
+
+def test_a_table_that_is_higher_than_the_terminal_is_left_out():
+    screen = live(120, Clock())
+    screen._console.height = 4
+
+    screen.add(make.record(), total=2)
+
+    assert drawn(screen).splitlines() == ["1/2  0:00:00, about 0:00:00 left"]
+
+
+def test_quiet_shows_no_progress():
+    file = io.StringIO()
+
+    with Follow(file, is_quiet=True) as follow:
+        follow.show(make.record(), left=3)
+
+    assert file.getvalue() == ""
+
+
+PHASES = (  # a command that is interrupted while torch is being imported
+    ["run", "mlp"],
+    ["predict", "mlp"],
+    ["plan", "mlp", "--budget", "60%", "--device", "cpu"],
+    ["max-batch", "mlp", "--memory", "1GiB", "--device", "cpu"],
+    ["stages", "mlp", "--device", "cpu"],
+    ["explain", "mlp"],
+    ["timeline", "mlp"],
+    ["blocks", "mlp"],
+)
+
+
+@pytest.mark.parametrize("words", PHASES, ids=" ".join)
+def test_an_interrupt_before_there_is_a_result_is_told(words, here, monkeypatch, capsys):
+    monkeypatch.setattr(Local, "__enter__", lambda self: signal.raise_signal(signal.SIGINT))
+
+    code = answer(words)
+
+    assert code == 130
+    assert capsys.readouterr().err.splitlines()[-1].removeprefix("gcprof: ").startswith("interrupted; ")
+    assert [path for path in here.rglob("*") if path.is_file()] == []
+
+
+def test_an_interrupt_after_the_last_trial_says_that_all_is_kept(here):
+    code = "from profiler.cli.output import Terminal\nimport os, signal\nwith Terminal().watch(()):\n    pass\n"
+
+    words = [sys.executable, "-c", f"{code}os.kill(os.getpid(), signal.SIGINT)"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == "\ninterrupted; every trial that was printed is kept\n"
+
+
+def test_where_nobody_watches_long_work_says_that_it_goes_on(monkeypatch, capsys):
+    monkeypatch.setattr(output, "SIGN_SECONDS", 0.01)
+    told = Event()
+    monkeypatch.setattr(output, "aside", lambda text: (print(text, file=sys.stderr), told.set()))
+
+    with output.Terminal().doing("measuring each stage"):
+        assert told.wait(PATIENCE_SECONDS)
+
+    assert capsys.readouterr().err.startswith("measuring each stage: 0 s so far\n")

@@ -319,6 +319,29 @@ def test_the_dark_is_dark_and_paper_is_white_even_in_the_dark(visit: Visitor):
     assert colour(dark) == "rgb(255, 255, 255)"
 
 
+def test_a_switch_goes_from_the_system_s_colours_to_light_to_dark_and_back(visit: Visitor):
+    found = visit("reference", color_scheme="dark")
+    switch = found.page.locator(".theme")
+    seen = []
+
+    for _ in range(4):
+        seen.append((switch.inner_text(), colour(found)))
+        switch.click()
+
+    dark, light = "rgb(20, 24, 29)", "rgb(255, 255, 255)"
+    names = ["as the system", "light", "dark", "as the system"]
+    assert seen == [(f"Colours: {name}", one) for name, one in zip(names, (dark, light, dark, dark), strict=True)]
+
+
+def test_the_command_is_copied_as_it_stands(visit: Visitor):
+    found = visit("reference")
+    found.page.evaluate(CLIPBOARD % "window.copied = words;")
+
+    found.page.get_by_role("button", name="Copy the command").click()
+
+    assert found.page.evaluate("window.copied") == found.page.locator(".command").inner_text()
+
+
 def test_paper_shows_what_is_folded_and_no_tools(visit: Visitor):
     found = visit("reference")
     assert found.page.locator(".tools").first.is_visible()

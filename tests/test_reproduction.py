@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from profiler.analysis.axes import exponent
+from profiler.analysis.growth_fit import exponent
 from profiler.analysis.quantities import TABLE, activation_bytes
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows

@@ -88,7 +88,8 @@ def test_a_measured_record_tells_its_warm_up_and_why_it_ended():
 
     assert (len(record.readings.step_seconds), len(record.readings.warmup_seconds)) == (3, 2)
     assert record.readings.stopped == "samples"
-    assert record.num_steps == 2 + 3 * record.readings.steps_per_sample
+    assert len(record.readings.plain_step_seconds) == len(record.readings.processor_seconds) == 3
+    assert record.num_steps == 3 + 6 * record.readings.steps_per_sample  # each has a neighbour, as the first has
     first, last = record.readings.conditions
     assert last.at_seconds > first.at_seconds > 0
     assert last.num_cores >= 1
@@ -100,7 +101,8 @@ def test_a_measured_record_holds_as_many_samples_as_its_precision_takes():
     record = measured("mlp", "none", passes=("time",), samples=5, sampling=until)
 
     num_found = len(record.readings.warmup_seconds) - 1
-    assert len(record.readings.step_seconds) + num_found == 6
+    assert len(record.readings.step_seconds) + num_found == 3  # and three without the strategy
+    assert len(record.readings.plain_step_seconds) + len(record.readings.plain_warmup_seconds) - 1 == 3
     assert record.readings.stopped in ("target", "samples")
     assert decode(encode(record), Record) == record
 
@@ -175,7 +177,10 @@ def test_a_run_samples_until_it_is_told_to_stop(here):
     assert answer(["run", *words.split(), "-o", "run"]) == 0
 
     found = [record.readings for record in load(here / "run").records]
-    assert [len(one.step_seconds) + len(one.warmup_seconds) for one in found] == [2 + 7, 2 + 7]
+    assert [len(one.step_seconds) + len(one.warmup_seconds) for one in found] == [
+        2 + 4,
+        2 + 4,
+    ]  # and as many without the strategy
     assert {one.stopped for one in found} <= {"samples", "target"}
 
 

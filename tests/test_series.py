@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate, product
 from math import comb
 from statistics import median
 
 import pytest
 
+from profiler.core import stats
 from profiler.core.stats import EXACT, Sampling, drift, highest, interval, is_look, num_warmup, stop_reason, uncertainty
 
 STEADY = (1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00)
@@ -118,6 +120,21 @@ def test_each_series_is_in_its_own_order():
     apart = [[level + step for step in (0.03, 0.01, 0.04, 0.02)] for level in range(1, 9)]
 
     assert drift(apart) is None  # though later series are larger
+
+
+@pytest.mark.parametrize("lengths", [(6,), (5,), (4, 2), (3, 3), (2, 2, 2)])
+def test_fewer_than_seven_samples_are_certain_of_no_drift_in_any_order(lengths, monkeypatch):
+    monkeypatch.setattr(stats, "FEWEST_DRIFTING", 0)  # all of them are looked at
+    ends = list(accumulate(lengths))
+
+    def found(samples):
+        return drift([samples[end - length : end] for end, length in zip(ends, lengths, strict=True)])
+
+    assert {found(samples) for samples in product(range(1, 7), repeat=ends[-1])} == {None}
+
+
+def test_seven_samples_can_be_certain_of_a_drift():
+    assert drift([tuple(range(1, 8))]) is not None
 
 
 @pytest.mark.parametrize(("rounds", "count"), [(1, 30), (3, 6), (3, 20), (7, 3)])

@@ -12,7 +12,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.request.device_choice import any_device, choose_device
-from profiler.request.spec import Plan, Request, override, parse_segments, plan
+from profiler.request.spec import Plan, Request, override, parse_segments, plan, strategies_of
 from tests import make
 
 
@@ -245,3 +245,17 @@ def test_a_run_measures_on_one_device(device):
 def test_what_is_no_number_of_micro_batches_is_refused(text):
     with pytest.raises(UserError, match="is not a number of micro-batches"):
         plan(Request(model="mlp", accumulate=text), any_device)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategies"),
+    [
+        (None, [f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32)]),
+        ("mlp,mnist-cnn", [f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32)]),
+        ("transformer", ["sqrt", "all", "selective"]),
+        ("mlp,transformer", ["sqrt", "all", "selective"]),
+        ("train.py:make", ["sqrt", "all", "selective"]),
+    ],
+)
+def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpointed(model, strategies):
+    assert list(map(str, strategies_of(Request(model=model), []))) == ["none", *strategies]

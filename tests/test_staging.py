@@ -7,27 +7,26 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.trace_data import live
-from profiler.planning.candidates import largest_stage
+from profiler.planning.candidates import all_stages, largest_stage, none
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan
 from profiler.planning.plan import recipe as recipe_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from profiler.predicting.staging import stage_seconds
+from profiler.predicting.staging import stages as stages_module
+from profiler.predicting.staging.pooled_seconds import NOTHING
 from profiler.predicting.staging.stage_operators import spans
-from profiler.predicting.staging.stage_seconds import NOTHING
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace.compose import RANDOM_STATE
 from profiler.predicting.traced_case import observe_case, trace_case
 from profiler.training import models
-from profiler.training.workload import Workload
 from tests import make
 
 FORCES = Path(__file__).parent / "user_models" / "forces.py"
@@ -84,7 +83,7 @@ def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path
 
 def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeypatch):
     model = "transformer:layers=4,width=32"
-    monkeypatch.setattr(stage_seconds, "seconds", lambda case, runs, saves, in_calls: [NOTHING for _ in runs])
+    monkeypatch.setattr(stage_seconds, "seconds", lambda case, works, saves, fits, in_calls: [NOTHING for _ in works])
     chain = stages(Trial(case=case(model, device="cpu")))
 
     for plan in plans(chain):
@@ -153,36 +152,33 @@ def test_gradients_that_the_backward_makes_are_counted_by_stage():
     assert parameters == rounded
 
 
-def test_stages_of_a_kind_are_pooled_and_their_times_clamped(a_second_a_mark):
-    found = stage_seconds.seconds(
-        case("transformer:layers=6,width=32", device="cpu"), [[], [0], [1], [5], []], ["attention"]
-    )
+def test_the_costs_of_equal_blocks_are_equal_and_all_of_them_add_what_the_step_takes_more(a_second_a_mark):
+    chain = stages(Trial(case=case("transformer:layers=3,width=32", device="cpu")))
 
-    before, first, second, last, after = found
-    assert first == second == last
-    assert (first.forward, first.backward) == (1.0, 1.0)
-    assert first.early_stop == 0.5  # the recompute took no longer than the backward alone, and half a forward is least
-    assert set(first.options) == {"attention"}
-    assert before.forward == 0
-    assert after.forward == 0  # a step of three seconds has no time beside three blocks of two
+    before, first, second, last, after = chain.stages
+    # A step of three blocks has 4 phases and 3 x 4 marks; checkpointed, 3 x 2 more for the recomputes.
+    assert (before.forward_seconds, before.backward_seconds) == (0.0, 0.0)
+    assert (first.forward_seconds, first.backward_seconds, first.early_stop_seconds) == (3.0, 1.0, 2.0)
+    assert first.forward_seconds == second.forward_seconds == last.forward_seconds
+    seconds = [
+        [(one.name, one.forward_seconds, one.backward_seconds) for one in stage.options] for stage in (first, second)
+    ]
+    assert seconds[0] == seconds[1]
+    assert [option.name for option in first.options] == ["matmul", "attention", "matmul+attention"]
+    assert none(chain).cost.step_seconds == pytest.approx(4 + 3 * 4)
+    assert simulate(chain, all_stages(chain)).step_seconds == pytest.approx(4 + 3 * 4 + 3 * 2)
+    assert simulate(chain, all_stages(chain)).error_seconds == 0.0
+    assert after.forward_seconds == pytest.approx(4 + 3 * 4 - 3 * 4)
 
 
-def test_timing_leaves_no_gradient_and_no_statistics_behind(monkeypatch):
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten())
-    workload = Workload(
-        module=module,
-        blocks=("0", "1", "2"),
-        batch=torch.ones(2, 3, 5, 5),
-        loss=lambda module, batch: module(batch).sum(),
-    )
-    before = [one.clone() for one in module.buffers()]
-    monkeypatch.setattr(stage_seconds, "assemble", lambda case, in_calls: type("Built", (), {"workload": workload})())
-    monkeypatch.setattr(stage_seconds, "_rest", lambda *given: NOTHING)
+def test_a_way_that_does_not_fit_the_memory_is_not_tried(a_second_a_mark, monkeypatch):
+    monkeypatch.setattr(stages_module, "available_bytes", lambda: 0)
 
-    stage_seconds.seconds(case("mlp", device="cpu"), [[0], [1], [2], []], [])
+    chain = stages(Trial(case=case("transformer:layers=3,width=32", device="cpu")))
 
-    assert all(one.grad is None for one in module.parameters())
-    assert all(torch.equal(one, was) for one, was in zip(module.buffers(), before, strict=True))
+    assert [stage.options for stage in chain.stages] == [()] * 5
+    # Of the step with all checkpointed, 4 + 3 x 4 + 3 x 2, the recomputes are taken off.
+    assert none(chain).cost.step_seconds == pytest.approx(22 - 3 * 1)
 
 
 def test_a_device_of_unknown_rates_is_refused():

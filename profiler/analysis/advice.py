@@ -10,15 +10,13 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.composition import peak_parts
+from profiler.analysis.row_times import SURE, against, is_apart, slowness, verdict
 from profiler.analysis.rows import Row
 
 MOST = 0.9  # of the largest saving: of those that reach so much, the fastest is advised
 LEAST = 0.02  # of the baseline's peak: what saves less saves nothing
 SAME = 0.005  # of the lowest peak: so close to it, others have the same
 MOST_POINTS = 40  # of a frontier
-NOISY = "GCP012"
-
-RatioRange = tuple[float, float]
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +49,13 @@ def advise(rows: Sequence[Row]) -> Advice:
         return Advice()
     baseline = next((row for row in measured if row.case.strategy == "none"), None)
     good = _good(measured, baseline) if baseline else measured
-    chosen = _fastest(good, baseline) if good else baseline
+    chosen = _fastest(good) if good else baseline
     assert chosen, "where nothing is good, there is a baseline that it was compared with"
     lowest = min(measured, key=_peak)
     return Advice(
         chosen=chosen,
         baseline=baseline,
-        rivals=tuple(row for row in good if row is not chosen and _is_rival(row, chosen, baseline)),
+        rivals=tuple(row for row in good if row is not chosen and _is_rival(row, chosen)),
         certainty=certainty(chosen, baseline=baseline),
         lowest=lowest,
         limit=_limit(lowest, measured),
@@ -72,19 +70,19 @@ def _good(measured: Sequence[Row], baseline: Row) -> list[Row]:
     return [row for row in measured if _peak(baseline) - _peak(row) >= MOST * (_peak(baseline) - least)]
 
 
-def _fastest(rows: Sequence[Row], baseline: Row | None) -> Row:
+def _fastest(rows: Sequence[Row]) -> Row:
     """By time as far as it can be told, then by peak; what another beats in both by its median is never taken."""
-    timed = sorted((row for row in rows if row.step_seconds is not None), key=lambda row: row.step_seconds or 0.0)
+    timed = sorted((row for row in rows if row.step_seconds is not None), key=slowness)
     if not timed:
         return min(rows, key=_peak)
     first = timed[0]
     timed = [row for at, row in enumerate(timed) if all(_peak(row) < _peak(faster) for faster in timed[:at])]
-    return min((row for row in timed if row is first or _is_rival(row, first, baseline)), key=_peak)
+    return min((row for row in timed if row is first or _is_rival(row, first)), key=_peak)
 
 
-def _is_rival(row: Row, chosen: Row, baseline: Row | None) -> bool:
+def _is_rival(row: Row, chosen: Row) -> bool:
     timed = row.step_seconds is not None and chosen.step_seconds is not None
-    return timed and not is_apart(row, chosen, baseline=baseline)
+    return timed and not is_apart(row, chosen)
 
 
 def _limit(lowest: Row, measured: Sequence[Row]) -> Limit | None:
@@ -132,7 +130,7 @@ def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
             best.append(row)
     if len(best) > MOST_POINTS:
         best = [best[at * (len(best) - 1) // (MOST_POINTS - 1)] for at in range(MOST_POINTS)]
-    return tuple(_budget_point(row, measured, baseline) for row in best)
+    return tuple(_budget_point(row, measured) for row in best)
 
 
 def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
@@ -141,79 +139,34 @@ def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
         return False
     by_time = _cost(row)[0] == _cost(before)[0] == 0
     is_free = _peak(row) == _peak(before) and before is not baseline
-    return is_free or not by_time or not overlaps(row, before, baseline=baseline)
+    return is_free or not by_time or is_apart(row, before)
 
 
-def _budget_point(best: Row, measured: Sequence[Row], baseline: Row | None) -> BudgetPoint:
+def _budget_point(best: Row, measured: Sequence[Row]) -> BudgetPoint:
     by = ("time", "flops", "peak")[_cost(best)[0]]
     timed = [row for row in measured if by == "time" and row.step_seconds is not None and row is not best]
     fitting = [row for row in timed if _peak(row) <= _peak(best)]
-    rivals = tuple(row for row in fitting if not is_apart(row, best, baseline=baseline))
+    rivals = tuple(row for row in fitting if not is_apart(row, best))
     return BudgetPoint(budget_bytes=_peak(best), best=best, by=by, rivals=rivals)
 
 
 def _cost(row: Row) -> tuple[int, float]:
     """What is known beats what is not."""
     if row.step_seconds is not None:
-        return 0, row.step_seconds
+        return 0, slowness(row)
     if row.readings.forward_flops is not None and row.readings.backward_flops is not None:
         return 1, float(row.readings.forward_flops + row.readings.backward_flops)
     return 2, 0.0
 
 
-def span(row: Row, *, baseline: Row) -> RatioRange | None:
-    """Where the time of a row lies, as a ratio to its baseline; None where nobody can say.
-
-    Over several rounds it is the range of their own ratios. In a single one, the spreads of both rows are added.
-    """
-    if row is baseline:
-        return 1.0, 1.0
-    if row.case.is_predicted:
-        return None
-    if row.time_ratio_range and row.time_ratio_range[0] < row.time_ratio_range[1]:
-        return row.time_ratio_range
-    if row.step_spread is None or baseline.step_spread is None:
-        return None
-    return _around(row.time_ratio, row.step_spread + baseline.step_spread)
-
-
-def is_apart(row: Row, other: Row, *, baseline: Row | None) -> bool:
-    """Whether the times of two rows can be told apart. Estimates have no spread: they differ where they do."""
-    if row.case.is_predicted and other.case.is_predicted:
-        return row.step_seconds != other.step_seconds
-    mine, theirs = _spans(row, other, baseline)
-    return mine is not None and theirs is not None and (mine[1] < theirs[0] or theirs[1] < mine[0])
-
-
-def overlaps(row: Row, other: Row, *, baseline: Row | None) -> bool:
-    """Whether the spreads of two rows are known and reach into each other: a faster one may then be so by chance."""
-    if row.case.is_predicted and other.case.is_predicted:
-        return False
-    mine, theirs = _spans(row, other, baseline)
-    return mine is not None and theirs is not None and mine[0] <= theirs[1] and theirs[0] <= mine[1]
-
-
 def certainty(row: Row, *, baseline: Row | None) -> str:
     """Of the time against the baseline: "missing", "estimated", "single", "noisy", "same" or "sure"."""
-    if row.time_ratio is None:
+    if row.time is None:
         return "missing"
     if row.case.is_predicted:
         return "estimated"
-    ratios = span(row, baseline=baseline) if baseline else None
-    if ratios is None:
+    ratio = against(row, baseline) if baseline else None
+    if baseline is None or ratio is None or ratio.interval is None:
         return "single"
-    if any(note.code == NOISY for timed_row in (row, baseline) if timed_row for note in timed_row.notes):
-        return "noisy"
-    return "same" if ratios[0] <= 1 <= ratios[1] else "sure"
-
-
-def _spans(row: Row, other: Row, baseline: Row | None) -> tuple[RatioRange | None, RatioRange | None]:
-    """Of both by one measure: ratios to the baseline where there are rounds, or it is one of them; else seconds."""
-    ranges = [compared.time_ratio_range for compared in (row, other)]
-    if baseline and (row is baseline or other is baseline or all(ends and ends[0] < ends[1] for ends in ranges)):
-        return span(row, baseline=baseline), span(other, baseline=baseline)
-    return _around(row.step_seconds, row.step_spread), _around(other.step_seconds, other.step_spread)
-
-
-def _around(middle: float | None, spread: float | None) -> RatioRange | None:
-    return None if middle is None or spread is None else (middle * (1 - spread), middle * (1 + spread))
+    told = verdict(row, baseline)
+    return "noisy" if told == "too noisy to tell" else "sure" if told in SURE else "same"

@@ -1,10 +1,8 @@
-"""Which settings of a run vary, its rows laid out over them, and how a quantity grows along one."""
+"""Which settings of a run vary, and its rows laid out over them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log
-from statistics import linear_regression
 
 import msgspec
 from msgspec import UNSET
@@ -151,31 +149,3 @@ def _is_number(value: object) -> bool:
 
 def _ordered(values: list[Value]) -> tuple[Value, ...]:
     return tuple(sorted(values) if all(map(_is_number, values)) else values)  # type: ignore[type-var]
-
-
-class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """values = scale * sizes^exponent: 1 is linear, 0.5 the square root."""
-
-    scale: float
-    exponent: float
-
-    def at(self, size: float) -> float:
-        return float(self.scale * size**self.exponent)
-
-
-def power(sizes: Sequence[float], values: Sequence[float]) -> Power | None:
-    """The power that is nearest, by least squares on logarithms.
-
-    None for fewer than three points, where a power would fit anything, and where the sizes are all the same.
-    """
-    points = [(log(size), log(value)) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0]
-    if len(points) < 3 or len({size for size, _ in points}) < 2:
-        return None
-    line = linear_regression([size for size, _ in points], [value for _, value in points])
-    return Power(scale=exp(line.intercept), exponent=line.slope)
-
-
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
-    """That of the nearest power; None where there is none."""
-    nearest_power = power(sizes, values)
-    return None if nearest_power is None else nearest_power.exponent

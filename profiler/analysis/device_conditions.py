@@ -32,23 +32,23 @@ def clock_held(series: Series) -> str | None:
     return f"the clock was held down{by}: {state}; cooling, or nvidia-smi --lock-gpu-clocks, makes times comparable"
 
 
-def other_processes(series: Series) -> str | None:
-    """Whether other processes used the device while steps were timed."""
+def other_processes(series: Series) -> tuple[str | None, str | None]:
+    """Whether other processes used the device while steps were timed; and what would help, but for a quiet machine."""
     if not series:
-        return None
+        return None, None
     on_device = max((moment.num_others or 0 for round_ in series for moment in round_), default=0)
     if on_device:
         held_bytes = max((moment.others_bytes or 0 for round_ in series for moment in round_), default=0)
         size = f" that hold{'s' if on_device == 1 else ''} {bytes_text(held_bytes)}" if held_bytes else ""
         shared = f"{on_device} other process{'' if on_device == 1 else 'es'}{size}"
-        return f"the device is shared with {shared}: times and free memory are theirs too; --device takes another one"
+        return f"the device is shared with {shared}", "another --device"
     spans = [(round_[0], round_[-1]) for round_ in series if round_[0].others_seconds is not None]
     wall = sum(last.at_seconds - first.at_seconds for first, last in spans)
     busy = sum((last.others_seconds or 0.0) - (first.others_seconds or 0.0) for first, last in spans)
     cores = max((first.num_cores or 0 for first, _ in spans), default=0)
     if wall < LEAST_SECONDS or not cores or busy < SHARE * cores * wall:
-        return None
-    return f"other processes kept {busy / wall:.1f} of {cores} cores busy; a quiet machine would make the times surer"
+        return None, None
+    return f"other processes kept {busy / wall:.1f} of {cores} cores busy", None
 
 
 def _falls(round_: Sequence[Conditions]) -> bool:

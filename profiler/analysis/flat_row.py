@@ -71,6 +71,7 @@ class FlatRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     time_ratio: float | None
     time_ratio_least: float | None
     time_ratio_most: float | None
+    time_verdict: str | None
     forward_seconds_samples: Samples | None
     backward_seconds_samples: Samples | None
     optimizer_seconds_samples: Samples | None
@@ -169,6 +170,7 @@ def _time(row: Row) -> dict[str, Any]:
         "time_ratio": row.time_ratio,
         "time_ratio_least": low,
         "time_ratio_most": high,
+        "time_verdict": row.time_verdict,
         **{f"{name}_seconds_samples": seconds for name, seconds in samples.items()},
     }
 

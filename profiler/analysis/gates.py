@@ -13,7 +13,7 @@ from profiler.core.errors import UserError
 from profiler.core.units import parse_percent
 
 RULE = re.compile(r"\s*(\w+)\s*:\s*>(.*)", re.ASCII | re.DOTALL)
-OVER = ("worse", "off")  # verdicts of what is more than the baseline's, where it is over a limit
+OVER = ("worse", "slower", "off")  # verdicts of what is more than the baseline's, where it is over a limit
 READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # of a cell, by quantity
 
 

@@ -60,7 +60,8 @@ def times(before: SampledRow, after: SampledRow) -> Contrast | None:
         return None
     if before.row.case.is_predicted and after.row.case.is_predicted:
         return estimated(first, second)
-    return sampled(_rounds(before), _rounds(after))
+    floors = [point.row.time_floor for point in (before, after) if point.row.time_floor is not None]
+    return sampled(_rounds(before), _rounds(after), floor=max(floors, default=None))
 
 
 def _rounds(point: SampledRow) -> tuple[tuple[float, ...], ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from profiler.analysis.axes import exponent
+from profiler.analysis.growth_fit import exponent
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 

@@ -89,4 +89,4 @@ def _signs(first: Pair, second: Pair, against: Compared) -> tuple[int, int]:
 
 def _sign(contrast: Contrast | None) -> int:
     assert contrast is not None, "both were measured"
-    return {"better": -1, "worse": 1}.get(contrast.verdict, 0)
+    return {"better": -1, "faster": -1, "worse": 1, "slower": 1}.get(contrast.verdict, 0)

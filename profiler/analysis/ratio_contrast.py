@@ -13,11 +13,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-Rounds = Sequence[Sequence[float]]  # the samples of each round, in the order in which they were taken
-Verdict = Literal["same", "better", "worse", "ambiguous", "off"]  # off: not the same, of two kinds of evidence
+from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, verdict
 
+Rounds = Sequence[Sequence[float]]  # the samples of each round, in the order in which they were taken
+Verdict = TimeVerdict | Literal["better", "worse", "off"]  # of bytes; off: not the same, of two kinds of evidence
+
+UNTOLD: TimeVerdict = "cannot be told apart"
 CONFIDENCE = 0.95
-MARGIN = 0.01  # times nearer than this are the same to whoever chooses a strategy
 NUM_STRETCHES = 10  # into so many a single round is cut
 MOST_SAMPLES = 256  # of rows that are remembered
 HALVINGS = 60  # of a right angle: to the last digit of a float
@@ -46,9 +48,9 @@ def exact(before: int, after: int, *, is_of_two_kinds: bool = False) -> Contrast
 def estimated(before: float, after: float) -> Contrast:
     """Predicted seconds: without noise, and the same within the margin."""
     if before <= 0:
-        return Contrast(ratio=None, verdict="same" if after == before else "ambiguous")
+        return Contrast(ratio=None, verdict="same" if after == before else UNTOLD)
     ratio = after / before
-    return Contrast(ratio=ratio, verdict=_verdict(ratio, ratio))
+    return Contrast(ratio=ratio, verdict=verdict(TimeRatio(ratio=ratio, low=ratio, high=ratio)))
 
 
 class _Sample(NamedTuple):
@@ -61,19 +63,21 @@ class _Sample(NamedTuple):
     spread: float = 0.0  # their variance over their number
 
 
-def sampled(before: Rounds, after: Rounds) -> Contrast:
+def sampled(before: Rounds, after: Rounds, *, floor: float | None = None) -> Contrast:
     """The ratio of two medians, with a t interval of the difference of the mean logarithms of their units.
 
-    A side without noise (one prediction of seconds, beside what was measured) is given as equal samples.
+    A side without noise (one prediction of seconds, beside what was measured) is given as equal samples. `floor` is the
+    larger one of the runs that the sides are of, as in `telling_apart.verdict`.
     """
     first, second = (_sample(tuple(map(tuple, side))) for side in (before, after))
     ratio = second.middle / first.middle if first.middle > 0 else None
     if ratio is None or min(first.seconds[0], second.seconds[0]) <= 0:
-        return Contrast(ratio=ratio, verdict="same" if first.seconds == second.seconds else "ambiguous")
+        return Contrast(ratio=ratio, verdict="same" if first.seconds == second.seconds else UNTOLD)
     if first.mean is None or second.mean is None:
-        return Contrast(ratio=ratio, verdict="ambiguous")
+        return Contrast(ratio=ratio, verdict=UNTOLD)
     low, high = _interval(first, second, ratio=ratio)
-    return Contrast(ratio=ratio, low=low, high=high, verdict=_verdict(low, high))
+    told = verdict(TimeRatio(ratio=ratio, low=low, high=high), floor=floor)
+    return Contrast(ratio=ratio, low=low, high=high, verdict=told)
 
 
 @lru_cache(maxsize=MOST_SAMPLES)  # a row is held against many others
@@ -126,13 +130,6 @@ def _freedom(spread: Sequence[float], sizes: tuple[int, int]) -> float:
     """Welch's degrees of freedom in the form for small samples (Biometrika 34, 1947), within what they can be."""
     freedom = sum(spread) ** 2 / sum(one**2 / (size + 1) for one, size in zip(spread, sizes, strict=True)) - 2
     return min(max(freedom, min(sizes) - 1), sum(sizes) - 2)
-
-
-def _verdict(low: float, high: float) -> Verdict:
-    least, most = 1 / (1 + MARGIN), 1 + MARGIN
-    if least <= low and high <= most:
-        return "same"
-    return "worse" if low > most else "better" if high < least else "ambiguous"
 
 
 def t_quantile(confidence: float, freedom: float) -> float:

@@ -97,11 +97,11 @@ def _compared(figure: PublishedFigure, rows: Sequence[Row], reduced: bool) -> Co
 
 
 def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:
-    """Of the steps within the rounds, the row's or the baseline's, or of the ratio between the rounds: the largest."""
+    """Of the steps within the rounds, the row's or the baseline's, or half the interval of the ratio: the largest."""
     concerned = [row for first in chosen[:1] for row in (first, baseline(first, rows)) if row]
     within = [row.step_spread for row in concerned if row.step_spread is not None]
     ranges = [row.time_ratio_range for row in chosen[:1] if row.time_ratio_range]
-    between = [(most - least) / 2 for least, most in ranges if most > least]  # of one round there is no range
+    between = [(most - least) / 2 for least, most in ranges if most > least]  # `none` has none
     return max([*within, *between], default=None)
 
 

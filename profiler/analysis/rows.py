@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
 
-from profiler.analysis import trust
+from profiler.analysis import row_times, telling_apart, trust
+from profiler.analysis.telling_apart import TimeRatio, TimeVerdict
 from profiler.core.case import Case
 from profiler.core.record import (
     Built,
@@ -24,7 +26,7 @@ from profiler.core.record import (
 )
 from profiler.core.stats import interval, spread
 
-Point = tuple[int, float]  # peak in bytes, step in seconds
+ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
 
 
 class TwinPeak(NamedTuple):
@@ -42,6 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that is known of one case, its rounds pooled. None where a number was not measured."""
 
     case: Case
+    baseline: Case  # the same point without checkpointing: of all rows that may be compared with this one
     outcome: str
     detail: str | None
     built: Built | None
@@ -55,12 +58,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_spread: float | None  # half the interquartile range over the median
     step_interval: tuple[float, float] | None  # that holds the median at 95 %, over all rounds
     rounds: tuple[Record, ...]  # in order, each with its own samples
-    time_ratio: float | None  # median over the rounds of the ratio within a round
-    time_ratio_range: tuple[float, float] | None  # smallest and largest of these ratios
+    time: TimeRatio | None  # of the step to the baseline's: of neighbours in one process, else of rounds
+    time_verdict: TimeVerdict | None  # of the step against the baseline's
+    time_floor: float | None  # of its group: how far `none` may be from itself, as a fraction
     prediction_error: float | None  # predicted over measured peak, less 1; over the rehearsed where none was measured
     prediction_against: Evidence | None  # which of the two
     notes: tuple[Note, ...]
-    on_frontier: bool  # no other row of its group has both a lower peak and a lower time
+    on_frontier: bool  # no other row of its group surely beats it in both peak and time
+
+    @property
+    def time_ratio(self) -> float | None:
+        """The ratio alone."""
+        return self.time.ratio if self.time else None
+
+    @property
+    def time_ratio_range(self) -> tuple[float, float] | None:
+        """The interval of the ratio alone."""
+        return self.time.interval if self.time else None
 
     @property
     def evidence(self) -> Evidence:
@@ -75,11 +89,14 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
         rounds.setdefault(record.case, []).append(record)
     pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
     peaks, drifts = _twin_peaks(pooled), trust.between_rounds(rounds)
-    built = [_row(case, rounds, pooled, peaks, drifts.get(case.baseline)) for case in rounds]
-    frontiers = _frontiers(built)
-    return tuple(
-        msgspec.structs.replace(row, on_frontier=True) if _point(row) in frontiers[group(row)] else row for row in built
-    )
+    baselines: dict[Case, _Baseline] = {}
+    built = []
+    for case, record in pooled.items():
+        own = case.baseline
+        if own not in baselines:
+            baselines[own] = _Baseline.of(own, rounds.get(own, []), pooled.get(own), drifts.get(own))
+        built.append(_row(record, rounds[case], baselines[own], peaks))
+    return _judged(built)
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -89,7 +106,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
 
 def group(row: Row) -> Case:
     """What rows must share to be compared: everything but the strategy."""
-    return row.case.baseline
+    return row.baseline
 
 
 def static(readings: Readings) -> int | None:
@@ -115,19 +132,40 @@ def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None
     return tuple(second for series in measured for second in series) or None
 
 
-def _row(
-    case: Case, rounds: dict[Case, list[Record]], pooled: dict[Case, Record], peaks: TwinPeaks, drift: Note | None
-) -> Row:
-    record, own_rounds, baseline = pooled[case], rounds[case], case.baseline
-    none = pooled.get(baseline)
-    ratios = _time_ratios(own_rounds, rounds.get(baseline, [])) if record.outcome == "ok" else []
-    baseline_peak = none.readings.peak_bytes if none and record.outcome == "ok" else None
+class _Baseline(NamedTuple):
+    """What the rows of one group are held against."""
+
+    case: Case
+    rounds: list[Record]
+    peak_bytes: int | None
+    seconds: dict[int, float]  # the median step of each round that has one
+    floor: float | None  # how far its steps may be from themselves
+    drift: tuple[Note, ...]  # of all rows of the group together
+
+    @classmethod
+    def of(cls, case: Case, rounds: list[Record], pooled: Record | None, drift: Note | None) -> _Baseline:
+        medians = {record.round: median(record.readings.step_seconds or (0.0,)) for record in rounds}
+        return cls(
+            case=case,
+            rounds=rounds,
+            peak_bytes=pooled.readings.peak_bytes if pooled else None,
+            seconds={number: seconds for number, seconds in medians.items() if seconds},
+            floor=telling_apart.floor_of(row_times.paired(rounds)),
+            drift=(drift,) if drift else (),
+        )
+
+
+def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinPeaks) -> Row:
+    """The row of a case: its rounds pooled in one record, and each by itself."""
+    case, is_ok = record.case, record.outcome == "ok"
+    time = _time(rounds, baseline) if is_ok else None
     seconds = record.readings.step_seconds
     error, against = _prediction_error(record, peaks.get(case.twin, [])) if peaks else (None, None)
-    doubts = trust.doubts(own_rounds, ratios, baseline=rounds.get(baseline, []))
-    notes = [*(note for record in own_rounds for note in record.notes), *([drift] if drift else []), *doubts]
+    doubts = trust.doubts(rounds, time, baseline=baseline.rounds)
+    notes = [*chain(*(record.notes for record in rounds)), *baseline.drift, *doubts]
     return Row(
         case=case,
+        baseline=baseline.case,
         outcome=record.outcome,
         detail=record.detail,
         built=record.built,
@@ -136,16 +174,17 @@ def _row(
         environment=record.environment,
         gradients=verdict(record),
         static_bytes=static(record.readings),
-        peak_ratio=_ratio(record.readings.peak_bytes, baseline_peak),
-        step_seconds=median(seconds) if seconds else None,
+        peak_ratio=_ratio(record.readings.peak_bytes, baseline.peak_bytes) if is_ok else None,
+        step_seconds=_middle(seconds),
         step_spread=spread(seconds) if seconds else None,
         step_interval=interval(seconds) if seconds else None,
-        rounds=tuple(sorted(own_rounds, key=lambda record: record.round)),
-        time_ratio=median(ratios) if ratios else None,
-        time_ratio_range=(min(ratios), max(ratios)) if ratios else None,
+        rounds=tuple(rounds) if len(rounds) == 1 else tuple(sorted(rounds, key=lambda record: record.round)),
+        time=time,
+        time_verdict=None,
+        time_floor=baseline.floor,
         prediction_error=error,
         prediction_against=against,
-        notes=tuple({note.code: note for note in notes}.values()),
+        notes=tuple({note.code: note for note in notes}.values()) if notes else (),
         on_frontier=False,
     )
 
@@ -189,7 +228,7 @@ def verdict(record: Record) -> str:
         return "not checked" if is_measured and record.outcome in ("ok", "invalid") else "-"
     if equality.missing:
         return "missing"
-    if any(note.code == "GCP014" for note in record.notes):
+    if record.notes and any(note.code == "GCP014" for note in record.notes):
         return "not verifiable"
     if not is_reproducible(equality, record.case.precision):
         return "not verifiable"
@@ -198,36 +237,42 @@ def verdict(record: Record) -> str:
     return "bit-equal" if equality.gradients_equal and equality.loss_equal else "within noise"
 
 
-def _time_ratios(rounds: list[Record], baseline: list[Record]) -> list[float]:
-    """Each round's median step over the baseline's of the same round, so that drift cancels."""
-    of_round = {record.round: record.readings.step_seconds for record in baseline}
-    pairs = [(record.readings.step_seconds, of_round.get(record.round)) for record in rounds]
-    return [median(mine) / median(none) for mine, none in pairs if mine and none and median(none)]
+def _time(rounds: list[Record], baseline: _Baseline) -> TimeRatio | None:
+    """The ratio to the baseline: 1 of the baseline itself, else of neighbours where there are any, else of rounds."""
+    if rounds[0].case == baseline.case:
+        return ITSELF if baseline.seconds else None
+    return row_times.paired(rounds) or row_times.unpaired(rounds, baseline.seconds)
+
+
+def _middle(values: Sequence[float] | None) -> float | None:
+    """The median, where there is one; of 100,000 rows most have one ratio, which is its own."""
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else median(values)
 
 
 def _ratio(value: int | None, baseline: int | None) -> float | None:
     return None if value is None or not baseline else value / baseline
 
 
-def _frontiers(rows: list[Row]) -> dict[Case, set[Point]]:
-    """The points of each group that no other has both a lower peak and a lower time than, or one of them as low."""
-    points: dict[Case, set[Point]] = {}
+def _judged(rows: list[Row]) -> tuple[Row, ...]:
+    """The rows with what is said of their times, those marked that no other of their group surely beats."""
+    groups: dict[Case, list[Row]] = {}
     for row in rows:
-        points.setdefault(group(row), set()).update([point] if (point := _point(row)) else [])
-    frontiers: dict[Case, set[Point]] = {}
-    for case, case_points in points.items():
-        fastest = float("inf")
-        frontiers[case] = set()
-        for peak, seconds in sorted(case_points):
-            if seconds < fastest:
-                fastest = seconds
-                frontiers[case].add((peak, seconds))
-    return frontiers
+        groups.setdefault(row.baseline, []).append(row)
+    unbeaten = {id(row) for of_group in groups.values() for row in row_times.unbeaten(of_group)}
+    baselines = {row.case: row for row in rows if row.case == row.baseline}
+    return tuple([_with_verdict(row, baselines.get(row.baseline), on_frontier=id(row) in unbeaten) for row in rows])
 
 
-def _point(row: Row) -> Point | None:
-    peak, seconds = row.readings.peak_bytes, row.step_seconds
-    return (peak, seconds) if row.outcome == "ok" and peak is not None and seconds is not None else None
+def _with_verdict(row: Row, baseline: Row | None, *, on_frontier: bool) -> Row:
+    """The row with what is said of its time, and a note where that is against its arithmetic."""
+    told = row_times.verdict(row, baseline) if baseline and row.time else None
+    free = trust.faster_with_more_work(row.readings, baseline.readings, row.time_ratio) if told == "faster" else None  # type: ignore[union-attr]
+    if not told and not on_frontier:
+        return row
+    notes = (*row.notes, free) if free else row.notes
+    return msgspec.structs.replace(row, on_frontier=on_frontier, time_verdict=told, notes=notes)
 
 
 def is_all_out_of_memory(rows: Iterable[Row]) -> bool:

@@ -5,45 +5,64 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from profiler.analysis.device_conditions import clock_held, clocks_apart, in_cycles, other_processes
+from profiler.analysis import row_times
+from profiler.analysis.device_conditions import Series, clock_held, clocks_apart, in_cycles, other_processes
+from profiler.analysis.telling_apart import TimeRatio
 from profiler.core.case import Case
-from profiler.core.record import Note, Record
+from profiler.core.record import Note, Readings, Record
 from profiler.core.stats import drift, spread, uncertainty
 from profiler.core.units import bytes_text, change_text, count_text, seconds_text, spread_text
 
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
+HELD = 0.9  # of the time of the steps; less was stolen from them
 DRIFT = 0.05  # a smaller change is let pass, however certain it is
 HOST_BOUND = 0.9  # of a step; the device has no more than a tenth of it to itself
 LIMITS = {"samples": "--max-samples", "seconds": "--max-seconds", "limit": "--stage-limit"}  # by why sampling stopped
 
 
-def doubts(rounds: Sequence[Record], ratios: Sequence[float], *, baseline: Sequence[Record] = ()) -> tuple[Note, ...]:
-    """Of the rounds of one measured case, the ratio of each to its baseline's: one note for every doubt there is."""
+def doubts(rounds: Sequence[Record], time: TimeRatio | None, *, baseline: Sequence[Record] = ()) -> tuple[Note, ...]:
+    """Of the rounds of one measured case, and its ratio to the baseline's: one note for every doubt there is."""
     timed = [record for record in rounds if record.readings.step_seconds and not record.case.is_predicted]
     if not timed:
         return ()
     series = [record.readings.step_seconds or () for record in timed]
-    seconds = _joined(series)
+    seconds = series[0] if len(series) == 1 else _joined(series)
     conditions = [record.readings.conditions for record in timed if record.readings.conditions]
-    texts = {
-        "GCP012": _noise(seconds, ratios),
-        "GCP021": _unsure(seconds, timed),
-        **_within_rounds(drift(series)),
-        "GCP024": _clocks(timed, baseline),
-        "GCP025": other_processes(conditions),
-        "GCP030": _host_bound(timed),
-        "GCP032": _spilled(timed),
-        "GCP033": _in_a_row(timed),
-        "GCP034": _cut_short(timed),
-        "GCP036": _elsewhere(timed, baseline),
-    }
-    return tuple(Note(code=code, text=text) for code, text in texts.items() if text)
+    texts = (
+        ("GCP012", _noise(seconds, timed, time, conditions)),
+        *_within_rounds(drift(series)),
+        *(_of_device(timed, baseline) if any(map(_tells_device, timed)) else ()),
+    )
+    return tuple([Note(code=code, text=text) for code, text in texts if text])
+
+
+def _of_device(rounds: Sequence[Record], baseline: Sequence[Record]) -> tuple[tuple[str, str | None], ...]:
+    """What the device, and the clock that times it, say of themselves, by the code of its note."""
+    conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
+    return (
+        ("GCP024", _clocks(rounds, baseline) if conditions else None),
+        ("GCP030", _host_bound(rounds)),
+        ("GCP032", _spilled(rounds)),
+        ("GCP033", _in_a_row(rounds)),
+        ("GCP034", _cut_short(rounds)),
+        ("GCP036", _elsewhere(rounds, baseline)),
+    )
+
+
+def _tells_device(record: Record) -> bool:
+    """Whether there is any of what `_of_device` looks at; of 100,000 records most often none has it."""
+    readings, environment = record.readings, record.environment
+    is_known = environment is not None and (environment.device_bytes or environment.device_uuid)
+    is_plain = readings.conditions is readings.host_share is readings.stopped is None
+    return not is_plain or readings.steps_per_sample != 1 or bool(is_known)
 
 
 def between_rounds(rounds_of: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:
     """By baseline: of all cases that are compared with it, whether they became slower or faster together."""
     groups: dict[Case, list[list[float]]] = {}
     for case, records in rounds_of.items():
+        if len(records) == 1:
+            continue  # one round is no series
         rounds = sorted(records, key=lambda record: record.round)
         medians = [median(record.readings.step_seconds) for record in rounds if record.readings.step_seconds]
         groups.setdefault(case.baseline, []).append(medians)
@@ -63,25 +82,87 @@ def _joined(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
     return tuple(second for seconds in series for second in seconds)
 
 
-def _noise(seconds: tuple[float, ...], ratios: Sequence[float]) -> str | None:
-    width = spread(seconds)
-    if width is None or (width <= NOISY and (not ratios or max(ratios) - min(ratios) <= 2 * NOISY)):
+def _noise(
+    seconds: tuple[float, ...], rounds: Sequence[Record], time: TimeRatio | None, conditions: Series
+) -> str | None:
+    """One sentence of all that makes the times unsure, and what would help."""
+    asked = _missed(seconds, rounds)
+    others, elsewhere = other_processes(conditions)
+    facts = [fact for fact in (asked, _spread(seconds, time), others, _waited(rounds)) if fact]
+    if not facts:
         return None
-    return "the times are noisy; a quiet machine, or more --rounds and --samples, would make them surer"
+    hit = sorted({LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS})
+    helps = [elsewhere or "a quiet machine", "more --rounds", *([f"a larger {flag}" for flag in hit] if asked else [])]
+    helping = f"{', '.join(helps[:-1])} or {helps[-1]}"
+    return f"the times are unsure: {'; '.join(facts)}; {helping} would make them surer"
+
+
+def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
+    """How far the steps of a row are apart, or its rounds where these are all that the ratio is made of."""
+    width = spread(seconds)
+    if width is not None and width > NOISY:
+        return f"its steps vary by {spread_text(width)}"
+    limits = time.interval if time and not time.num_groups else None
+    if limits and limits[1] - limits[0] > 2 * NOISY:
+        return f"its rounds' ratios are {(limits[1] - limits[0]) * 100:.0f} points apart"
+    return None
+
+
+def _waited(rounds: Sequence[Record]) -> str | None:
+    """How much of the time was stolen from the steps: they were ready to run, or waited for threads that were."""
+    on_core = [record.readings.processor_seconds or () for record in rounds]
+    wall = sum(sum(record.readings.step_seconds or ()) for record in rounds if record.readings.processor_seconds)
+    share = sum(map(sum, on_core)) / wall if wall else 1.0
+    return (
+        f"{(1 - share) * 100:.0f} % of the time was stolen from the steps, which had no core" if share < HELD else None
+    )
+
+
+def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
+    """Where a precision was asked for, and all rounds together do not give it: of the ratio, where steps alternate."""
+    sampling = rounds[0].case.sampling
+    if not sampling:
+        return None
+    ratio = row_times.paired(rounds)
+    what, count = ("the ratio", ratio.num_groups) if ratio else ("the median", len(seconds))
+    reached = ratio.uncertainty if ratio else uncertainty(seconds)
+    if reached is not None and reached <= sampling.precision_target:
+        return None
+    if reached is None:
+        noun = "group of four steps" if ratio else "sample"
+        few = f"{count:,} groups of four steps" if ratio and count != 1 else count_text(count, noun)
+        return f"{few} cannot tell how sure {what} is"
+    return f"{what} is sure to {spread_text(reached)}, not to {spread_text(sampling.precision_target)}"
+
+
+def faster_with_more_work(readings: Readings, none: Readings, ratio: float | None) -> Note | None:
+    """Of a step that is surely faster than the baseline's, where it computes more."""
+    mine, base = _flops(readings), _flops(none)
+    if not mine or not base or mine <= base:
+        return None
+    text = (
+        f"its step takes {change_text(ratio)} although it computes {change_text(mine / base)} FLOPs: what it holds "
+        "less of, caches or a slow allocator, costs this machine more than arithmetic does; elsewhere it may be slower"
+    )
+    return Note(code="GCP061", text=text)
+
+
+def _flops(readings: Readings) -> int | None:
+    forward, backward = readings.forward_flops, readings.backward_flops
+    return None if forward is None or backward is None else forward + backward
 
 
 def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     """Where the clock was held down, or was another than the baseline's; with the ratio that does not know of it."""
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
-    if not conditions:
-        return None
     doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
     return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None
 
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:
     """Where the device waits for the host, whose work is most of the time."""
-    share = max((record.readings.host_share or 0.0 for record in rounds), default=0.0)
+    shares = [record.readings.host_share or 0.0 for record in rounds]
+    share = max(shares)
     if share < HOST_BOUND:
         return None
     return (
@@ -94,8 +175,10 @@ def _spilled(rounds: Sequence[Record]) -> str | None:
     """Where more of a GPU's memory was held than it has: the rest can only be the host's."""
     for record in rounds:
         total = record.environment.device_bytes if record.environment else None
+        if not total or record.case.device.startswith("cpu"):
+            continue
         held = max(record.readings.reserved_bytes or 0, record.readings.peak_bytes or 0)
-        if total and held > total and not record.case.device.startswith("cpu"):
+        if held > total:
             return (
                 f"spill suspected: {bytes_text(held)} on a device of {bytes_text(total)}: the driver holds some of it "
                 "in the host's memory (Windows, WSL), and the time is the bus's too; a smaller --batch-size would fit"
@@ -104,7 +187,8 @@ def _spilled(rounds: Sequence[Record]) -> str | None:
 
 
 def _in_a_row(rounds: Sequence[Record]) -> str | None:
-    most = max(record.readings.steps_per_sample for record in rounds)
+    counts = [record.readings.steps_per_sample for record in rounds]
+    most = max(counts)
     if most == 1:
         return None
     of = f"each sample is the mean of up to {count_text(most, 'step')} in a row"
@@ -127,7 +211,9 @@ def _cut_short(rounds: Sequence[Record]) -> str | None:
 
 def _elsewhere(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     """In how many rounds the baseline ran on another device of the same name, as on a cluster."""
-    of_round = {record.round: _identity(record) for record in baseline}
+    of_round = {record.round: other for record in baseline if (other := _identity(record))}
+    if not of_round:
+        return None
     pairs = [(_identity(record), of_round.get(record.round)) for record in rounds]
     named = [(mine, other) for mine, other in pairs if mine and other]
     apart = sum(mine != other for mine, other in named)
@@ -143,27 +229,11 @@ def _identity(record: Record) -> str | None:
     return record.environment.device_uuid if record.environment else None
 
 
-def _unsure(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
-    """Where a precision was asked for, and all rounds together do not give it."""
-    sampling = rounds[0].case.sampling
-    if not sampling:
-        return None
-    reached = uncertainty(seconds)
-    if reached is not None and reached <= sampling.precision_target:
-        return None
-    hit = sorted({LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS})
-    more = " or ".join(["more --rounds", *(f"a larger {flag}" for flag in hit)])
-    if reached is None:
-        return f"{count_text(len(seconds), 'sample')} cannot tell how sure the median is; {more} would"
-    asked = spread_text(sampling.precision_target)
-    return f"the median is sure to {spread_text(reached)}, not to {asked}; {more} would make it surer"
-
-
-def _within_rounds(change: float | None) -> dict[str, str]:
+def _within_rounds(change: float | None) -> tuple[tuple[str, str], ...]:
     """A step that still becomes faster has not warmed up; one that becomes slower drifts."""
     if change is None or abs(change) < DRIFT:
-        return {}
+        return ()
     text = f"{change_text(1 + change)} from the first third of a round to the last"
     if change < 0:
-        return {"GCP022": f"the steps had not settled: {text}; more --warmup would let them"}
-    return {"GCP023": f"the steps drift: {text}; let the device rest, and trust the ratios rather than the seconds"}
+        return (("GCP022", f"the steps had not settled: {text}; more --warmup would let them"),)
+    return (("GCP023", f"the steps drift: {text}; let the device rest, and trust the ratios rather than the seconds"),)

@@ -16,6 +16,7 @@ import typer
 import typer.main
 
 from profiler.cli.blocks import blocks
+from profiler.cli.color import with_color
 from profiler.cli.compare import compare
 from profiler.cli.completion import VARIABLE
 from profiler.cli.doctor import doctor
@@ -119,7 +120,7 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
     for name, command in COMMANDS.items():
         is_asked = is_whole or name == asked
         app.command(name, cls=Command, help=about(command.__doc__), epilog="\n".join(examples(name, command.__doc__)))(
-            with_model_flag(with_switches(command), name) if is_asked else lambda: None
+            with_color(with_model_flag(with_switches(command), name)) if is_asked else lambda: None
         )
     return app
 
@@ -149,7 +150,7 @@ def answer(words: Sequence[str]) -> int:
         message, hint = usage(error)
         return _complain(message, hint=hint, code=2, words=words)
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return _complain("interrupted; what was written before is whole", hint=None, code=INTERRUPTED, words=words)
     except BrokenPipeError:  # `gcprof show | head`
         drop_unwritable()
         return BROKEN_PIPE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import encoding, next_command, say, say_bytes, width
+from profiler.cli.output import Terminal, encoding, next_command, say, say_bytes, width
 
 if TYPE_CHECKING:
     from profiler.core.case import Case
@@ -22,6 +22,7 @@ def blocks(
         int | None, typer.Option("--batch-size", min=1, help="Samples in the one forward. [default: 2]")
     ] = None,
     json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Show the blocks of a model. Checkpointing works on them; each has its parameters, shapes, and what it feeds.
 
@@ -33,7 +34,7 @@ def blocks(
     from profiler.views.tables.listing import document
 
     case = _case(model, pattern, batch_size)
-    with engines.connect() as engine:
+    with Terminal(is_quiet=quiet).doing("looking at the model"), engines.connect(measures=False) as engine:
         answer = engine.ask(
             "profiler.engines.worker:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
         )

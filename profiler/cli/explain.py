@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion, options
-from profiler.cli.output import COMMAND, aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import COMMAND, Terminal, aside, encoding, next_command, say, say_bytes, width
 from profiler.cli.switches import Switches
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def explain(
         Path | None, typer.Option(help="Instead of a step: a file of torch.cuda.memory._dump_snapshot.")
     ] = None,
     json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Explain the peak of a training step. It says where the peak is, what holds it, how low it could be, and why.
 
@@ -63,7 +64,7 @@ def explain(
         strategies=chosen, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
         blocks=blocks, device=device, **switches or {},
     )  # fmt: skip
-    explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()))
+    explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
     step, why = explained.step, explained.explanation
     if json:
         say_bytes(document(why, evidence=evidence(step.case, None), predicted_bytes=_foreseen_bytes(explained)))

@@ -55,7 +55,7 @@ PANELS: dict[str, tuple[str, ...]] = {  # panel -> the names of its options, in 
     "Sampling": (
         "rounds", "samples", "precision_target", "max_samples", "max_seconds", "warmup", "verify", "measure",
     ),
-    "Output": ("output", "force", "json", "width", "dry_run", "emit", "format", "paste"),
+    "Output": ("output", "force", "json", "quiet", "width", "dry_run", "emit", "format", "paste", "color"),
     "Where it runs": (
         "config", "resume", "new_run", "engine", "devices", "allow_parallel", "shard", "stage_limit", "exclusive",
     ),

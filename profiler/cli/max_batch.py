@@ -9,6 +9,7 @@ import typer
 from profiler.cli import options
 from profiler.cli.output import (
     COMMAND,
+    NOTHING_KEPT,
     Terminal,
     aside,
     encoding,
@@ -45,6 +46,7 @@ def max_batch(
     ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the measurement. [default: 3]")] = None,
     json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Find the largest batch that fits a memory. It is found for each strategy and for a plan, with samples a second.
 
@@ -73,8 +75,9 @@ def max_batch(
     )  # fmt: skip
     try:
         with heeded():
-            largest = work(request, Terminal(), show=_say_predicted)
+            largest = work(request, Terminal(is_quiet=quiet), show=_say_predicted)
     except Interrupted as interrupted:
+        aside(NOTHING_KEPT)
         if json:
             say_failure(interrupted.exit_code)
         raise typer.Exit(interrupted.exit_code) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from profiler.views.tables.terminal import Printed
     from profiler.workflows import Show
 
+COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
 COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the command at work
 
 
@@ -36,6 +37,8 @@ def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
     return word
 
 
+NOTHING_KEPT = "interrupted; there was nothing yet to keep"
+SIGN_SECONDS = 10.0  # between two lines that say that work goes on, where nobody watches
 OF_RANKS = ("--ranks", "--parallel")
 
 
@@ -69,7 +72,7 @@ def say(text: Printed) -> None:
     """Print a result."""
     from profiler.views.tables.terminal import write
 
-    write(text, file=sys.stdout)
+    write(text, file=sys.stdout, color=COLOR.get())
 
 
 def say_bytes(text: bytes) -> None:
@@ -113,10 +116,20 @@ def shard_text(run: Run) -> str:
 
 
 class Terminal(Screen):
-    """Shows on stderr what a workflow tells: lines, and a bar while trials run."""
+    """Shows on stderr what a workflow tells: lines, and on a terminal a live table or line while something runs.
+
+    `is_quiet` leaves out the progress.
+    """
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._is_quiet = is_quiet
+        self._tell: Callable[[str], None] = lambda text: None  # what runs now
 
     def say(self, text: str) -> None:
         aside(text)
+
+    def at_work(self, text: str) -> None:
+        self._tell(text)
 
     @contextmanager
     def watch(self, cases: Sequence[Case]) -> Iterator[Show]:
@@ -128,10 +141,56 @@ class Terminal(Screen):
             progress.tell_log(record, log)
 
         try:
-            with Follow(sys.stderr, cases) as progress:
+            with Follow(sys.stderr, cases, is_quiet=self._is_quiet) as progress, self._telling(progress.at_work):
                 yield show
         finally:
-            end_at_once()
+            end_at_once("interrupted; every trial that was printed is kept")
+
+    @contextmanager
+    def doing(self, text: str) -> Iterator[None]:
+        """A line with the time that it takes, on a terminal; elsewhere one now and then."""
+        from profiler.views.tables.progress import Follow
+
+        def tell(step: str) -> None:
+            progress.at_work(f"{text}: {step}" if step else text)
+
+        if self._is_quiet or not sys.stderr.isatty():
+            with nullcontext() if self._is_quiet else signs_of_life(text):
+                yield
+            return
+        with Follow(sys.stderr) as progress, self._telling(tell):
+            tell("")
+            yield
+
+    @contextmanager
+    def _telling(self, tell: Callable[[str], None]) -> Iterator[None]:
+        before, self._tell = self._tell, tell
+        try:
+            yield
+        finally:
+            self._tell = before
+
+
+@contextmanager
+def signs_of_life(text: str) -> Iterator[None]:
+    """Print what is done and for how long, every SIGN_SECONDS."""
+    from threading import Event, Thread
+
+    ended = Event()
+
+    def tell() -> None:
+        count = 1
+        while not ended.wait(SIGN_SECONDS):
+            aside(f"{text}: {count * SIGN_SECONDS:.0f} s so far")
+            count += 1
+
+    thread = Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def end_with(work: Callable[[], int], *, json: bool = False) -> NoReturn:
@@ -143,6 +202,7 @@ def end_with(work: Callable[[], int], *, json: bool = False) -> NoReturn:
             code = work()
     except Interrupted as interrupted:
         code = interrupted.exit_code
+        aside(NOTHING_KEPT)
         if json:
             say_failure(code)
     raise typer.Exit(code)

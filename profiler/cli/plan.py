@@ -34,6 +34,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def plan(
+    ctx: typer.Context,
     model: options.ModelOrNone = None,
     budget: Annotated[str | None, typer.Option(help="8GiB, 60% of the peak without checkpointing, or max.")] = None,
     stages: Annotated[Path | None, typer.Option(help="Plan from the costs that `gcprof stages` wrote.")] = None,
@@ -44,6 +45,9 @@ def plan(
     frontier: Annotated[bool, typer.Option("--frontier", help="Show the fastest plan for every peak.")] = False,
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure the plan and its rivals.")] = True,
     emit: Annotated[str | None, typer.Option(help="Print code to paste: python, hf or fsdp.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A plan.json to print the code of, without measuring.")
+    ] = None,
     optimizer: options.Optimizer = None,
     batch_size: options.BatchSize = None,
     precision: options.Precision = None,
@@ -57,11 +61,18 @@ def plan(
     ] = None,
     force: options.Force = False,
     json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Find the fastest plan that fits a memory budget. It says where to checkpoint, and is proved by measuring.
 
     Example: gcprof plan transformer --budget 60% -o plan.json
+    Example: gcprof plan --from plan.json --emit python
     """
+    if emit is not None:
+        one_of(emit, CODE, flag="--emit")
+    if source is not None:
+        _print_code_of(source, emit, ctx)
+        return
     from profiler.request.device_choice import planned
     from profiler.request.spec import Request
     from profiler.workflows.planner import PlanRequest
@@ -71,15 +82,39 @@ def plan(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
         accumulate=accumulate, blocks=blocks, device=planned(device),
     )  # fmt: skip
-    if emit is not None:
-        one_of(emit, CODE, flag="--emit")
     request = PlanRequest(
         words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds,
-        is_compared=emit is None, has_recipe=emit is not None or _is_plan(output), typed=COMMAND.get(),
+        is_compared=emit is None or measure, has_recipe=emit is not None or _is_plan(output), typed=COMMAND.get(),
     )  # fmt: skip
     asked = _Asked(frontier=frontier, emit=emit, output=output, force=force, json=json)
     _refuse(request, asked)
-    end_with(lambda: _print(work(request, Terminal()), request, asked), json=json)
+    end_with(lambda: _print(work(request, Terminal(is_quiet=quiet)), request, asked), json=json)
+
+
+def _print_code_of(path: Path, emit: str | None, ctx: typer.Context) -> None:
+    """Print the code of a plan file. Raises UserError for what has no effect beside it."""
+    from profiler.core import plan_file
+    from profiler.planning.plan_code import emit as code
+
+    if emit is None:
+        raise UserError("--from needs --emit", hint=f"gcprof plan --from {path} --emit python")
+    flags = {parameter.name: [*parameter.opts, *parameter.secondary_opts] for parameter in ctx.command.params}
+    given = [_typed_word(ctx, name, flags[name]) for name in ctx.params if _is_typed(ctx, name)]
+    given = [word for word in given if word not in ("--from", "--emit")]
+    if given:
+        raise UserError(f"{given[0]} has no effect with --from", hint="its plan is made; leave one of them out")
+    say_bytes(code(plan_file.read(path), emit).encode())
+
+
+def _typed_word(ctx: typer.Context, name: str, words: list[str]) -> str:
+    """The flag that was typed: of a switch that is off, its second one."""
+    long = [word for word in words if word.startswith("--")]
+    return "the model" if not long else long[-1] if ctx.params[name] is False else long[0]
+
+
+def _is_typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 class _Asked(NamedTuple):
@@ -142,14 +177,22 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
     elif planned.fitted is None:
         _print_infeasible(planned, planned.budget_bytes, asked)
     elif asked.emit:
-        from profiler.planning.plan import recipe
-        from profiler.planning.plan_code import emit
-
-        say_bytes(emit(recipe(planned.chain, planned.fitted.point.plan), asked.emit).encode())
+        _print_code(planned, asked.emit)
     else:
         _print_plan(planned, planned.fitted, planned.budget_bytes, asked)
         _say_next(planned, request, asked, words)
     return planned.exit_code
+
+
+def _print_code(planned: Planned, kind: str) -> None:
+    """Print the code of the plan that was measured, else of the solver's."""
+    from profiler.planning.plan import recipe
+    from profiler.planning.plan_code import emit
+
+    for line in _remarks(planned):
+        aside(line)
+    if planned.plan is not None:
+        say_bytes(emit(recipe(planned.chain, planned.plan), kind).encode())
 
 
 def _print_frontier(planned: Planned, asked: _Asked) -> None:
@@ -221,8 +264,10 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
         peak = planned.none.cost.peak_bytes
         percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
         title = f"{_title(planned)}: at most {bytes_text(budget)}{percent}"
-        below = [plans.legend(planned.chain), "times are against the step without checkpointing"]
         lines = _lines(planned)
+        below = [plans.legend(planned.chain), "times are against the step without checkpointing"]
+        below += plans.same_plans(lines)
+        below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
         say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))
     for line in (*_facts(planned, fitted), *_remarks(planned)):
         aside(line)
@@ -232,8 +277,14 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
 def _lines(planned: Planned) -> list[Shown]:
     from profiler.views.tables.plans import Shown
 
-    compared = planned.comparison.plans if planned.comparison else ()
-    return [Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured) for plan in compared]
+    comparison = planned.comparison
+    if comparison is None:
+        return []
+    chosen = comparison.chosen.plan if comparison.chosen else None
+    return [
+        Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured, is_chosen=plan is chosen)
+        for plan in comparison.plans
+    ]
 
 
 def _facts(planned: Planned, fitted: FittedPlan) -> list[str]:
@@ -244,11 +295,13 @@ def _facts(planned: Planned, fitted: FittedPlan) -> list[str]:
     frontier = planned.frontier
     name, floor = largest_stage(planned.chain)
     lost = frontier.lost_fraction
-    exact = "no plan of these stages this deep is faster" if not lost else f"no plan is faster by {lost * 100:.2g} %"
+    faster = f"faster by {lost * 100:.2g} %" if lost else "faster"
+    peak = bytes_text(fitted.point.peak_bytes)
     facts = [
         f"floor of these blocks: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
         f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
-        f"{exact}; {len(frontier)} plans are on the frontier",
+        f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
+        f"{len(frontier)} plans are on the frontier",
     ]
     if fitted.reserve_bytes:
         reserve = bytes_text(fitted.reserve_bytes)
@@ -257,8 +310,9 @@ def _facts(planned: Planned, fitted: FittedPlan) -> list[str]:
 
 
 def _remarks(planned: Planned) -> list[str]:
-    """What went wrong, what recomputes do to buffers, once, and which rival was faster."""
+    """What went wrong, what recomputes do to buffers, once, what is chosen and why, and where the records are."""
     from profiler.views.tables.evidence import outcome
+    from profiler.workflows.plan_choice import doubted, listed, sentences
 
     comparison = planned.comparison
     if comparison is None:
@@ -271,7 +325,17 @@ def _remarks(planned: Planned) -> list[str]:
     ]
     notes = {note.code: note.text for plan in comparison.plans if plan.measured for note in plan.measured.notes}
     remarks += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
-    return [*remarks, *([comparison.slower] if comparison.slower else [])]
+    if names := doubted(comparison.plans, planned.none.cost.step_seconds):
+        remarks.append(
+            f"note: GCP065: {listed(names)} measured faster than without checkpointing, "
+            f"although {'they compute' if len(names) > 1 else 'it computes'} more: "
+            "that is the machine's noise; measure again when it is quiet, or with more --rounds"
+        )
+    if comparison.chosen:
+        remarks += sentences(comparison.chosen)
+    elif comparison.is_timed:
+        remarks.append("none of these was measured to fit the budget: no plan is chosen")
+    return [*remarks, *([f"plans and records: {comparison.folder}"] if comparison.folder else [])]
 
 
 def _say_document(planned: Planned, points: list[Point]) -> None:
@@ -299,8 +363,9 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     if path is None:
         return
     if _is_plan(path):
-        assert planned.fitted
-        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.fitted.point.plan)), force=force)
+        if planned.plan is None:
+            return
+        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.plan)), force=force)
     elif path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:
@@ -311,10 +376,14 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
 
 
 def _say_next(planned: Planned, request: PlanRequest, asked: _Asked, words: list[str]) -> None:
-    if _is_plan(asked.output) and planned.case:
-        next_command("gcprof", "run", *planned.words, "--strategies", f"plan:file={asked.output}")
-    elif any("#" in block.name for stage in planned.chain.stages for block in stage.blocks):  # calls have no code
-        next_command("gcprof", "plan", *words, "--budget", str(request.budget), "-o", "plan.json")
+    has_calls = any("#" in block.name for stage in planned.chain.stages for block in stage.blocks)  # they have no code
+    written = asked.output if _is_plan(asked.output) else planned.comparison.file if planned.comparison else None
+    if planned.plan is None:
+        next_command("gcprof", "plan", *words, "--frontier")
+    elif written and planned.case and has_calls:
+        next_command("gcprof", "run", *planned.words, "--strategies", f"plan:file={written}")
+    elif written and not has_calls:
+        next_command("gcprof", "plan", "--from", str(written), "--emit", "python")
     elif any(stage.blocks for stage in planned.chain.stages):
         next_command("gcprof", "plan", *words, "--budget", str(request.budget), "--emit", "python")
     else:

@@ -44,6 +44,7 @@ def predict(
     ] = None,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Predict what `gcprof run` would measure, without the device.
 
@@ -68,7 +69,7 @@ def predict(
         device=to_rehearse(device) if rehearse else to_predict(device),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
-    end_with(lambda: print_run(run(request, Terminal()), json=json, holders=holders), json=json)
+    end_with(lambda: print_run(run(request, Terminal(is_quiet=quiet)), json=json, holders=holders), json=json)
 
 
 def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:

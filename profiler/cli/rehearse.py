@@ -42,6 +42,7 @@ def rehearse(
     ] = None,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run a training step by PyTorch's own CUDA code on a GPU that is not there: its memory, to the byte.
 
@@ -66,4 +67,4 @@ def rehearse(
         device=calibrated(device, calibrate, **sizes) if calibrate else to_rehearse(device, **sizes),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
-    end_with(lambda: print_run(run(request, Terminal()), json=json), json=json)
+    end_with(lambda: print_run(run(request, Terminal(is_quiet=quiet)), json=json), json=json)

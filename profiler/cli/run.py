@@ -113,13 +113,15 @@ def run(
         str, typer.Option(help="If others use the device: warn, or error (exit code 3; --resume continues).")
     ] = "warn",
     json: options.JsonOrTable = False,
+    quiet: options.Quiet = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials and what they cost, and run nothing.")
     ] = False,
 ) -> None:
     """Measure memory and time of a training step by strategy.
 
-    Without a strategy or segments: segments 1,2,4,8,16,32 beside `none`. Without a model: mnist-cnn.
+    Without strategies or segments, beside `none`: segments 1,2,4,8,16,32 of a chain of modules (mlp, mnist-cnn,
+    cifar-resnet, dense-chain), else sqrt, all and selective. Without a model: mnist-cnn.
 
     Example: gcprof run mlp,mnist-cnn --segments 1..8
     """
@@ -142,7 +144,7 @@ def run(
     )  # fmt: skip
     _refuse_without_effect(request, dry_run=dry_run, json=json)
     request.placement.check(device=device)
-    end_with(lambda: _dry_run(request) if dry_run else _run(request, json=json), json=json)
+    end_with(lambda: _dry_run(request) if dry_run else _run(request, Terminal(is_quiet=quiet), json=json), json=json)
 
 
 def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) -> None:
@@ -158,12 +160,12 @@ def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) ->
         raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
 
 
-def _run(request: RunRequest, *, json: bool) -> int:
+def _run(request: RunRequest, screen: Terminal, *, json: bool) -> int:
     from profiler.workflows.resume import resume
     from profiler.workflows.run import run as start
 
     work = resume if request.resume else start
-    return print_run(work(request, Terminal()), json=json)
+    return print_run(work(request, screen), json=json)
 
 
 def _dry_run(request: RunRequest) -> int:
@@ -222,7 +224,7 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
     for line in derived.lines:
         aside(line)
     if holders:
-        _show_fit(run, holders)
+        code = code or _show_fit(run, holders)
     _say_next(ran, run)
     return code
 
@@ -242,13 +244,19 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
     return code
 
 
-def _show_fit(run: Run, holders: Sequence[Holder]) -> None:
-    """Below the table: each GPU or memory with the cheapest strategy that it holds."""
+def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
+    """Below the table: each GPU or memory with the cheapest strategy that it holds. Returns the exit code.
+
+    It is GATE where a memory that was asked for holds no strategy of a case.
+    """
     from profiler.analysis import fit, rows
     from profiler.views.tables import max_batch
+    from profiler.workflows.planner import GATE
 
     fits = fit.fits(rows.rows(run.records), holders)
     say(max_batch.fit_table(fits, width=width(), encoding=encoding()))
+    asked = {holder.name for holder in holders if isinstance(holder, fit.Memory)}
+    return GATE if any(one.device in asked and one.strategy is None for one in fits) else 0
 
 
 def _say_next(ran: Ran, run: Run) -> None:

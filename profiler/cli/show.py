@@ -34,10 +34,12 @@ def show(
     from profiler.analysis.rows import rows
     from profiler.runs.find import run_folder
     from profiler.runs.store import load
+    from profiler.views.tables.columns import UNSHOWN
 
     one_of(form, ("table", "md"), flag="--format")
     _refuse_without_effect(json=json, form=form, samples=samples, over=over, columns=columns)
-    loaded = load(run_folder(run))
+    is_table = not (json or samples or over) and form == "table"
+    loaded = load(run_folder(run), without=UNSHOWN if is_table else ())
     for warning in loaded.warnings:
         aside(f"warning: {warning}")
     owed = len(progress.owed(loaded.manifest.plan, loaded.records))

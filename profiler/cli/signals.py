@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from profiler.workflows import Interrupted
 
@@ -25,10 +26,17 @@ def heeded() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def end_at_once() -> None:
-    """From here on a signal ends this process; the engine's processes end with it."""
-    for number in _not_ignored():
+def end_at_once(words: str = "") -> None:
+    """From here on a signal ends this process, with a line of these words; the engine's processes end with it."""
+
+    def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
+        with suppress(OSError):
+            os.write(2, f"\n{words}\n".encode())
+        signal.raise_signal(number)
+
+    for number in _not_ignored():
+        signal.signal(number, end if words else signal.SIG_DFL)
 
 
 def _not_ignored() -> list[int]:

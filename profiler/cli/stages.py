@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import Terminal, aside, encoding, next_command, say, say_bytes, width
 
 
 def stages(
@@ -22,6 +22,7 @@ def stages(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the costs: costs.json.")] = None,
     force: options.Force = False,
     json: Annotated[bool, typer.Option("--json", help="Print the costs as JSON.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure memory and time of each stage of a model. These are the costs that `gcprof plan` works on.
 
@@ -43,7 +44,8 @@ def stages(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
         accumulate=accumulate, blocks=blocks, device=planned(device),
     )  # fmt: skip
-    with ModelOnDevice(words) as asked:
+    screen = Terminal(is_quiet=quiet)
+    with ModelOnDevice(words, screen) as asked, screen.doing("measuring each stage"):
         chain = asked.chain()
     if output is not None:
         write_whole(output, chains.encoded(chain), force=force)

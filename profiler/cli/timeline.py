@@ -9,7 +9,7 @@ import typer
 
 from profiler.cli import completion, options
 from profiler.cli.explain import traced_heading
-from profiler.cli.output import COMMAND, aside, next_command
+from profiler.cli.output import COMMAND, Terminal, aside, next_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ def timeline(
     device: options.TracedDevice = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="A png, svg or pdf.")] = Path("timeline.png"),
     force: options.ForceIfThere = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Draw what is live over a training step. Each strategy has a panel with its categories, phases and peak.
 
@@ -47,7 +48,7 @@ def timeline(
         strategies=strategies, segments=segments, optimizer=optimizer, batch_size=batch_size, precision=precision,
         accumulate=accumulate, blocks=blocks, device=device,
     )  # fmt: skip
-    steps = followed_steps(StepRequest(target=target, words=words, typed=COMMAND.get()))
+    steps = followed_steps(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
 
     from profiler.core import optional_deps
 

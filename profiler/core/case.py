@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -186,12 +187,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     calibration: Calibration | None = None  # of a prediction
     data_directory: str | None = None
     limit_seconds: float | None = None  # that each of its stages may take
+    is_paired: bool = True  # whether steps without the strategy, where it can be switched off, alternate with its own
     if_own: bool | UnsetType = UNSET  # only where its baseline finds checkpoints that the model calls itself
 
 
 def encode(value: Any, *, order: Any = None) -> bytes:
-    """Any of gcprof's data as JSON; Choices as text."""
-    return msgspec.json.encode(value, enc_hook=_as_text, order=order)
+    """Any of gcprof's data as JSON; Choices as text. Raises TypeError for what is none of it."""
+    return _encoder(order).encode(value)
 
 
 def decode(text: bytes | str, kind: type[Any]) -> Any:
@@ -200,8 +202,13 @@ def decode(text: bytes | str, kind: type[Any]) -> Any:
 
 
 @cache
+def _encoder(order: Any) -> msgspec.json.Encoder:
+    return msgspec.json.Encoder(enc_hook=str.__str__, order=order)  # of a Choice its text, of anything else an error
+
+
+@cache
 def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=_from_text)
+    return msgspec.json.Decoder(kind, dec_hook=operator.call)  # a Choice of its text; no other class is called
 
 
 def split_choices(text: str) -> list[Choice]:
@@ -230,13 +237,3 @@ def _span(choice: Choice) -> list[Choice]:
 def as_word(value: object) -> str:
     """A value as users write it: a switch is `true` or `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _as_text(value: object) -> str:
-    assert isinstance(value, str), f"no JSON for {type(value)}"
-    return str(value)
-
-
-def _from_text(kind: type[Any], value: Any) -> Any:
-    assert kind is Choice, f"no reader for {kind}"
-    return Choice(value)

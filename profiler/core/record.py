@@ -8,6 +8,7 @@ None of these holds itself, so the garbage collector need not look (`gc=False`):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -99,6 +100,9 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     optimizer_seconds: tuple[Real, ...] | None = None
     step_seconds: tuple[Real, ...] | None = None
     warmup_seconds: tuple[Real, ...] | None = None  # steps before these: the first, those asked for, those found
+    plain_step_seconds: tuple[Real, ...] | None = None  # without the strategy, each just before or after the other
+    plain_warmup_seconds: tuple[Real, ...] | None = None  # without it; empty where the first had no room
+    processor_seconds: tuple[Real, ...] | None = None  # of each step, in which its thread had a core; on a CPU
     steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
     host_share: Real | None = None  # of a step, until the host had asked for it; where a device works meanwhile
     stopped: Stopped | None = None  # why there are no more samples
@@ -181,6 +185,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...] = ()  # operators that are not computed again in these blocks
     keeps_own: bool = False  # whether the model's own checkpoints stay on
     notes: tuple[Note, ...] = ()
+    switch: Callable[[bool], None] | None = None  # off: the module's step is that of `none`; None: it cannot be
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -26,6 +26,7 @@ MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PATIENCE_SECONDS = 3.0  # for a holder that is about to end
 ANSWER_SECONDS = 3.0  # for a file system that may not answer at all
 PAUSE_SECONDS = 0.05
+BUFFER_BYTES = 1 << 18  # that lines are read from; records take thousands
 TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
@@ -114,7 +115,7 @@ def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
     except OSError:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "rb")
+    return os.fdopen(descriptor, "rb", buffering=BUFFER_BYTES)
 
 
 def opened_to_append(path: Path) -> int:

@@ -137,8 +137,8 @@ def in_unit_text(value: float, unit: str, *, signed: bool = False) -> str:
 
 def _percent(ratio: float) -> str:
     percent = (ratio - 1) * 100
-    text = f"{percent:+.{1 if abs(percent) < 9.95 else 0}f}"
-    return "0.0" if float(text) == 0 else text
+    text = f"{percent:+.1f}" if abs(percent) < 9.95 else f"{percent:+.0f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text
 
 
 def _three_digits(value: float) -> str:

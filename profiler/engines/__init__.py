@@ -8,7 +8,7 @@ text, and `run(plan, done)`, which yields one record for each trial that is owed
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,11 +42,17 @@ class EngineChoice(Choice):
 
 
 def connect(
-    text: str = "local", *, stage_seconds: float = 600.0, logs: Path | None = None, plan: Sequence[Trial] = ()
+    text: str = "local",
+    *,
+    stage_seconds: float = 600.0,
+    logs: Path | None = None,
+    plan: Sequence[Trial] = (),
+    measures: bool = True,
 ) -> Engine:
     """The engine of that name, with its options; to be entered.
 
-    `plan` is what will be asked of it, as far as that is known. Raises UserError where there is no such engine, or it
+    `plan` is what will be asked of it, as far as that is known; where nothing of it is measured, or `measures` says so,
+    an engine that is here starts sooner. Raises UserError where there is no such engine, or it
     has no kinds of GPU.
     """
     make, options = catalogue.load(EngineChoice(catalogue.resolve(EngineChoice(text), TABLE, what="engine")), TABLE)
@@ -59,13 +65,16 @@ def connect(
     rehearses = any(trial.case.is_rehearsed for trial in plan)
     if rehearses and name not in HERE:
         raise UserError(f"--engine {name} does not rehearse", hint="a rehearsal needs no GPU: leave --engine out")
-    more: dict[str, Any] = {"plan": tuple(plan)} if name in FAR else {"rehearses": rehearses} if name in HERE else {}
+    measures = measures and not (plan and all(trial.case.is_predicted for trial in plan))
+    here = {"rehearses": rehearses, "measures": measures}
+    more: dict[str, Any] = {"plan": tuple(plan)} if name in FAR else here if name in HERE else {}
     engine: Engine = make(stage_seconds=stage_seconds, logs=logs, **more, **options)
     return engine
 
 
 class Engine(Protocol):
     logs: Path | None  # where the output of trials goes
+    at_work: Callable[[str], None]  # is told what runs now, where the engine knows it
     devices: tuple[str, ...]  # UUIDs of CUDA devices that the cases on "cuda" run on, all at once, one trial on each
 
     def __enter__(self) -> Engine: ...

@@ -8,6 +8,8 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 class Child:
     """Asks the server for a child when entered; kills what is left of it when left."""
 
-    def __init__(self, control: socket.socket, entry: str, text: str, *, log: Path | None) -> None:
+    def __init__(
+        self, control: socket.socket, entry: str, text: str, *, log: Path | None, is_asked: bool = False
+    ) -> None:
+        """With `is_asked` the channel has two directions, and `go_on` asks for the next of several results."""
         self.messages: list[dict[str, Any]] = []
         self.damage: str | None = None  # why what it sent cannot be believed
         self.flooded = False  # it sent more than anyone will read, and was ended for that
@@ -69,6 +74,8 @@ class Child:
         request = {"number": self._number, "entry": entry, "text": text, "folder": _folder()}
         self._request = json.dumps(request).encode() + b"\n"
         self._log = Log(log)
+        self._is_asked = is_asked
+        self.on_stage: Callable[[str], None] = lambda stage: None  # is told of every stage that begins
         self._pid: int | None = None
         self._stage = "start"
         self._status: int | None = None
@@ -81,7 +88,7 @@ class Child:
 
     def __enter__(self) -> Child:
         try:
-            self._channel, channel = os.pipe()
+            self._channel, channel = _channel(is_asked=self._is_asked)
         except OSError as error:
             raise not_started(error) from error
         try:
@@ -90,7 +97,7 @@ class Child:
             os.close(self._channel)
             os.close(channel)
             raise not_started(error) from error
-        self._open = {self._channel: self._take_messages, self._output: self._log.write}
+        self._open = {self._channel: self._take_messages, self._output: self._write_log}
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
         try:
@@ -110,10 +117,15 @@ class Child:
         os.close(self._output)
         self._log.close()
 
-    def wait(self, limit: float) -> Ended:
-        """Follow the child until it ends; end it where one stage takes longer than `limit` seconds."""
+    def wait(self, limit: float, *, until: str | None = None) -> Ended:
+        """Follow the child until it ends; end it where one stage takes longer than `limit` seconds.
+
+        With `until`, no longer than to the first message with that key.
+        """
         stage, since = self._stage, time.monotonic()
         while not self._ended:
+            if until is not None and any(until in message for message in self.messages):
+                return Ended(status=0, stage=self._stage)
             left = since + limit - time.monotonic()
             if left <= 0 or self.flooded:
                 return self._stop(limit, timed_out=left <= 0)
@@ -125,6 +137,15 @@ class Child:
             self._spoil(self._received, "what it sent ends in the middle")
         memory_kills = self._meanwhile()
         return Ended(status=self._status, stage=self._stage, memory_kills=memory_kills, refused=self._refused)
+
+    def go_on(self, log: Path | None) -> None:
+        """Ask for the next result, when one has come; what the child prints from now on is of another log."""
+        while self._output in self._open and self._read_pipe(self._output):
+            continue
+        self._log.close()
+        self._log, self.messages, self._stage, self._num_received = Log(log), [], "start", 0
+        with suppress(ConnectionError):  # it has ended, which is read next
+            os.write(self._channel, b"\n")
 
     def last_words(self) -> str:
         """The last line that the child printed."""
@@ -180,11 +201,16 @@ class Child:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
             return False
+        except ConnectionResetError:  # it ended before it read what it was asked
+            data = b""
         if not data:
             del self._open[descriptor]
             return False
         self._open[descriptor](data)
         return True
+
+    def _write_log(self, data: bytes) -> None:
+        self._log.write(data)
 
     def _take_messages(self, data: bytes) -> None:
         """Whole lines are messages; more than MESSAGE_BYTES of them, or one so long, are no result."""
@@ -207,7 +233,9 @@ class Child:
             self._spoil(line, "what it sent is not a result")
             return
         self.messages.append(message)
-        self._stage = message.get("stage", self._stage)
+        if "stage" in message:
+            self._stage = message["stage"]
+            self.on_stage(self._stage)
 
     def _spoil(self, sent: bytes, why: str) -> None:
         self.damage = self.damage or why
@@ -225,6 +253,14 @@ class Child:
                 self._status = message.get("status")
                 self._refused = message.get("refused")
                 self._ended = "status" in message or self._refused is not None
+
+
+def _channel(*, is_asked: bool) -> tuple[int, int]:
+    """Returns our end and the child's."""
+    if not is_asked:
+        return os.pipe()
+    ours, theirs = socket.socketpair()
+    return ours.detach(), theirs.detach()
 
 
 def not_started(error: OSError) -> UserError:

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from profiler.core.case import Trial, decode, encode
+from profiler.analysis import progress
+from profiler.core import catalogue
+from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.units import bytes_text
@@ -28,11 +31,14 @@ from profiler.rehearsal.device import prepare_if_asked
 from profiler.rehearsal.smoke import proven_libraries, readiness
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
+from profiler.training import models
 
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
 PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", WORKER)
+PRELOAD_TO_TRACE = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.utils.checkpoint", WORKER)
 
 RUN_TRIAL = f"{WORKER}:run_trial"
+RUN_TRIALS = f"{WORKER}:run_trials"
 TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
 
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
@@ -40,14 +46,18 @@ POLL_SECONDS = 0.5
 SLACK_BYTES = 64 << 20  # what is free wanders by so much without anybody's doing
 
 
-def connect(stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False) -> Local:
+def connect(
+    stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False, measures: bool = True
+) -> Local:
     """This machine, one trial at a time."""
-    return Local(stage_seconds=stage_seconds, logs=logs, rehearses=rehearses)
+    return Local(stage_seconds=stage_seconds, logs=logs, rehearses=rehearses, measures=measures)
 
 
-def connect_trainer(stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False) -> Local:
+def connect_trainer(
+    stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False, measures: bool = True
+) -> Local:
     """This machine, one trial at a time, with transformers.Trainer as the training loop."""
-    return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN, rehearses=rehearses)
+    return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN, rehearses=rehearses, measures=measures)
 
 
 def rehearsal() -> str:
@@ -64,7 +74,8 @@ class Local:
     `stage_seconds` is what each stage of a trial may take; `logs` is where the trials' output goes, capped; `entry` is
     the function that runs a trial in its child; `visible` is the UUID of the one CUDA device that it sees, where it
     shall not see all. Rehearsed trials have a server of their own, which is started when there is one; where all are
-    rehearsed (`rehearses`), there is no other.
+    rehearsed (`rehearses`), there is no other. Where nothing is measured (`measures`), the server starts sooner,
+    without what only steps that are run need.
     """
 
     def __init__(
@@ -75,22 +86,25 @@ class Local:
         entry: str = RUN_TRIAL,
         visible: str | None = None,
         rehearses: bool = False,
+        measures: bool = True,
     ) -> None:
         self.logs = logs
         self.devices: tuple[str, ...] = ()
+        self.at_work: Callable[[str], None] = lambda text: None
         self._visible = visible
         self._device_engines: list[Local] = []  # by device, where there are several
         self._is_stopped = False
         self._entry = entry
         self._stage_seconds = stage_seconds
         self._rehearses = rehearses
+        self._measures = measures
         self._servers: dict[bool, _Server] = {}  # by whether its children rehearse
         self._free: dict[str, int] = {}  # by device: what was free before anything was run
         self._free_by_uuid: dict[str, int] = {}
         self._ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
 
     def __enter__(self) -> Local:
-        self._servers[self._rehearses] = _Server(self._visible, rehearses=self._rehearses)
+        self._servers[self._rehearses] = self._server(rehearses=self._rehearses)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -123,6 +137,7 @@ class Local:
         """
         rehearses = self._rehearses if rehearses is None else rehearses
         with self._child(entry, text, entry.rpartition(":")[2], rehearses=rehearses) as child:
+            child.on_stage = self.at_work
             ended = child.wait(self._stage_seconds)
         self._drop_dead_server(ended, rehearses=rehearses)
         answer = next((message for message in child.messages if "stage" not in message), None)
@@ -152,19 +167,70 @@ class Local:
         return engine.__enter__()
 
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        for trial in trials:
-            self._await_memory()
-            requested_at = time.monotonic()
-            request = encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
-            rehearses, log = trial.case.is_rehearsed, store.log_name(trial.case, trial.round)
-            with self._child(self._entry, request, log, rehearses=rehearses) as child:
-                ended = child.wait(self._stage_seconds)
+        """Each trial in a fresh child; predictions of one baseline share one, but where users' code runs."""
+        refusals: list[Record] = []
+        for _, several in groupby(trials, key=lambda trial: self._shared(trial) or trial):
+            group = [trial for trial in several if not any(progress.stops(refusal, trial.case) for refusal in refusals)]
+            for record in self._shared_child(group) if len(group) > 1 else map(self._alone, group):
+                if self._is_stopped:
+                    return
+                refusals += [record] if progress.is_refusal(record) else []
+                yield record
+
+    def _shared(self, trial: Trial) -> Case | None:
+        """What trials have in common that share a child."""
+        is_shared = trial.case.is_predicted and self._entry == RUN_TRIAL
+        return trial.case.baseline if is_shared and not catalogue.is_code(trial.case.model.name, models.TABLE) else None
+
+    def _alone(self, trial: Trial) -> Record:
+        self._await_memory()
+        requested_at = time.monotonic()
+        rehearses = trial.case.is_rehearsed
+        with self._child(self._entry, self._request(trial), _log_name(trial), rehearses=rehearses) as child:
+            child.on_stage = self._tells(trial)
+            ended = child.wait(self._stage_seconds)
+            record = trial_record(trial, child, ended, requested_at)
+        self._drop_dead_server(ended, rehearses=rehearses)
+        self._ended_on = None if ended.status == 0 or rehearses else trial.case.torch_device
+        return record
+
+    def _shared_child(self, trials: list[Trial]) -> Iterator[Record]:
+        """Predictions of one baseline; one that goes wrong where others ran before is made again by itself."""
+        while trials:
+            for place, record in enumerate(records := self._in_one_child(trials)):
+                is_sure = place == 0 or record.outcome in ("ok", "skipped")
+                if not is_sure:
+                    records.close()
+                    record = self._alone(trials[place])
+                yield record
+                if progress.is_refusal(record):
+                    return
+                if not is_sure or record.outcome in progress.LOST:
+                    break
+            trials = trials[place + 1 :]
+
+    def _in_one_child(self, trials: list[Trial]) -> Generator[Record, None, None]:
+        """One record each, up to the first whose child ends; the next trial begins when its record is asked for."""
+        requests = f"[{','.join(map(self._request, trials))}]"
+        with self._child(RUN_TRIALS, requests, _log_name(trials[0])) as child:
+            for place, trial in enumerate(trials):
+                requested_at = time.monotonic()
+                if place:
+                    child.go_on(self._log(_log_name(trial)))
+                child.on_stage = self._tells(trial)
+                until = None if trial is trials[-1] else "record"
+                ended = child.wait(self._stage_seconds, until=until)
                 record = trial_record(trial, child, ended, requested_at)
-            self._drop_dead_server(ended, rehearses=rehearses)
-            if self._is_stopped:
-                return
-            self._ended_on = None if ended.status == 0 or rehearses else trial.case.torch_device
-            yield record
+                self._drop_dead_server(ended, rehearses=False)
+                yield record
+
+    def _tells(self, trial: Trial) -> Callable[[str], None]:
+        """What tells of each stage of the trial that it is at work."""
+        words = f"{trial.case.model} {trial.case.strategy} round {trial.round}"
+        return lambda stage: self.at_work(f"{words}: {stage}")
+
+    def _request(self, trial: Trial) -> str:
+        return encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
 
     def _await_memory(self) -> None:
         """Wait for the memory of a killed process: the next trial would find too little."""
@@ -189,8 +255,15 @@ class Local:
         if server is None or not server.alive():
             if server:
                 server.close()
-            server = self._servers[rehearses] = _Server(self._visible, rehearses=rehearses)
-        return Child(server.control, entry, text, log=self.logs / f"{log}.log" if self.logs else None)
+            server = self._servers[rehearses] = self._server(rehearses=rehearses)
+        return Child(server.control, entry, text, log=self._log(log), is_asked=entry == RUN_TRIALS)
+
+    def _server(self, *, rehearses: bool) -> _Server:
+        preload = PRELOAD if self._measures or rehearses else PRELOAD_TO_TRACE
+        return _Server(self._visible, rehearses=rehearses, preload=preload)
+
+    def _log(self, name: str) -> Path | None:
+        return self.logs / f"{name}.log" if self.logs else None
 
     def _drop_dead_server(self, ended: Ended, *, rehearses: bool) -> None:
         """Close a server that died, so that no other trial goes to it."""
@@ -201,7 +274,8 @@ class Local:
 class _Server:
     """The client's end of the fork server."""
 
-    def __init__(self, visible: str | None, *, rehearses: bool = False) -> None:
+    def __init__(self, visible: str | None, *, rehearses: bool = False, preload: Sequence[str] = PRELOAD) -> None:
+        self._preload = preload
         if rehearses:
             proven_libraries()
         else:
@@ -225,7 +299,7 @@ class _Server:
     def _start(self, descriptor: int, environment: dict[str, str], *, rehearses: bool) -> None:
         """Raises OSError; then the socket is closed."""
         python = [sys.executable, "-P", "-c", _BOOT]  # -P: a json.py in the folder at hand is none of its modules
-        words = [*python, json.dumps(sys.path), str(descriptor), str(os.getpid()), str(int(rehearses)), *PRELOAD]
+        words = [*python, json.dumps(sys.path), str(descriptor), str(os.getpid()), str(int(rehearses)), *self._preload]
         try:
             self._errors = _nameless()
             self._process = subprocess.Popen(
@@ -252,6 +326,10 @@ class _Server:
             self._process.kill()
             self._process.wait()
         self._errors.close()
+
+
+def _log_name(trial: Trial) -> str:
+    return store.log_name(trial.case, trial.round)
 
 
 def _nameless() -> IO[bytes]:

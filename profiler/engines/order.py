@@ -30,7 +30,8 @@ def in_waves(
     `widely` makes as few as can be, for an engine that runs many trials at once.
     """
     records = {(record.case, record.round): record for record in done}
-    for (_, is_predicted, _), wave in groupby(sorted(plan, key=_wave) if widely else plan, key=_wave):
+    waves = groupby(sorted(plan, key=_wave), key=_wave) if widely else groupby(plan, key=_close_wave)
+    for (_, is_predicted, *_), wave in waves:
         ready = informed(progress.owed(wave, records.values()), records, is_predicted=is_predicted)
         for record in run(ready):
             records[record.case, record.round] = record
@@ -38,12 +39,13 @@ def in_waves(
 
 
 def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool = True) -> list[Trial]:
-    """Adds to trials what is known of their baselines: digests to verify against, and the calibration."""
+    """Adds to trials what is known of their baselines: digests to verify against, whether they ran, the calibration."""
     known_calibrations = calibrations(records.values()) if is_predicted else {}
     return [
         msgspec.structs.replace(
             trial,
             digests=trial.digests or _digests(trial.case, records),
+            is_paired=trial.is_paired and _fits(trial.case.baseline, records),
             calibration=trial.calibration or known_calibrations.get(trial.case.baseline.twin),
         )
         for trial in trials
@@ -57,6 +59,17 @@ def _wave(trial: Trial) -> tuple[bool, bool, bool]:
     return is_later, trial.case.is_predicted, waits_for_baseline
 
 
+def _close_wave(trial: Trial) -> tuple[object, ...]:
+    """As `_wave`, with the predictions of one baseline together: they run one after the other, on what it may leave."""
+    return (*_wave(trial)[:2], trial.case.baseline) if trial.case.is_predicted else _wave(trial)
+
+
 def _digests(case: Case, records: Records) -> dict[str, str] | None:
     baseline = records.get((case.baseline, 1))
     return baseline.equality.digests if baseline and baseline.equality and baseline.outcome == "ok" else None
+
+
+def _fits(baseline: Case, records: Records) -> bool:
+    """Whether the step without checkpointing can be run, as far as is known."""
+    record = records.get((baseline, 1))
+    return record is None or record.outcome == "ok"

@@ -23,7 +23,7 @@ from profiler.engines.error_record import absent_library, error_detail, error_re
 from profiler.measuring import devices, measure, recorded_step
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
-from profiler.predicting import prediction
+from profiler.predicting import late_compiler, prediction
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
@@ -34,13 +34,30 @@ LONGEST_DETAIL = 1000  # characters of a rank's last word
 
 def run_trial(request: str, channel: int) -> None:
     """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
-    tell(channel, {"stage": "start", "at": time.monotonic()})
     trial: Trial = decode(request, Trial)
+    _run(trial, channel)
+
+
+def run_trials(request: str, channel: int) -> None:
+    """As `run_trial` does with each of several trials; the next begins when a byte on the channel asks for it."""
+    trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
+    for place, trial in enumerate(trials):
+        if place and not os.read(channel, 1):
+            return
+        _run(trial, channel)
+
+
+def _run(trial: Trial, channel: int) -> None:
+    tell(channel, {"stage": "start", "at": time.monotonic()})
+    if trial.case.is_predicted:
+        late_compiler.install()
     if trial.case.ranks and not trial.case.is_predicted and not trial.case.is_rehearsed:
         record = _by_ranks(trial, channel)
     else:
         by = predict if trial.case.is_predicted else _rehearse if trial.case.is_rehearsed else measure
         record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
+    sys.stdout.flush()  # before the record: what it printed is read with it
+    sys.stderr.flush()
     tell(channel, {"record": record})
 
 
@@ -114,6 +131,7 @@ def stage(request: str, channel: int) -> None:
 
 
 def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
+    late_compiler.install()
     try:
         tell(channel, {key: work()})
     except (Invalid, Unsupported, UserError) as error:

@@ -23,6 +23,10 @@ from profiler.training.assemble import Assembled
 from profiler.training.rehearsed_build import ZEROS, ValueReads
 from profiler.training.workload import Step, Workload
 
+NO_ROOM = (
+    "the step without the strategy does not fit beside it, so that the two do not alternate: the ratio is that of "
+    "rounds in processes of their own"
+)
 MOST_NAMED = 3  # modules
 
 
@@ -161,20 +165,30 @@ def _operators(bench: Bench) -> dict[str, Any]:
 def _time(bench: Bench) -> dict[str, Any]:
     """The seconds of the step; a note says why conditions of the device are missing, if they are."""
     bench.begin("time")
-    _, step = bench.build().trainer()
+    built = bench.build()
+    _, step = built.trainer()
     case = bench.trial.case
     readings = timing.read(
         bench.device,
         lambda mark: bench.counted(step, mark),
+        switch=_switch(bench, built),
         warmup=case.warmup,
         samples=case.samples,
         sampling=case.sampling,
         until=bench.limit(),
         group=bench.group,
     )
+    if readings["plain_warmup_seconds"] == ():
+        bench.note("GCP060", NO_ROOM)
     if reason := bench.device.untold():
         bench.note("GCP031", f"clock, heat, power and other processes of the device are not known: {reason}")
     return readings
+
+
+def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
+    """The strategy's switch; none where the step without it is known to fail, or ranks could not agree that it did."""
+    can_fail_apart = bench.group.size > 1 and bench.device.is_asynchronous
+    return built.switch if bench.trial.is_paired and not can_fail_apart else None
 
 
 TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {

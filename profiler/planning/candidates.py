@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from profiler.planning.chain import Chain, SaveOption, Stage
-from profiler.planning.plan import Item, Plan
+from profiler.planning.plan import Item, Plan, render
 from profiler.planning.simulator import Cost, simulate
 from profiler.planning.solver import Point
 
@@ -91,21 +91,39 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     plan: Plan
     cost: Cost
+    same: tuple[str, ...] = ()  # the labels of others that are the same plan
+
+    @property
+    def name(self) -> str:
+        """The label with those of the same plan: `plan = uniform(3)`."""
+        return " = ".join((self.label, *self.same))
+
+    @property
+    def is_catalogue(self) -> bool:
+        """Whether a strategy of the catalogue does the same."""
+        return self.label != PLAN or bool(self.same)
 
 
 def ways(chain: Chain, point: Point, budget_bytes: int) -> tuple[Way, ...]:
     """The plan; the fastest uniform split, first N and every j-th that fit the budget; and all, fitting or not.
 
-    A kind of which nothing fits, or only what all is too, is left out.
+    What is the same plan is one way. A kind of which nothing fits is left out.
     """
-    checkpoint_all = all_stages(chain)
-    shown = [Way(label=PLAN, plan=point.plan, cost=simulate(chain, point.plan))]
+    labels: dict[str, list[str]] = {}
+    plans = {PLAN: point.plan}
     for kind in KINDS:
         best = best_of(chain, kind, budget_bytes)
-        if best is not None and best[1] != checkpoint_all:
-            word, plan, cost = best
-            shown.append(Way(label=word, plan=plan, cost=cost))
-    return (*shown, Way(label="all", plan=checkpoint_all, cost=simulate(chain, checkpoint_all)))
+        if best is not None:
+            plans[best[0]] = best[1]
+    plans["all"] = all_stages(chain)
+    if plans["all"] != point.plan:
+        plans = {word: plan for word, plan in plans.items() if word == "all" or plan != plans["all"]}
+    for word, plan in plans.items():
+        labels.setdefault(render(plan), []).append(word)
+    return tuple(
+        Way(label=first, same=tuple(same), plan=plans[first], cost=simulate(chain, plans[first]))
+        for first, *same in labels.values()
+    )
 
 
 def none(chain: Chain) -> Way:

@@ -20,7 +20,7 @@ HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, sa
 HINT += "backward_extra_bytes"
 
 
-class SaveOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SaveOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A kept stage that saves less and recomputes the rest in its own backward: selective checkpointing."""
 
     name: Word
@@ -30,6 +30,7 @@ class SaveOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     backward_extra_bytes: ExtraBytes
     forward_seconds: Seconds
     backward_seconds: Seconds
+    error_seconds: Seconds = 0.0  # half the interval of what it takes more than the stage kept plainly
 
     @property
     def own_bytes(self) -> int:
@@ -59,7 +60,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     own_saved_bytes: Bytes | None = None  # what is left once the output is gone; None: all of saved_bytes
     plain_forward_extra_bytes: Bytes | None = None  # live only during a forward that saves nothing; None: as saving
     gradient_bytes: Bytes = 0  # parameter gradients that the backward allocates and leaves
-    early_stop_seconds: Seconds | None = None  # a forward that stops at its last saved tensor; None: the whole
+    # A forward that stops at its last saved tensor, and what its checkpoint takes on the host; None: the whole forward.
+    early_stop_seconds: Seconds | None = None
+    error_seconds: Seconds = 0.0  # half the interval of the last
     options: tuple[SaveOption, ...] = ()
     blocks: tuple[StageModule, ...] = ()  # the modules that it is; they are not interpreted here
     pinned: bool = False  # always kept, never inside a checkpoint

@@ -15,7 +15,8 @@ from profiler.planning.chain import Chain
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
 HINT = "stages from 1 on, each once, brackets round what is checkpointed: [1-3] 4 [5] 6-12"
 TOKEN = re.compile(
-    r"\s*(?:(?P<bracket>[\[\]])|(?P<first>\d+)(?:-(?P<last>\d+)|:(?P<option>[^\s\[\]:]+))?(?=[\s\[\]]|$))",
+    r"\s*(?:(?P<bracket>[\[\]])|(?P<first>\d+)(?:-(?P<last>\d+))?(?::(?P<option>[^\s\[\]:]+))?"
+    r"(?=[\s\[\]]|$))",
     re.ASCII,
 )
 
@@ -56,7 +57,7 @@ def parse(text: str, num_stages: int) -> Plan:
             if last - first >= num_stages:  # before a range of billions is written out
                 raise UserError(f"plan '{text}': the chain has {num_stages} stages", hint=HINT)
             stack[-1] += range(first - 1, last)
-            options += [(first - 1, token["option"])] if token["option"] else []
+            options += [(stage, token["option"]) for stage in range(first - 1, last) if token["option"]]
     if len(stack) > 1:
         raise UserError(f"plan '{text}': a '[' without its ']'", hint=HINT)
     plan = Plan(items=tuple(stack[0]), options=tuple(options))
@@ -67,7 +68,7 @@ def parse(text: str, num_stages: int) -> Plan:
 
 
 def render(plan: Plan) -> str:
-    """`[1-3] 4 [5] 6-12`: stages from 1 on, brackets round what is checkpointed, `7:matmul` under a save option."""
+    """`[1-3] 4 [5] 6-12`: stages from 1 on, brackets round what is checkpointed, `7-9:matmul` under a save option."""
     return _text(plan.items, dict(plan.options))
 
 
@@ -121,19 +122,17 @@ def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
         first, last = run[0], run[-1]
         if isinstance(first, tuple):
             words.append(f"[{_text(first, options)}]")
-        elif first in options:
-            words.append(f"{first + 1}:{options[first]}")
         else:
             assert isinstance(last, int)
-            words.append(f"{first + 1}" if first == last else f"{first + 1}-{last + 1}")
+            option = f":{options[first]}" if first in options else ""
+            words.append((f"{first + 1}" if first == last else f"{first + 1}-{last + 1}") + option)
     return " ".join(words)
 
 
-def _group_key(numbered_item: tuple[int, Item], options: dict[int, str]) -> tuple[str, int]:
-    """Plain stages that follow each other are written as one range; everything else stands alone."""
+def _group_key(numbered_item: tuple[int, Item], options: dict[int, str]) -> tuple[str, int, str]:
+    """Stages that follow each other under the same option, or none, are one range; a segment stands alone."""
     place, item = numbered_item
-    alone = isinstance(item, tuple) or item in options
-    return ("alone", place) if alone else ("range", place - item if isinstance(item, int) else 0)
+    return ("alone", place, "") if isinstance(item, tuple) else ("range", place - item, options.get(item, ""))
 
 
 def recipe(chain: Chain, plan: Plan) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import fsum
 
 import msgspec
@@ -15,6 +16,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     peak_bytes: int
     step_seconds: float
+    error_seconds: float = 0.0  # how far it may be off, at most: the errors of all that it adds to keeping everything
 
 
 def simulate(chain: Chain, plan: Plan) -> Cost:
@@ -32,7 +34,21 @@ def simulate(chain: Chain, plan: Plan) -> Cost:
     return Cost(
         peak_bytes=max(chain.floor_bytes, chain.static_bytes + machine.peak_bytes),
         step_seconds=fsum(machine.seconds),
+        error_seconds=fsum(error * times for (_, _, error), times in machine.doubtful.items()),
     )
+
+
+def slower_by(chain: Chain, plan: Plan, other: Plan) -> tuple[float, float]:
+    """By how many seconds a plan's step is longer than another's, and how far that may be off.
+
+    What both do besides keeping everything is not in doubt: costs that are off are off in both.
+    """
+    mine, theirs = (_Machine(chain, one) for one in (plan, other))
+    mine.step(plan.items)
+    theirs.step(other.items)
+    apart = (mine.doubtful - theirs.doubtful) + (theirs.doubtful - mine.doubtful)
+    difference = fsum(mine.seconds) - fsum(theirs.seconds)
+    return difference, fsum(error * times for (_, _, error), times in apart.items())
 
 
 def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
@@ -55,6 +71,7 @@ class _Machine:
         for stage, name in plan.options:
             self.kept[stage] = next(option for option in chain.stages[stage].options if option.name == name)
         self.seconds: list[float] = []
+        self.doubtful: Counter[tuple[int, str, float]] = Counter()  # stage, way and error of what is not kept plainly
         self.live_bytes = self.peak_bytes = 0
         self.held: dict[tuple[str, int], int] = {}
         self.hold("output", -1, chain.input_bytes)
@@ -91,12 +108,15 @@ class _Machine:
 
     def saving_forward(self, stage: int) -> None:
         costs = self.kept[stage]
+        if costs is not self.stages[stage]:
+            self.doubtful[stage, costs.name, costs.error_seconds] += 1
         self.work(costs.forward_seconds, costs.saved_bytes + costs.forward_extra_bytes, needs=(("output", stage - 1),))
         self.hold("saved", stage, costs.own_bytes)
         self.hold("output", stage, costs.saved_bytes - costs.own_bytes)
 
     def stopping_forward(self, stage: int) -> None:
         costs = self.stages[stage]
+        self.doubtful[stage, "recomputed", costs.error_seconds] += 1
         needs = (("output", stage - 1), ("gradient", stage))
         self.work(costs.stop_seconds, costs.own_bytes + costs.forward_extra_bytes, needs=needs)
         self.hold("saved", stage, costs.own_bytes)

@@ -70,12 +70,14 @@ def _timeline(trace: Trace, blocks: tuple[str, ...]) -> Timeline:
     )
 
 
-def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
-    """One traced step of the trial's case. Raises as `predict` does.
+def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None = None) -> Followed:
+    """One traced step of the trial's case; `build` stands in for the catalogue's model. Raises as `predict` does.
 
     `with_choices` also tells what other blocks would come to, of a step without checkpointing.
     """
-    built, trace, num_guesses = trace_case(trial.case, calibration=trial.calibration, with_saves=with_choices)
+    built, trace, num_guesses = trace_case(
+        trial.case, calibration=trial.calibration, with_saves=with_choices, build=build
+    )
     notes = (*_notes(built, trial.case), *_stated(trial, None, num_guesses))
     return Followed(
         trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # which nobody reads outside

@@ -21,7 +21,7 @@ from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.request.sampling import sampling
 from profiler.training import distributed, models, optimizers, strategies
 
-SEGMENTS = "1,2,4,8,16,32"
+SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # besides `none`, of chains and of other models
 UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
@@ -218,11 +218,19 @@ def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
     """The baseline first, then what was asked for, each once. Raises UserError; duplicates become remarks."""
     words = [] if request.strategies is None else split_choices(request.strategies)
     named = _resolved(words, strategies.TABLE, "strategy", remarks)
-    default = None if named else SEGMENTS
-    segments = request.segments if request.segments is not None else default
+    segments = request.segments
+    if segments is None and not named:
+        named, segments = _defaults(request)
     counted = parse_segments(segments, remarks) if segments is not None else []
     distinct = _without_duplicates([*named, *counted], "--strategies and --segments", remarks)
     return list(dict.fromkeys([Choice("none"), *distinct]))
+
+
+def _defaults(request: Request) -> tuple[list[Choice], str | None]:
+    """What fits the models where nothing is named: segments of chains; of models of blocks what each block allows."""
+    if request.model is None or all(choice.name in models.CHAINS for choice in split_choices(request.model)):
+        return [], SEGMENTS
+    return split_choices(OF_BLOCKS), None
 
 
 def _resolved(words: list[Choice], table: dict[str, str], noun: str, remarks: list[str]) -> list[Choice]:

@@ -51,8 +51,9 @@ def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def is_torn(line: bytes) -> bool:
     """Whether it is the beginning of a record, or what some file systems leave of it: zeros. Other ends are damage."""
-    is_begun = line.startswith(b"{") or not line.strip(b"\0")
-    return is_begun and not line.endswith(b"\n") and len(line) <= strict_files.LINE_BYTES
+    if line.endswith(b"\n") or len(line) > strict_files.LINE_BYTES:
+        return False
+    return line.startswith(b"{") or not line.strip(b"\0")
 
 
 def unended(path: Path) -> bytes:
@@ -75,19 +76,33 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
     try:
         if kind is Record:
             strict_files.check_line(text)
-        schema = written_schema(text)
-        if schema > SCHEMA:
-            raise UserError(
-                f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
-                hint="upgrade gcprof",
-                exit_code=4,
-            )
-        document = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
-        if not _is_own(document, text):
-            strict_files.check_json(text)
-        return document
+        document = _own(text, kind)
+        return _foreign(text, kind, where) if document is None else document
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
         raise _damaged(where, error) from error
+
+
+def _own(text: bytes, kind: type[Any]) -> Any | None:
+    """A document of this schema that gcprof itself would write so; nothing is in it twice or hidden. Else None."""
+    try:
+        document = decode(text, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return document if document.schema == SCHEMA and _is_own(document, text) else None
+
+
+def _foreign(text: bytes, kind: type[Any], where: object) -> Any:
+    """A document of any schema that others may have written, looked through. Raises as msgspec does, and UserError."""
+    schema = written_schema(text)
+    if schema > SCHEMA:
+        raise UserError(
+            f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
+            hint="upgrade gcprof",
+            exit_code=4,
+        )
+    document = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
+    strict_files.check_json(text)
+    return document
 
 
 def _is_own(document: Any, text: bytes) -> bool:

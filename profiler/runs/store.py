@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -259,20 +259,21 @@ def replace(path: Path, text: bytes) -> None:
         raise _unwritable(path.parent, error) from error
 
 
-def load(folder: Path) -> Run:
-    """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read."""
+def load(folder: Path, *, without: Collection[str] = ()) -> Run:
+    """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read.
+
+    Readings of the names in `without` are read and checked like all, and not kept.
+    """
     if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
     path = folder / "trials.jsonl"
-    records, warnings, shared = [], [], Shared(manifest.plan)
+    records, warnings, shared = [], [], Shared(manifest.plan, without=without)
     for where, line in reading.numbered(path):
         if reading.is_torn(line):
             warnings.append("the last line of trials.jsonl is torn and was ignored")
         else:
-            record = read_record(line.removesuffix(b"\n"), where)
-            shared.record(record)
-            records.append(record)
+            records.append(shared.read(line.removesuffix(b"\n"), where))
     return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
 
 

@@ -40,6 +40,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     applied: Applied
     rank: int = 0  # of those that train it together
     own_calls: OwnCalls  # of checkpoints by the model itself, in its last forward
+    switch: Callable[[bool], None] | None = None  # off: its step is that of `none`; None: the strategy has none
 
     def describe(self) -> Built:
         """Returns what was built."""
@@ -115,13 +116,14 @@ def assemble(
     watched = msgspec.structs.replace(workload, loss=WatchedLoss(workload.loss, own_calls))
     workload, applied = _applied(case, watched, calls)
     own_calls.are_off = not applied.keeps_own
+    switch = _switch(applied, own_calls)
     if case.repair_batchnorm and case != case.baseline:
         applied = _repaired(workload, applied)
     if workload.optimizer is not None:
         remarks.append(Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's"))
     if text := _modes(workload.module):
         remarks.append(Note(code="GCP043", text=text))
-    applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks))
+    applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks), switch=None)  # it holds the model
     if mesh:
         distribute, options = catalogue.load(case.parallel or Choice("ddp"), distributed.TABLE)
         workload = distribute(workload, mesh, **options)
@@ -130,7 +132,20 @@ def assemble(
     if calls is not None:
         calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
     random_sources.seed(workload, case.seed + own)
-    return Assembled(case=case, workload=workload, applied=applied, rank=own, own_calls=own_calls)
+    return Assembled(case=case, workload=workload, applied=applied, rank=own, own_calls=own_calls, switch=switch)
+
+
+def _switch(applied: Applied, own_calls: OwnCalls) -> Callable[[bool], None] | None:
+    """The strategy's switch, with the model's own checkpoints where the strategy leaves them on."""
+    own = applied.switch
+    if own is None or not applied.keeps_own:
+        return own
+
+    def switch(on: bool) -> None:
+        own_calls.are_off = not on
+        own(on)
+
+    return switch
 
 
 def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[Workload, Applied]:

@@ -69,6 +69,15 @@ def stairs(points: Sequence[Pair]) -> list[Pair]:
     return corners
 
 
+def lower_left(points: Iterable[Pair]) -> list[Pair]:
+    """The points that no other is both left of and below, from left to right."""
+    kept: list[Pair] = []
+    for point in sorted(set(points)):
+        if not kept or point[1] < kept[-1][1]:
+            kept.append(point)
+    return kept
+
+
 class Box(NamedTuple):
     """A rectangle. Boxes that share an edge meet, and a point on an edge is within."""
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Show = Callable[["Record", int, "Path"], None]  # a record, how many trials are left, and the log of its trial
 
 
+STARTING = "torch is imported, and devices are looked for"  # what is done before there can be a trial
+
+
 class Interrupted(BaseException):
     """A signal asked this process to end; raised while trials run, it ends them and keeps what they measured."""
 
@@ -37,6 +40,14 @@ class Screen:
     def watch(self, cases: Sequence[Case]) -> Iterator[Show]:
         """Is entered while trials of these cases run; yields what is called with each record once it is stored."""
         yield lambda record, left, log: None
+
+    @contextmanager
+    def doing(self, text: str) -> Iterator[None]:
+        """Is entered while something runs that is no trial, `text` being what."""
+        yield
+
+    def at_work(self, text: str) -> None:
+        """Takes what runs now: of a trial its pass, of what is done its step."""
 
 
 SILENT = Screen()

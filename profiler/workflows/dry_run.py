@@ -84,7 +84,7 @@ def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) 
 def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
     """What the baselines' steps take, as far as there is time to predict it, and what that rests on."""
     basis, speeds = None, {}
-    with engines.connect(stage_seconds=PATIENCE_SECONDS) as local:
+    with engines.connect(stage_seconds=PATIENCE_SECONDS, measures=False) as local:
         until = time.monotonic() + PATIENCE_SECONDS
         for case in dict.fromkeys(trial.case.baseline for trial in trials):
             if time.monotonic() > until:

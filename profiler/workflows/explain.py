@@ -25,6 +25,7 @@ from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
+from profiler.workflows import SILENT, Screen
 from profiler.workflows.typed_words import refuse_cases
 
 
@@ -59,9 +60,9 @@ def prediction(*, strategies: str, device: str | None, **others: Any) -> Request
     return Request(strategies=strategies, device=word if is_rehearsed else device_choice.to_predict(word), **others)
 
 
-def explain(request: StepRequest) -> Explained:
+def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
     """Where the peak of the last step is and why it is no lower, against the first. Raises UserError."""
-    steps = followed_steps(request, with_choices=True)
+    steps = followed_steps(request, screen, with_choices=True)
     chosen = steps[-1]
     if chosen.case.ranks:
         hint = f"gcprof timeline {request.target} draws what one of them holds"
@@ -85,7 +86,7 @@ def beside_traced(steps: Sequence[FollowedStep]) -> list[FollowedStep | UserErro
     rehearsed = [step for step in steps if step.case.is_rehearsed]
     if not rehearsed:
         return []
-    with engines.connect() as engine:
+    with engines.connect(measures=False) as engine:
         return [_traced(engine, step.case.foreseen) for step in rehearsed]
 
 
@@ -96,7 +97,7 @@ def _traced(engine: Engine, case: Case) -> FollowedStep | UserError:
         return error
 
 
-def followed_steps(request: StepRequest, *, with_choices: bool = False) -> list[FollowedStep]:
+def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choices: bool = False) -> list[FollowedStep]:
     """The steps of a model, or of the cases of a run, under the strategies of the request; `none` first.
 
     `with_choices` also asks of a traced `none` what other blocks would come to. Raises UserError where there is no such
@@ -108,15 +109,14 @@ def followed_steps(request: StepRequest, *, with_choices: bool = False) -> list[
     settings = {trial.case.baseline for trial in trials}
     if len(settings) > 1:
         raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
-    with engines.connect(plan=trials) as engine:
-        return [
-            FollowedStep(
-                case=trial.case,
-                followed=_followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline),
-                record=_record_of(records, trial.case),
-            )
-            for trial in trials
-        ]
+    with screen.doing("tracing"), engines.connect(plan=trials) as engine:
+        engine.at_work = screen.at_work
+        steps = []
+        for place, trial in enumerate(trials, start=1):
+            screen.at_work(f"step {place} of {len(trials)}: {trial.case.strategy}")
+            followed = _followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline)
+            steps.append(FollowedStep(case=trial.case, followed=followed, record=_record_of(records, trial.case)))
+        return steps
 
 
 def _records(request: StepRequest) -> list[Record] | None:

@@ -64,16 +64,17 @@ def max_batch(
 
     Raises UserError.
     """
-    with ModelOnDevice(request.words) as model:
+    with ModelOnDevice(request.words, screen) as model:
         case = model.case
         if case.batch_size is None:
             hint = "give the function a parameter batch_size"
             raise UserError(f"'{case.model}' makes its own batch, of one size", hint=hint)
         limit = _limit(model, request)
         context_bytes, source = _context(model, request)
-        folder, batches = _predicted(
-            model, request.strategies, limit, context_bytes, lambda name, largest: show(name, largest, limit)
-        )
+        with screen.doing("looking for the largest batches"):
+            folder, batches = _predicted(
+                model, request.strategies, limit, context_bytes, lambda name, largest: show(name, largest, limit)
+            )
         if case.is_rehearsed:
             device = rehearsed_gpu.limited(case.device, memory=limit, context=context_bytes)
             model.case = case = msgspec.structs.replace(case, device=device)

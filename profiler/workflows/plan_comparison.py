@@ -12,36 +12,32 @@ from profiler.analysis import progress
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
-from profiler.core.case import Case, Trial
+from profiler.core.case import Calibration, Case, Trial
 from profiler.core.plan_file import Recipe
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import recipe as recipe_of
-from profiler.planning.plan import render
 from profiler.request import device_choice
 from profiler.runs import RESULTS, run_diff, store
 from profiler.workflows import Screen, runner
+from profiler.workflows.plan_choice import Chosen, ComparedPlan, choose
 from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
 from profiler.workflows.typed_words import command_line
 
-ROUNDS = 3
-SLOWER = 1  # the exit code where the plan lost, or could not be run
-
-
-class ComparedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to checkpoint, and what is known of it."""
-
-    way: Way
-    predicted: Row | None = None  # by a traced step
-    measured: Row | None = None
+ROUNDS, SAMPLES = 4, 2  # few samples of many processes: these differ more than the steps in them
+PASSES = ("equality", "memory", "time")  # of the first round
+UNFIT = 1  # the exit code where no way was measured to fit
 
 
 class PlanComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan first, then its rivals."""
+    """The ways, the solver's plan first, and which of them to take."""
 
     plans: tuple[ComparedPlan, ...]
-    slower: str | None = None  # what to say where the plan was measured slower than a rival
+    is_timed: bool = False  # whether times were measured
+    chosen: Chosen | None = None  # None where nothing was measured that fits
+    folder: Path | None = None  # of its records
+    file: Path | None = None  # of the plan to take
     exit_code: int = 0
 
 
@@ -51,17 +47,18 @@ def compare_plans(
     ways: Sequence[Way],
     screen: Screen,
     *,
+    budget_bytes: int,
     measure: bool,
     rounds: int | None,
     typed: Sequence[str],
 ) -> PlanComparison:
-    """Run the plan and the others in paired rounds, or trace them where nothing is to be measured."""
-    case, calibrate = model.case, not measure and not model.case.is_predicted
-    if calibrate:
-        case = case.foreseen
+    """Run the ways in paired rounds and choose the best, or trace them where nothing is to be measured."""
+    case = model.case if measure else model.case.foreseen
+    if not case.is_predicted:
+        case = msgspec.structs.replace(case, samples=SAMPLES, warmup=0)
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
-    cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibrate=calibrate)
+    cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
     digests = run_diff.code_digests(trial.case for trial in trials)
     digests |= {
         str(path): run_diff.digest(plan_file.encoded(recipe)) for path, recipe in files.items()
@@ -78,12 +75,21 @@ def compare_plans(
         plan_file.write(recipe, path)
     code, folder = runner.follow(model.engine, folder, screen)
     run = store.load(folder)
-    screen.say(f"wrote {folder / 'trials.jsonl'}")
-    plans = compared_plans(ways, cases, read_rows(run.records))
-    slower = slower_than_rival(plans)
-    has_lost = slower is not None or not _went_well(plans[0])
-    code = code or progress.exit_code(run.records) or (SLOWER if has_lost else 0)
-    return PlanComparison(plans=tuple(plans), slower=slower, exit_code=code)
+    plans = tuple(compared_plans(ways, cases, read_rows(run.records)))
+    is_timed = any(plan.measured and plan.measured.evidence == "measured" for plan in plans)
+    chosen = choose(plans, chain, budget_bytes) if is_timed else None
+    has_lost = chosen is None if is_timed else not _went_well(plans[0])
+    code = code or progress.exit_code(run.records) or (UNFIT if has_lost else 0)
+    label = chosen.plan.way.label if chosen else None if is_timed else ways[0].label
+    return PlanComparison(
+        plans=plans, is_timed=is_timed, chosen=chosen, folder=folder, exit_code=code,
+        file=file_of(folder, label) if label else None,
+    )  # fmt: skip
+
+
+def file_of(folder: Path, label: str) -> Path:
+    """Where the plan of a label lies in a run folder: `uniform(4)` in plans/uniform-4.json."""
+    return folder / "plans" / f"{re.sub('[^a-z0-9]+', '-', label).strip('-')}.json"
 
 
 def _went_well(plan: ComparedPlan) -> bool:
@@ -92,22 +98,32 @@ def _went_well(plan: ComparedPlan) -> bool:
 
 
 def paired_trials(
-    case: Case, chain: Chain, ways: Sequence[Way], folder: Path, *, rounds: int, calibrate: bool = False
+    case: Case,
+    chain: Chain,
+    ways: Sequence[Way],
+    folder: Path,
+    *,
+    rounds: int,
+    calibration: Calibration | None = None,
 ) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, Recipe]]:
     """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read.
 
-    With `calibrate`, what is predicted is so with what `none` is measured to hide first. Ways of one plan share a file
-    and a case: what is measured once is not noise.
+    What is predicted is so with what operators were measured to hide. No pass counts FLOPs: the costs have them.
     """
-    first = {render(way.plan): way.label for way in reversed(ways)}
-    names = {way.label: re.sub("[^a-z0-9]+", "-", first[render(way.plan)]).strip("-") for way in ways}
-    paths = {way.label: folder / "plans" / f"{names[way.label]}.json" for way in ways}
+    paths = {way.label: file_of(folder, way.label) for way in ways}
     cases = {"none": case.baseline, **{way.label: under(case, paths[way.label]) for way in ways}}
     files = {paths[way.label]: recipe_of(chain, way.plan) for way in ways}
-    distinct = dict.fromkeys(cases.values())
+    foreseen = tuple(Trial(case=one.foreseen, passes=("memory",), calibration=calibration) for one in cases.values())
     if case.is_predicted:
-        return cases, schedule.predicted(distinct, calibrate=calibrate), files
-    return cases, schedule.measured(distinct, rounds, predict=True), files
+        return cases, foreseen, files
+    if case.is_rehearsed:
+        return cases, schedule.measured(cases.values(), rounds, predict=True), files
+    trials = [
+        msgspec.structs.replace(trial, passes=PASSES) if trial.round == 1 else trial
+        for trial in schedule.in_rounds(cases.values(), rounds)
+    ]
+    first = [trial for trial in trials if trial.round == 1]
+    return cases, (*first, *foreseen, *trials[len(first) :]), files
 
 
 def compared_plans(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[ComparedPlan]:
@@ -118,20 +134,3 @@ def compared_plans(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequenc
         ComparedPlan(way=way, measured=measured.get(cases[way.label]), predicted=predicted.get(cases[way.label].twin))
         for way in ways
     ]
-
-
-def slower_than_rival(lines: Sequence[ComparedPlan]) -> str | None:
-    """What to say where the plan was measured slower than a rival that fits too, beyond the noise of the rounds: in
-    every round it took longer than the rival in any. One round tells of no noise.
-    """
-    plan, *rivals = lines
-    mine = plan.measured.time_ratio_range if plan.measured else None
-    if mine is None or mine[0] == mine[1]:
-        return None
-    for rival in rivals:
-        theirs = rival.measured.time_ratio_range if rival.measured else None
-        fits = rival.way.cost.peak_bytes <= plan.way.cost.peak_bytes
-        if theirs is not None and fits and theirs[1] < mine[0]:
-            text = render(rival.way.plan)
-            return f"the plan was measured slower than {rival.way.label}, which needs no more: take that one: {text}"
-    return None

@@ -16,12 +16,13 @@ from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
-from profiler.planning.plan import recipe
+from profiler.planning.plan import Plan, recipe
 from profiler.planning.solver import Frontier, best, frontier
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.workflows import SILENT, Screen, plan_fitting
-from profiler.workflows.plan_comparison import ComparedPlan, PlanComparison, compare_plans
+from profiler.workflows.plan_choice import ComparedPlan
+from profiler.workflows.plan_comparison import PlanComparison, compare_plans
 from profiler.workflows.plan_fitting import FittedPlan
 from profiler.workflows.stages import ModelOnDevice, OwnForm
 
@@ -72,12 +73,21 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     own: OwnForm | None = None  # the model with its own checkpoints, where no plan fits and it does
     exit_code: int = 0
 
+    @property
+    def plan(self) -> Plan | None:
+        """The plan to take: the best that was measured, else the solver's; None where none fits or all that was
+        measured failed."""
+        comparison = self.comparison
+        if comparison is not None and comparison.is_timed:
+            return comparison.chosen.plan.way.plan if comparison.chosen else None
+        return self.fitted.point.plan if self.fitted else None
+
 
 def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
     """Find the fastest plan that fits the budget, and measure it beside others. Raises UserError."""
     request.check()
     with ExitStack() as stack:
-        model = stack.enter_context(ModelOnDevice(request.words)) if request.words.model is not None else None
+        model = stack.enter_context(ModelOnDevice(request.words, screen)) if request.words.model is not None else None
         for remark in model.remarks if model else ():
             screen.say(f"note: {remark}")
         chain = chains.read(request.stages) if request.stages else _measured_chain(model, screen)
@@ -90,8 +100,10 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
 def _measured_chain(model: ModelOnDevice | None, screen: Screen) -> Chain:
     assert model
     is_traced = model.case.is_predicted or device_choice.is_hollow(model.case.device, model.devices)
-    screen.say("tracing each stage" if is_traced else "measuring each stage")
-    return model.chain()
+    doing = "tracing each stage" if is_traced else "measuring each stage"
+    screen.say(doing)
+    with screen.doing(doing):
+        return model.chain()
 
 
 class _Planning:
@@ -125,7 +137,7 @@ class _Planning:
             return msgspec.structs.replace(planned, better_blocks=better, own=own, exit_code=GATE)
         if not request.is_compared:
             return planned
-        comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget))
+        comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget), budget)
         return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
     def _frontier(self, levels: int) -> Frontier:
@@ -160,11 +172,11 @@ class _Planning:
                 say=self.screen.say,
             )
 
-    def _comparison(self, ways: tuple[Way, ...]) -> PlanComparison:
+    def _comparison(self, ways: tuple[Way, ...], budget: int) -> PlanComparison:
         request = self.request
         if self.model is None:
             return PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
         return compare_plans(
-            self.model, self.chain, ways, self.screen, measure=request.measure, rounds=request.rounds,
-            typed=request.typed,
+            self.model, self.chain, ways, self.screen, budget_bytes=budget, measure=request.measure,
+            rounds=request.rounds, typed=request.typed,
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import msgspec
 
@@ -20,7 +21,7 @@ from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.training import distributed, models, optimizers, strategies
-from profiler.workflows import SILENT, Screen
+from profiler.workflows import SILENT, STARTING, Screen
 from profiler.workflows.run import Ran, RunRequest, begin, go_on, plan_on, ran, refuse_idle
 from profiler.workflows.typed_words import command_line, needs_naming, refuse_unnamed
 
@@ -53,8 +54,11 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
             return _nothing_left(before, screen)
     if not (request.anew and words):
         refuse_unnamed(before, _typed(before, request.words), request.typed)
-    with engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=meant) as engine:
-        devices = request.placement.survey(engine, () if request.anew and words else before.manifest.plan)
+    with ExitStack() as stack:
+        with screen.doing(STARTING):
+            engine = engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=meant)
+            stack.enter_context(engine)
+            devices = request.placement.survey(engine, () if request.anew and words else before.manifest.plan)
         asked = plan_on(devices, words, before.manifest.shard or None) if words else None
         if request.anew:
             plan = asked or _same(before, data, devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from profiler.runs.store import Run
 from profiler.training import models
 from profiler.views.export import files
 from profiler.views.tables.evidence import device_word
-from profiler.workflows import SILENT, Screen, runner
+from profiler.workflows import SILENT, STARTING, Screen, runner
 from profiler.workflows.typed_words import command_line
 
 
@@ -106,8 +107,10 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
 def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
     """Run what is asked for. Raises UserError."""
     words = request.checked()
-    with connect(request, words) as engine:
-        devices = request.placement.survey(engine)
+    with ExitStack() as stack:
+        with screen.doing(STARTING):
+            engine = stack.enter_context(connect(request, words))
+            devices = request.placement.survey(engine)
         plan = plan_on(devices, words, request.placement.parsed_shard())
         if not plan.trials:
             screen.say(empty_text(plan))

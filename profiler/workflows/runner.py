@@ -46,6 +46,7 @@ def follow(
         screen.say(f"warning: {text}")
 
     try:
+        engine.at_work = screen.at_work
         with screen.watch(cases) as show:
             for record, left in carry_out(
                 engine, folder, data_directory=data_directory, exclusive=exclusive, warn=warn
@@ -110,7 +111,7 @@ def carry_out(
 
 def _refuse_shared(record: Record) -> None:
     conditions = record.readings.conditions
-    sharing = other_processes([conditions]) if conditions else None
+    sharing, _ = other_processes([conditions] if conditions else [])
     unknown = next((note.text for note in record.notes if note.code == UNTOLD), None)
     if sharing or unknown:
         hint = "go on with --resume, once the device is free" if sharing else "go on with --resume, without --exclusive"

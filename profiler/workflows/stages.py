@@ -20,6 +20,7 @@ from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
+from profiler.workflows import SILENT, STARTING, Screen
 
 FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "device")  # of a model, by their field
 
@@ -39,8 +40,8 @@ class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
 class ModelOnDevice:
     """A model that was asked for, with an engine while it is entered. Raises UserError for more than one case."""
 
-    def __init__(self, words: Request) -> None:
-        self._words = words
+    def __init__(self, words: Request, screen: Screen = SILENT) -> None:
+        self._words, self._screen = words, screen
         self._calibration: Calibration | None = None
         self._is_calibrated = False
         self.remarks: tuple[str, ...] = ()
@@ -48,8 +49,10 @@ class ModelOnDevice:
 
     def __enter__(self) -> ModelOnDevice:
         with ExitStack() as stack:  # which ends the engine where the device is refused
-            self.engine: Engine = stack.enter_context(engines.connect())
-            self.devices: dict[str, Environment] = self.engine.survey()
+            with self._screen.doing(STARTING):
+                self.engine: Engine = stack.enter_context(engines.connect())
+                self.devices: dict[str, Environment] = self.engine.survey()
+            self.engine.at_work = self._screen.at_work
             self.case = self._checked(lambda word: device_choice.choose_device(word, list(self.devices)))
             self._stack = stack.pop_all()
         return self

@@ -108,7 +108,7 @@ def test_twin_44_without_the_refusal_another_optimizer_is_a_verdict_on_the_strat
 
     (match,) = against([record()], [record(optimizer=Choice("adam"), slower=1.5)]).matches
 
-    assert match.cells[1].time.verdict == "worse"  # of sgd and adam, as if they were one
+    assert match.cells[1].time.verdict == "slower"  # of sgd and adam, as if they were one
 
 
 # --- 45: missing rows, out of memory, one sample
@@ -140,25 +140,25 @@ def test_fault_45_constant_samples_divide_nothing_by_zero(samples: list[list[flo
     assert found.high == pytest.approx(1.0)
 
 
-def test_fault_45_constant_samples_that_differ_are_worse():
+def test_fault_45_constant_samples_that_differ_are_slower():
     found = sampled([[0.2, 0.2]], [[0.3, 0.3]])
 
-    assert found.verdict == "worse"
+    assert found.verdict == "slower"
     assert found.low <= found.ratio <= found.high
     assert (found.low, found.high) == (pytest.approx(1.5), pytest.approx(1.5))
 
 
 def test_fault_45_zeros_divide_nothing_by_zero():
     assert sampled([[0.0, 0.0]], [[0.0, 0.0]]).verdict == "same"
-    assert sampled([[0.0, 0.0]], [[0.1, 0.1]]).verdict == "ambiguous"
-    assert sampled([[0.1, 0.1]], [[0.0, 0.1]]).verdict == "ambiguous"
+    assert sampled([[0.0, 0.0]], [[0.1, 0.1]]).verdict == "cannot be told apart"
+    assert sampled([[0.1, 0.1]], [[0.0, 0.1]]).verdict == "cannot be told apart"
     assert estimated(0.0, 0.1).ratio is None
 
 
 def test_fault_45_a_single_sample_has_no_interval_and_decides_nothing():
     found = sampled([[0.1]], [[0.2, 0.2]])
 
-    assert (found.ratio, found.low, found.high, found.verdict) == (2.0, None, None, "ambiguous")
+    assert (found.ratio, found.low, found.high, found.verdict) == (2.0, None, None, "cannot be told apart")
 
 
 def test_fault_45_a_row_that_is_gone_new_or_out_of_memory_is_named():
@@ -184,7 +184,7 @@ def test_fault_45_no_number_is_made_up_where_there_is_none(here: Path, capsys: p
     cells = {
         one["key"]["strategy"]: one["cells"][1] for one in json.loads(text.splitlines()[0])["comparison"]["matches"]
     }
-    assert cells["all"]["time"]["verdict"] == "ambiguous"
+    assert cells["all"]["time"]["verdict"] == "cannot be told apart"
     assert cells["sqrt"]["time"] is cells["first"]["time"] is cells["k"] is None
 
 
@@ -213,7 +213,7 @@ def test_fault_46_a_run_beside_itself_is_the_same_in_every_row(results: Path, ca
     assert found["differences"] == []
     for match in found["matches"]:
         assert (match["cells"][1]["peak"]["ratio"], match["cells"][1]["time"]["ratio"]) == (1.0, 1.0)
-        assert match["cells"][1]["time"]["verdict"] in ("same", "ambiguous")
+        assert match["cells"][1]["time"]["verdict"] in ("same", "cannot be told apart")
 
 
 @pytest.mark.parametrize("number", [20, 30])

@@ -23,11 +23,11 @@ WORDS = ["run", "--model", "mlp", "--segments", "2", "--device", "cpu", "--round
 def test_fault_48_other_processes_on_the_gpu_are_counted_with_what_they_hold():
     alone = msgspec.structs.replace(WELL, num_others=0, others_bytes=0)
 
-    found = notes(record(conditions=(alone, SHARED)))["GCP025"]  # it appears while steps are timed
+    found = notes(record(conditions=(alone, SHARED)))["GCP012"]  # it appears while steps are timed
 
-    assert found.startswith("the device is shared with 1 other process that holds 3.00 GiB:")
-    assert "GCP025" not in notes(record(conditions=(alone, alone)))
-    assert "other process:" in notes(record(conditions=(msgspec.structs.replace(SHARED, others_bytes=None),)))["GCP025"]
+    assert "the device is shared with 1 other process that holds 3.00 GiB; another --device" in found
+    assert "GCP012" not in notes(record(conditions=(alone, alone)))
+    assert "other process;" in notes(record(conditions=(msgspec.structs.replace(SHARED, others_bytes=None),)))["GCP012"]
 
 
 @pytest.fixture
@@ -86,4 +86,4 @@ def test_twin_48_without_the_word_the_run_goes_on_beside_the_other_process(here,
     assert answer(WORDS) == 0
 
     assert len(store.load(here / "run").records) == 2
-    assert "GCP025" in capsys.readouterr().out
+    assert "GCP012" in capsys.readouterr().out

@@ -75,14 +75,14 @@ def test_fault_09_without_nvml_the_device_measures_all_the_same(monkeypatch):
 def test_fault_48_another_process_on_the_device_is_seen(engine, other):
     (row,) = rows([timed(engine)])
 
-    assert "the device is shared with" in next(note.text for note in row.notes if note.code == "GCP025")
+    assert "the device is shared with" in next(note.text for note in row.notes if note.code == "GCP012")
 
 
 @needs_nvml
 def test_twin_48_alone_on_the_device_nothing_is_said(engine):
     (row,) = rows([timed(engine)])
 
-    assert not [note for note in row.notes if note.code == "GCP025"]
+    assert not [note for note in row.notes if note.code == "GCP012"]
 
 
 @pytest.mark.gpu_shared

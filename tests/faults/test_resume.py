@@ -53,7 +53,7 @@ def whole(engine: Local, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two trials."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "_Server", lambda visible, rehearses=False: Lent(engine._servers[rehearses]))
+        patch.setattr(local, "_Server", lambda visible, rehearses=False, **others: Lent(engine._servers[rehearses]))
         assert answer(["run", "--model", "mlp", *WORDS, "-o", str(folder)]) == 0
     return folder
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
+from profiler.predicting.staging.pooled_seconds import Seconds
 from profiler.predicting.staging.stage_operators import StageSpan
-from profiler.predicting.staging.stage_seconds import Seconds
 from profiler.predicting.trace.roofline import operator_seconds
 
 

@@ -1,202 +1,150 @@
-"""The seconds of each stage on a device that is there, one stage at a time."""
+"""The seconds of each stage on a device that is there: whole steps of one model, its checkpoints switched in turns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
-import msgspec
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
 
-from profiler.core.case import Case, Choice
+from profiler.core.case import Case
 from profiler.measuring.devices import Device, open_device
-from profiler.measuring.meters import time as step_timing
+from profiler.predicting.staging.pooled_seconds import EVERY, PLAIN, PooledSeconds, StageWork, StepSample, pooled
 from profiler.training.assemble import assemble
-from profiler.training.checkpointing.block_segments import checkpoint_without_reentry
+from profiler.training.checkpointing.block_segments import (
+    Checkpoint,
+    OwnCheckpoint,
+    checkpoint_segments,
+    checkpoint_without_reentry,
+)
 from profiler.training.strategies.selective import saving
-from profiler.training.workload import Workload, restored, tensors
+from profiler.training.workload import Step
 
-ROUNDS = 5  # samples of every way to run a stage, in turns; one more comes first and is not counted
-INSTANCES = 3  # stages of a kind that are timed
-PLAIN, RECOMPUTED = "", " recomputed"  # beside the save options, whose names are theirs
-SAMPLES = 3  # steps that are timed for what is outside of the blocks
+ROUNDS = 7  # of every way, in turns; one more comes first and is not counted
+LEAST_ROUNDS = 3
+MOST_SECONDS = 6.0  # after which no more rounds begin than the least
+BEFORE, INSIDE, BEHIND, AFTER = "before", "inside", "behind", "after"  # of a block's own work under its checkpoint
 
 
 def seconds(
-    case: Case, runs: Sequence[Sequence[int]], saves: Sequence[str], *, in_calls: bool = False
-) -> list[Seconds]:
-    """Times each stage, and each single block under every save option, on the case's device.
+    case: Case,
+    works: Sequence[StageWork],
+    saves: Sequence[str],
+    fits: Callable[[str], bool] = lambda way: True,
+    *,
+    in_calls: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> PooledSeconds:
+    """Times steps with every stage kept, with every stage checkpointed, and under every save option, in turns.
 
-    One forward is run without saving; where a run begins, it is timed by itself on what it is given there. Stages of
-    the same modules, shapes and types are one kind. An empty run takes no time but for the last, which has all that a
-    step with every block checkpointed takes besides the blocks.
+    All are steps of one model in one process, so that drift and the machine's load are the same for all. What the
+    checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. `fits` tells which ways fit
+    the memory; EVERY is always tried.
     """
     device = open_device(case.device)
-    workload = assemble(case, in_calls=in_calls).workload
-    watch = _Watch(workload, device, [run for run in runs if run], saves)
-    with restored(workload.module), torch.no_grad(), watch.hooked():
-        workload.loss(workload.module, workload.batch)
-    run_seconds = [watch.seconds(index) for index in range(len(watch.runs))]
-    checkpointed = sum(watch.checkpointed(index) for index in range(len(watch.runs)))
-    del workload, watch
-    blocks = iter(run_seconds)
-    every = [next(blocks) if run else NOTHING for run in runs]
-    return [*every[:-1], _rest(case, device, checkpointed) if not runs[-1] else every[-1]]
+    step = _SwitchedStep(case, device, works, [PLAIN, EVERY, *saves], in_calls=in_calls)
+    ways = [way for way in (PLAIN, EVERY, *saves) if way == EVERY or fits(way)]
+    samples: dict[str, list[StepSample]] = {way: [] for way in ways}
+    for way in ways:
+        if step.sample(way) is None:
+            del samples[way]
+    began = clock()
+    for number in range(ROUNDS):
+        if number >= LEAST_ROUNDS and clock() - began > MOST_SECONDS:
+            break
+        for way in list(samples)[:: -1 if number % 2 else 1]:
+            sample = step.sample(way)
+            assert sample is not None, "it fitted before"
+            samples[way].append(sample)
+    return pooled(samples, works)
 
 
-def _rest(case: Case, device: Device, inside: float) -> Seconds:
-    """Returns the time of embeddings, head, loss and optimizer together: a step less its checkpointed blocks."""
-    every = msgspec.structs.replace(case, strategy=Choice("all"))
-    _, step = assemble(every).trainer()
-    samples = step_timing.read(device, step, warmup=1, samples=SAMPLES)["step_seconds"]
-    return msgspec.structs.replace(NOTHING, forward=max(0.0, median(samples) - inside))
+class _SwitchedStep:
+    """One model whose stages are kept, checkpointed, or checkpointed selectively, as it is told for each step."""
 
-
-class _Watch:
-    """Times a stage where its first block is called."""
-
-    def __init__(self, workload: Workload, device: Device, runs: Sequence[Sequence[int]], saves: Sequence[str]) -> None:
-        self._workload, self._device, self._saves = workload, device, saves
-        self.runs = [[workload.block(workload.blocks[index]) for index in run] for run in runs]
-        self._kinds: dict[int, Any] = {}
-        self._samples: dict[Any, dict[str, list[tuple[float, float]]]] = {}
-        self._counts: dict[Any, int] = {}
-        self._is_timing = False
-        self._given = {tensor.untyped_storage()._cdata for tensor in tensors(workload.batch)}
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Time each run where a forward enters its first module."""
-        handles = [
-            modules[0].register_forward_pre_hook(partial(self._enter, index), with_kwargs=True)
-            for index, modules in enumerate(self.runs)
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def seconds(self, index: int) -> Seconds:
-        """Medians of a run; the early stop is what a checkpoint adds to the backward, from half a forward to one."""
-        samples = self._samples[self._kinds[index]]
-        forward, backward = _medians(samples[PLAIN])
-        recompute = _medians(samples[RECOMPUTED])[1] - backward
-        return Seconds(
-            forward=forward,
-            backward=backward,
-            early_stop=min(max(recompute, 0.5 * forward), forward),
-            options={save: _medians(samples[save]) for save in self._saves if save in samples},
-        )
-
-    def checkpointed(self, index: int) -> float:
-        """Returns the seconds of forward and backward of one stage under a checkpoint."""
-        return sum(_medians(self._samples[self._kinds[index]][RECOMPUTED]))
-
-    def _enter(self, index: int, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if self._is_timing:
-            return
-        modules = self.runs[index]
-        kind = self._kinds[index] = _kind(modules, (arguments, keywords))
-        if self._counts.setdefault(kind, 0) < INSTANCES:
-            self._counts[kind] += 1
-            self._is_timing = True
-            try:
-                self._time(kind, modules, arguments, keywords)
-            finally:
-                self._is_timing = False
-
-    def _time(
-        self, kind: Any, modules: Sequence[nn.Module], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    def __init__(
+        self, case: Case, device: Device, works: Sequence[StageWork], ways: Sequence[str], *, in_calls: bool
     ) -> None:
-        run = partial(_through, modules)
-        ways = {
-            PLAIN: run,
-            RECOMPUTED: partial(checkpoint_without_reentry, run),
-            **{save: partial(saving(save), run) for save in self._saves if len(modules) == 1},
-        }
-        samples = self._samples.setdefault(kind, {way: [] for way in ways})
-        with _keeping_inputs(modules[0]):
-            for number in range(ROUNDS + 1):
-                for way, function in ways.items():
-                    sample = self._sample(function, arguments, keywords)
-                    if number:
-                        samples[way].append(sample)
+        assembled = assemble(case, in_calls=in_calls)
+        self._device, self._works = device, works
+        self._checkpoints: Mapping[str, Checkpoint] = {way: _checkpoint(way) for way in ways}
+        self._way = PLAIN
+        self._labels: list[tuple[str, int]] = []
+        self._mark: Callable[[], None] = lambda: None
+        segments = [
+            OwnCheckpoint(work.blocks, partial(self._run, place)) for place, work in enumerate(works) if work.blocks
+        ]
+        checkpoint_segments(assembled.workload, segments)
+        _, self._step = assembled.trainer()
 
-    def _sample(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[float, float]:
-        """Returns the seconds of one forward and one backward, which creates the gradients."""
-        given, named = pytree.tree_map_only(torch.Tensor, self._fresh, (arguments, keywords))
-        torch.clear_autocast_cache()  # what is in it was made by the last sample's graph
-        with torch.enable_grad():
-            self._device.synchronize()
-            watch = self._device.stopwatch()
+    def sample(self, way: str) -> StepSample | None:
+        """One step; None where its memory is not there."""
+        self._way = way
+        try:
+            return self._sampled(self._step)
+        except torch.OutOfMemoryError:
+            if way == EVERY:
+                raise
+        self._device.release()
+        return None
+
+    def _sampled(self, step: Step) -> StepSample:
+        self._labels = []
+        self._device.synchronize()
+        watch = self._device.stopwatch()
+        self._mark = watch.mark
+
+        def mark(phase: str) -> None:
+            self._labels.append((phase, -1))
             watch.mark()
-            out = [output for output in tensors(function(*given, **named)) if output.requires_grad]
-            watch.mark()
-            gradients = [torch.ones_like(output) for output in out]
-            watch.mark()
-            torch.autograd.backward(out, gradients)
-            watch.mark()
-        forward, _, backward = watch.seconds()
-        for parameter in self._workload.module.parameters():
-            parameter.grad = None
-        return forward, backward
 
-    def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy that is no leaf, since blocks may write over it; what is of the batch needs no gradient."""
-        is_given = tensor.untyped_storage()._cdata in self._given
-        leaf = tensor.detach().requires_grad_(tensor.is_floating_point() and not is_given)
-        with torch.enable_grad():
-            return leaf.clone()
+        step(mark)
+        return _read(list(zip(self._labels, watch.seconds(), strict=False)), len(self._works))
 
+    def _run(self, place: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """A stage's call, under what the step is told; its own work is between marks, in the recompute too."""
 
-@contextmanager
-def _keeping_inputs(module: nn.Module) -> Iterator[None]:
-    """Keep a module that is computed again (ReLU) from writing over its input."""
-    writes = getattr(module, "inplace", False)
-    if writes:
-        module.inplace = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if writes:
-            module.inplace = True  # type: ignore[assignment]
+        def inside(*inner: Any, **named: Any) -> Any:
+            self._tell(INSIDE, place)
+            try:
+                return function(*inner, **named)
+            finally:  # a recompute ends with an exception, once it has all that is saved
+                self._tell(BEHIND, place)
+
+        self._tell(BEFORE, place)
+        value = self._checkpoints[self._way](inside, *arguments, **keywords)
+        self._tell(AFTER, place)
+        return value
+
+    def _tell(self, label: str, place: int) -> None:
+        self._labels.append((label, place))
+        self._mark()
 
 
-def _through(modules: Sequence[nn.Module], value: Any, *arguments: Any, **keywords: Any) -> Any:
-    for module in modules:
-        value = module(value, *arguments, **keywords)
-        value = value[0] if isinstance(value, tuple) and len(value) == 1 else value
-    return value
-
-
-def _kind(modules: Sequence[nn.Module], given: Any) -> Any:
-    """Returns a key that is equal for stages that take the same time."""
-    return (
-        tuple(type(part).__name__ for module in modules for part in module.modules()),
-        tuple((tensor.shape, tensor.dtype) for module in modules for tensor in module.parameters()),
-        tuple((tensor.shape, tensor.dtype) for tensor in tensors(given)),
+def _read(spans: Sequence[tuple[tuple[str, int], float]], count: int) -> StepSample:
+    """The seconds of a step by stage. A backward lasts from the end of its recompute to the next mark."""
+    forward, recompute, backward = ([0.0] * count for _ in range(3))
+    phase = ""
+    for (label, place), span in spans:
+        if place < 0:
+            phase = label
+        elif phase == "forward" and label != AFTER:
+            forward[place] += span
+        elif phase == "backward" and label == INSIDE:
+            recompute[place] += span
+        elif phase == "backward" and label == BEHIND:
+            backward[place] += span
+    return StepSample(
+        total=sum(span for _, span in spans),
+        forward=tuple(forward),
+        recompute=tuple(recompute),
+        backward=tuple(backward),
     )
 
 
-def _medians(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return median(forward for forward, _ in samples), median(backward for _, backward in samples)
-
-
-class Seconds(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds of one stage."""
-
-    forward: float
-    backward: float
-    early_stop: float  # of a recompute, which ends when all that is saved is there
-    options: dict[str, tuple[float, float]]  # forward and backward under each save option
-
-
-NOTHING = Seconds(forward=0.0, backward=0.0, early_stop=0.0, options={})
+def _checkpoint(way: str) -> Checkpoint:
+    if way == PLAIN:
+        return lambda function, *arguments, **keywords: function(*arguments, **keywords)
+    return checkpoint_without_reentry if way == EVERY else saving(way)

@@ -11,18 +11,20 @@ from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import NotOnce, Unsupported, UserError
 from profiler.core.gpu_specs import Rates
-from profiler.core.trace_data import Trace
+from profiler.core.trace_data import Operator, Trace, live
 from profiler.measuring.devices import open_device
+from profiler.measuring.devices.cpu import available_bytes
 from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
 from profiler.predicting.staging import estimated_seconds, stage_seconds
+from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, spans
-from profiler.predicting.staging.stage_seconds import NOTHING, Seconds
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case
-from profiler.training.assemble import Build
+from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
+from profiler.training.workload import Workload
 
 
 def stages(trial: Trial, *, build: Build | None = None) -> Chain:
@@ -54,7 +56,7 @@ def _stages(trial: Trial, build: Build | None, *, in_calls: bool) -> Chain:
     selective = {
         save: _selective(trial, fake, save, build, in_calls=in_calls) for save in _saves(trial, trace, stage_spans)
     }
-    seconds = _seconds(trial, trace, stage_spans, selective, rates, in_calls=in_calls)
+    seconds = _seconds(trial, built, trace, stage_spans, selective, rates, in_calls=in_calls)
     prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
     made = [
@@ -105,6 +107,7 @@ def _saves(trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan]) -> list
 
 def _seconds(
     trial: Trial,
+    built: Assembled,
     trace: Trace,
     stage_spans: Sequence[StageSpan],
     selective: dict[str, _Selective],
@@ -118,7 +121,42 @@ def _seconds(
         return estimated_seconds.seconds(trace, stage_spans, clocked, rates, case.precision)
     if "time" not in trial.passes:
         return [NOTHING for _ in stage_spans]
-    return stage_seconds.seconds(case, [span.blocks for span in stage_spans], list(selective), in_calls=in_calls)
+    works = [_work(trace, span, built.workload) for span in stage_spans]
+    peaks = {PLAIN: max(live(trace)), **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
+    room = _room(case.device)
+    return stage_seconds.seconds(
+        case, works, list(selective), lambda way: way == EVERY or peaks[way] <= room, in_calls=in_calls
+    )
+
+
+def _room(device: str) -> int:
+    """The bytes that a step may take without fear for its process."""
+    total = None if device.startswith("cpu") else open_device(device).facts().total_bytes
+    return available_bytes() if total is None else total
+
+
+def _work(trace: Trace, span: StageSpan, workload: Workload) -> StageWork:
+    """What tells whether a stage takes the time of another: classes, shapes, and what it runs."""
+    if not span.blocks:
+        return StageWork(blocks=())
+    modules = [workload.block(workload.blocks[index]) for index in span.blocks]
+    family = tuple(type(part).__qualname__ for module in modules for part in module.modules())
+    shapes = tuple(tuple(parameter.shape) for module in modules for parameter in module.parameters())
+    forward = trace.operators[span.first - 1 : span.last]
+    backward = trace.operators[span.backward_first - 1 : span.backward_last]
+    run = tuple((operator.name, operator.flops, operator.moved_bytes) for operator in forward)
+    return StageWork(
+        blocks=span.blocks,
+        kind=(family, shapes, run),
+        family=family,
+        forward=_amount(forward),
+        backward=_amount(backward),
+    )
+
+
+def _amount(operators: Sequence[Operator]) -> int:
+    """FLOPs, or bytes moved where there are none."""
+    return sum(operator.flops for operator in operators) or sum(operator.moved_bytes for operator in operators)
 
 
 _Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by name of the block
@@ -147,13 +185,15 @@ def _stage(
         backward_seconds=time.backward,
         early_stop_seconds=time.early_stop,
         **msgspec.structs.asdict(bytes_),
-        options=tuple(_option(save, options[save], *time.options[save]) for save in options if save in time.options),
+        error_seconds=time.error,
+        options=tuple(_option(save, options[save], time) for save in options if save in time.options),
         pinned=not span.blocks,
         blocks=blocks,
     )
 
 
-def _option(save: str, bytes_: StageBytes, forward: float, backward: float) -> SaveOption:
+def _option(save: str, bytes_: StageBytes, time: Seconds) -> SaveOption:
+    forward, backward = time.options[save]
     return SaveOption(
         name=save,
         saved_bytes=bytes_.saved_bytes,
@@ -162,6 +202,7 @@ def _option(save: str, bytes_: StageBytes, forward: float, backward: float) -> S
         backward_extra_bytes=bytes_.backward_extra_bytes,
         forward_seconds=forward,
         backward_seconds=backward,
+        error_seconds=time.option_errors.get(save, 0.0),
     )
 
 

@@ -14,7 +14,12 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorConverter,
+    FakeTensorMode,
+)
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.core.errors import Unsupported
@@ -133,6 +138,7 @@ class FakeTensors(CachingFakeMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self.fake_tensor_converter = _Converter(copy_data=False, export=False)
         self.num_guesses = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -189,6 +195,13 @@ class FakeTensors(CachingFakeMode):
         if not _MAY_GUESS.get():
             raise DataDependentOutputException(func)
         self.num_guesses += 1
+
+
+class _Converter(FakeTensorConverter):
+    """Converts as ever, but writes no log of it, for which torch would import its compiler."""
+
+    def from_real_tensor(self, *arguments: Any, **keywords: Any) -> Any:
+        return super().from_real_tensor(*arguments, **{**keywords, "trace": False})
 
 
 def _is_test(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from profiler.training.checkpointing.routed_block import RoutedBlock, route
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
+Switch = Callable[[bool], None]
 
 
 class OwnCheckpoint(NamedTuple):
@@ -33,8 +34,10 @@ BlockSegment = Sequence[Any] | OwnCheckpoint
 
 def checkpoint_segments(
     workload: Workload, segments: Iterable[BlockSegment], *, checkpoint: Checkpoint | None = None
-) -> None:
+) -> Switch:
     """Change the module in place so that each segment of its blocks is recomputed in the backward.
+
+    Returns what switches that off, until it is switched on again: between steps, the module is as it was before.
 
     A segment holds the indices of consecutive blocks, and may hold segments: `[[0, 1], 2]` recomputes 0 to 2, and in
     that recompute 0 and 1 once more. `checkpoint` is that of all segments without an OwnCheckpoint. When the module's
@@ -48,8 +51,19 @@ def checkpoint_segments(
     _refuse_twice(workload, chosen)
     together = [pair for segment in chosen for pair in pairwise(flat(segment))]
     seen = _refuse_unlinked(workload, together) if together else None
-    for segment in chosen:
-        _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen)
+    routed = [
+        _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in chosen
+    ]
+
+    def switch(on: bool) -> None:
+        for segment in routed:
+            segment.switch(on)
+
+    return switch
+
+
+def unswitched(on: bool) -> None:
+    """The switch of a strategy that changes nothing in the module."""
 
 
 def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -103,9 +117,15 @@ class _CheckpointedSegment:
             run_ahead(self._blocks[index])
         self.inside = False
         self._due = 0  # the place of the block whose call comes next
-        _keep_inputs(self._blocks, segment)
+        self._kept_inputs = _keep_inputs(self._blocks, segment)
         for block in self._blocks.values():
             route(block, self)
+
+    def switch(self, on: bool) -> None:
+        """While it is off, every block does its own work, as within the checkpoint."""
+        self.inside = not on
+        for module in self._kept_inputs:
+            module.inplace = not on  # type: ignore[assignment]
 
     def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         """The whole segment's output where its first block is called, of the others what they are given.
@@ -171,14 +191,17 @@ class _CheckpointedSegment:
         return compute
 
 
-def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> None:
-    """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it."""
+def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Module]:
+    """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it.
+
+    Returns the modules that did.
+    """
     first = blocks[flat(segment)[0]]
-    if getattr(first, "inplace", False):
-        first.inplace = False  # type: ignore[assignment]
-    for item in items(segment):
-        if isinstance(item, Sequence):
-            _keep_inputs(blocks, item)
+    changed = [first] if getattr(first, "inplace", False) else []
+    for module in changed:
+        module.inplace = False  # type: ignore[assignment]
+    inner = (_keep_inputs(blocks, item) for item in items(segment) if isinstance(item, Sequence))
+    return [*changed, *(module for modules in inner for module in modules)]
 
 
 def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:

@@ -18,4 +18,5 @@ TABLE = {
 }
 
 DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data
+CHAINS = ("mlp", "mnist-cnn", "cifar-resnet", "dense-chain")  # modules in a row, of which any number are a segment
 WITHOUT_GPU = {"mnist-cnn": {"channels": 32}}  # smaller defaults of the same architecture

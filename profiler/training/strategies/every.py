@@ -18,5 +18,5 @@ def apply(workload: Workload, *, k: Count = 2) -> Applied:
     chosen = range(k - 1, length, k)
     if not chosen:
         raise Unsupported(f"only {length} blocks for every {k}th")
-    checkpoint_segments(workload, [[index] for index in chosen])
-    return Applied(split=f"{len(chosen)} of {length}", recomputes=dict.fromkeys(chosen, 1))
+    switch = checkpoint_segments(workload, [[index] for index in chosen])
+    return Applied(split=f"{len(chosen)} of {length}", recomputes=dict.fromkeys(chosen, 1), switch=switch)

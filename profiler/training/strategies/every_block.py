@@ -10,5 +10,5 @@ from profiler.training.workload import Workload
 def apply(workload: Workload) -> Applied:
     """Recomputes every block by itself: what Hugging Face and FSDP call full."""
     length = len(workload.blocks)
-    checkpoint_segments(workload, [[index] for index in range(length)])
-    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1))
+    switch = checkpoint_segments(workload, [[index] for index in range(length)])
+    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), switch=switch)

@@ -17,5 +17,5 @@ def apply(workload: Workload, *, n: Count = 8) -> Applied:
     length = len(workload.blocks)
     if n > length:
         raise Unsupported(f"only {length} blocks for the first {n}")
-    checkpoint_segments(workload, [[index] for index in range(n)])
-    return Applied(split=f"{n} of {length}", recomputes=dict.fromkeys(range(n), 1))
+    switch = checkpoint_segments(workload, [[index] for index in range(n)])
+    return Applied(split=f"{n} of {length}", recomputes=dict.fromkeys(range(n), 1), switch=switch)

@@ -22,5 +22,5 @@ def apply(workload: Workload) -> Applied:
         raise Unsupported(f"{length} blocks would nest {length} checkpoints; {DEEPEST} are the most")
     start: BlockSegment = [0]
     segments = [reduce(lambda before, index: [before, index], range(1, length - 1), start)] if length > 1 else []
-    checkpoint_segments(workload, segments)
-    return Applied(split=f"{length - 1} deep", recomputes=recomputes(segments))
+    switch = checkpoint_segments(workload, segments)
+    return Applied(split=f"{length - 1} deep", recomputes=recomputes(segments), switch=switch)

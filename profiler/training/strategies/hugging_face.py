@@ -17,11 +17,18 @@ def apply(workload: Workload) -> Applied:
     module: Any = workload.module
     if not hasattr(module, "gradient_checkpointing_enable"):
         raise Unsupported("the model has no gradient_checkpointing_enable(); it is not a Hugging Face model")
+
+    def switch(on: bool) -> None:
+        if on:
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            module.gradient_checkpointing_disable()
+
     try:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        switch(True)
     except ValueError as error:  # "... does not support gradient checkpointing"
         raise Unsupported(str(error).splitlines()[0]) from error
     enabled = [submodule for submodule in module.modules() if getattr(submodule, "gradient_checkpointing", False)]
     if not enabled:
         raise Unsupported("gradient_checkpointing_enable() reached no layer of this model")
-    return Applied(split=f"{len(enabled)} switched on", keeps_own=True)
+    return Applied(split=f"{len(enabled)} switched on", keeps_own=True, switch=switch)

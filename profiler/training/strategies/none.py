@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from profiler.core.record import Applied
+from profiler.training.checkpointing.block_segments import unswitched
 from profiler.training.workload import Workload
 
 
 def apply(workload: Workload) -> Applied:
     """Keeps everything: the baseline of every comparison."""
-    return Applied()
+    return Applied(switch=unswitched)

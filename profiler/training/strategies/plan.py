@@ -34,7 +34,7 @@ def carry_out(workload: Workload, plan: Recipe) -> Applied:
         raise Unsupported(f"the plan is stale: {'; '.join(changes[:3])}{more}; plan again")
     places = {name: index for index, name in enumerate(names)}
     segments = [_block_segment(segment, places) for segment in plan.segments]
-    checkpoint_segments(msgspec.structs.replace(workload, blocks=names), segments)
+    switch = checkpoint_segments(msgspec.structs.replace(workload, blocks=names), segments)
     own = {name: index for index, name in enumerate(workload.blocks)}
     counts = {own[names[index]]: count for index, count in recomputes(segments).items() if names[index] in own}
     kept = {
@@ -43,7 +43,7 @@ def carry_out(workload: Workload, plan: Recipe) -> Applied:
         if segment.save
         for name in plan_file.operators(segment.save)
     }
-    return Applied(split=plan.plan, recomputes=counts, kept=tuple(kept))
+    return Applied(split=plan.plan, recomputes=counts, kept=tuple(kept), switch=switch)
 
 
 def fingerprint(

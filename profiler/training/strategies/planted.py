@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from profiler.core.record import Applied
-from profiler.training.checkpointing.block_segments import checkpoint_segments
+from profiler.training.checkpointing.block_segments import checkpoint_segments, unswitched
 from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.workload import Workload
 
@@ -20,7 +20,7 @@ def apply(workload: Workload, *, fault: Literal["reentrant", "random-state", "le
     """
     if fault == "leak":
         _keep_for_good(workload)
-        return Applied()
+        return Applied(switch=unswitched)
 
     def wrong(function: Any, *arguments: Any) -> Any:
         if fault == "reentrant":
@@ -28,8 +28,8 @@ def apply(workload: Workload, *, fault: Literal["reentrant", "random-state", "le
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
     count = len(workload.blocks) - 1
-    checkpoint_segments(workload, [range(count)], checkpoint=wrong)
-    return Applied(split=f"{count}+1")
+    switch = checkpoint_segments(workload, [range(count)], checkpoint=wrong)
+    return Applied(split=f"{count}+1", switch=switch)
 
 
 def _keep_for_good(workload: Workload) -> None:

@@ -17,9 +17,9 @@ def apply(workload: Workload) -> Applied:
     """
     length = len(workload.blocks)
     segments = [item for item in halves(0, length) if not isinstance(item, int)]
-    checkpoint_segments(workload, segments)
+    switch = checkpoint_segments(workload, segments)
     counts = recomputes(segments)
-    return Applied(split=f"{max(counts.values(), default=0)} deep", recomputes=counts)
+    return Applied(split=f"{max(counts.values(), default=0)} deep", recomputes=counts, switch=switch)
 
 
 def halves(start: int, end: int) -> Sequence[Any]:

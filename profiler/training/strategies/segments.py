@@ -23,8 +23,10 @@ def apply(workload: Workload, *, k: Count, split: Literal["torch", "balanced"] =
     if k > length:
         raise Unsupported(f"only {length} modules for {k} segments")
     made = split_as_torch(length, k) if split == "torch" else split_balanced(observe(workload).chain, k)
-    checkpoint_segments(workload, made.checkpointed)
-    return Applied(split=str(made), recomputes=recomputes(made.checkpointed), notes=_notes(made, k, split))
+    switch = checkpoint_segments(workload, made.checkpointed)
+    return Applied(
+        split=str(made), recomputes=recomputes(made.checkpointed), notes=_notes(made, k, split), switch=switch
+    )
 
 
 def _notes(made: Split, k: int, split: str) -> tuple[Note, ...]:

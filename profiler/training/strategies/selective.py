@@ -25,8 +25,10 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
     """
     length = len(workload.blocks)
-    checkpoint_segments(workload, [[index] for index in range(length)], checkpoint=saving(save))
-    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=operators(save))
+    switch = checkpoint_segments(workload, [[index] for index in range(length)], checkpoint=saving(save))
+    return Applied(
+        split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=operators(save), switch=switch
+    )
 
 
 def saving(save: str) -> Checkpoint:

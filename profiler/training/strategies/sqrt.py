@@ -18,8 +18,8 @@ def apply(workload: Workload) -> Applied:
     length = len(workload.blocks)
     k = round_root(length)
     made = split_as_torch(length, k)
-    checkpoint_segments(workload, made.checkpointed)
-    return Applied(split=f"k={k}: {made}", recomputes=recomputes(made.checkpointed))
+    switch = checkpoint_segments(workload, made.checkpointed)
+    return Applied(split=f"k={k}: {made}", recomputes=recomputes(made.checkpointed), switch=switch)
 
 
 def round_root(length: int) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from matplotlib.axes import Axes
 
+from profiler.analysis.row_times import TimePlace, time_places
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
-from profiler.views.geometry import Pair, memory_floor, stairs
+from profiler.views.geometry import Pair, lower_left, memory_floor, stairs
 from profiler.views.plots.labels import Label, place
 from profiler.views.plots.panels import alike
 from profiler.views.plots.style import sized
@@ -47,12 +48,13 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     shown = [row for row in rows if has(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     second, second_name = second_unit(row.step_seconds for row in shown)
-    at = {row.case: ((row.step_seconds or 0) / second, (row.readings.peak_bytes or 0) / size) for row in shown}
+    at = {row.case: (place.middle / second, (row.readings.peak_bytes or 0) / size) for row, place in _places(shown)}
+    spans = {row.case: (place.low / second, place.high / second) for row, place in _places(shown)}
     plain_axes(axes)
-    _limits(axes, list(at.values()))
+    _limits(axes, list(at.values()), spans.values())
     crosses, limit = _crosses(axes, rows, size)
-    frontier = _frontier(axes, sorted(at[row.case] for row in shown if row.on_frontier))
-    spreads = _points(axes, shown, at)
+    frontier = _frontier(axes, [row for row in shown if row.on_frontier], at, spans)
+    spreads = _points(axes, shown, at, spans)
     floor = _floor(axes, shown, size)
     axes.set_xlabel(f"step time ({second_name})", fontsize=sized(FONT))
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
@@ -62,43 +64,67 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     return lambda: place(axes, labels, others=list(at.values()), lines=[frontier, *spreads, *limit, *floor])
 
 
-def _limits(axes: Axes, points: Sequence[Pair]) -> None:
-    """Memory from zero, unless all peaks are close to each other; room for names on all sides."""
+def _places(rows: Sequence[Row]) -> list[tuple[Row, TimePlace]]:
+    return [(row, place) for row, place in zip(rows, time_places(rows), strict=True)]
+
+
+def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
+    """Memory from zero, unless all peaks are close to each other; room for names on all sides.
+
+    Of times the points decide: an interval that is longer than all of them together ends at the edge.
+    """
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     peaks = [y for _, y in points]
     wide = (right - left) or right or 1
     tall = (max(peaks) - min(peaks)) or max(peaks) or 1
-    axes.set_xlim(left - 0.14 * wide, right + 0.22 * wide)
+    ends = [end for span in spans for end in span]
+    least, most = max(min(ends), left - wide, 0), min(max(ends), right + wide)
+    axes.set_xlim(min(left - 0.14 * wide, least - 0.02 * wide), max(right + 0.22 * wide, most + 0.02 * wide))
     axes.set_ylim(memory_floor(peaks), max(peaks) + 0.18 * tall)
 
 
-def _frontier(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
-    """Draws the frontier as stairs out to the edges, since slower or larger is always possible; returns its corners."""
-    corners = stairs([(points[0][0], axes.get_ylim()[1]), *points, (axes.get_xlim()[1], points[-1][1])])
+def _frontier(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict[Case, Pair]) -> list[Pair]:
+    """Draws the frontier as stairs out to the edges, since slower or larger is always possible; returns its corners.
+
+    Around it is the band in which points cannot be told apart: between the stairs of the fast ends and the slow ones.
+    """
+    points = {end: [(spans[row.case][end], at[row.case][1]) for row in rows] for end in (0, 1)}
+    fast, slow = (_stairs(axes, points[end]) for end in (0, 1))
+    if points[0] != points[1]:
+        around = [*fast, *reversed(slow)]
+        label = "cannot be told apart"
+        axes.fill(*zip(*around, strict=True), color=BLUE, alpha=0.12, linewidth=0, zorder=1, label=label)
+    corners = _stairs(axes, [at[row.case] for row in rows])
     axes.plot(*zip(*corners, strict=True), color=BLUE, linewidth=sized(1.4), alpha=0.55, zorder=2, label="frontier")
     return corners
 
 
-def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair]) -> list[list[Pair]]:
-    """Squares and circles with the spread of their times; these lines are returned."""
+def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
+    """The corners of the stairs of those points that no other is left of and below."""
+    lowest = lower_left(points)
+    return stairs([(lowest[0][0], axes.get_ylim()[1]), *lowest, (axes.get_xlim()[1], lowest[-1][1])])
+
+
+def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict[Case, Pair]) -> list[list[Pair]]:
+    """Squares and circles with the intervals of their times; these lines are returned."""
     kinds = (
         ("no checkpointing", INK, "s", [row for row in rows if row.case.strategy == "none"]),
         ("on the frontier", BLUE, "o", [row for row in rows if row.on_frontier and row.case.strategy != "none"]),
         (
-            "beaten in memory and time",
+            "surely beaten in memory and time",
             SKY,
             "o",
             [row for row in rows if not row.on_frontier and row.case.strategy != "none"],
         ),
     )
-    spreads = []
+    lines = []
     for label, colour, marker, places in kinds:
         if places:
             points = [at[row.case] for row in places]
             x, y = zip(*points, strict=True)
-            spread = [(row.step_spread or 0) * at[row.case][0] for row in places]
-            axes.errorbar(x, y, xerr=spread, fmt="none", ecolor=colour, elinewidth=sized(1.2), alpha=0.5, zorder=3)
-            spreads += [[(x - half, y), (x + half, y)] for (x, y), half in zip(points, spread, strict=True)]
+            low, high = zip(*(spans[row.case] for row in places), strict=True)
+            axes.hlines(y, low, high, color=colour, linewidth=sized(1.2), alpha=0.5, zorder=3)
+            lines += [[(left, y), (right, y)] for (_, y), left, right in zip(points, low, high, strict=True)]
             axes.scatter(
                 x,
                 y,
@@ -110,7 +136,7 @@ def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair]) -> list[list[
                 edgecolors="white",
                 linewidths=sized(0.8),
             )
-    return spreads
+    return lines
 
 
 def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[list[Pair]]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 from matplotlib.axes import Axes
 
-from profiler.analysis.axes import exponent, power, rising
+from profiler.analysis.axes import rising
+from profiler.analysis.growth_fit import exponent, nearest_growth
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.units import byte_unit
@@ -18,12 +19,15 @@ from profiler.views.plots.panels import curves, space_of
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import marked
 
 WIDTH, BESIDE = 8.5, True
 NEEDS = "a peak"
+PROPORTIONAL = "1.00"  # as saved bytes are to the batch: not worth telling
+SMOOTH = 40  # pieces of a dotted curve
 RANKS = "ranks"  # an axis over which static bytes change
-NAME = 0.42  # inches of height for a name with its exponents
+NAME = 0.42  # inches of height for a name with its growth
 
 panels = curves
 
@@ -45,7 +49,7 @@ def height(rows: Sequence[Row], width: float) -> float:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws a line a strategy on logarithmic axes, where powers are straight; dotted, the nearest power."""
+    """Draws a line a strategy on logarithmic axes; dotted, the nearest growth: a constant and a slope, or a power."""
     axis = rising(space_of(rows))
     settings = space_of(rows).settings
     size_of = {row.case: float(settings[row.case][axis.name] or 0) for row in rows}
@@ -62,7 +66,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
     _crosses(axes, [size_of[row.case] for row in rows if row.outcome == "out_of_memory"])
     strategy_lines.limit(axes, rows, size, upright=False)
-    axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest power: its exponent at the name")
+    axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest growth, at the name")
     axes.set_xlabel(f"{axis.label} (n)", fontsize=sized(FONT))
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
     labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in curves]
@@ -70,24 +74,25 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthCurve:
-    """Returns the line of a strategy with the exponents of its peak and of what the forward saves."""
+    """Returns the line of a strategy with how its peak grows, and the exponent of what the forward saves."""
     sizes = [size_of[row.case] for row in line.rows]
     peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
-    peak, saved = exponent(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
-    words = "" if peak is None else f"\nn^{peak:.2f}" if saved is None else f"\nn^{peak:.2f} (saved n^{saved:.2f})"
-    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=shortened(line.strategy) + words)
+    growth, saved = nearest_growth(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
+    kept = "" if saved is None or f"{saved:.2f}" == PROPORTIONAL else f" (saved n^{saved:.2f})"
+    words = "" if growth is None else f"\n{growth.text()}{kept}"
+    name = shortened(strategy_label(line.strategy))
+    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=name + words)
 
 
 def _fit(axes: Axes, curve: GrowthCurve) -> None:
-    """Draws the nearest power, straight and as wide as the curve; nothing through fewer than three points."""
+    """Draws the nearest growth, as wide as the curve; nothing through fewer than three points."""
     xs, ys = zip(*curve.points, strict=True)
-    fitted = power(xs, ys)
-    if fitted is None:
+    growth = nearest_growth(xs, ys)
+    if growth is None:
         return
-    heights = [fitted.at(x) for x in (xs[0], xs[-1])]
-    axes.plot(
-        [xs[0], xs[-1]], heights, color=curve.line.colour, linestyle=":", linewidth=sized(1.2), alpha=0.7, zorder=3
-    )
+    steps = [xs[0] * (xs[-1] / xs[0]) ** (step / SMOOTH) for step in range(SMOOTH + 1)]
+    heights = [max(growth.at(x), min(ys) / 10) for x in steps]
+    axes.plot(steps, heights, color=curve.line.colour, linestyle=":", linewidth=sized(1.2), alpha=0.7, zorder=3)
 
 
 def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:

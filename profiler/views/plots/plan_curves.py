@@ -28,6 +28,7 @@ from profiler.views.plots.theme import (
     legend_below,
     number_axis,
     plain_axes,
+    tell_start,
 )
 from profiler.views.sanitize import plain
 from profiler.views.tables.grid import broken
@@ -83,6 +84,7 @@ def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
     axes.set_ylabel("extra time of a step (%)", fontsize=FONT, color=INK)
     number_axis(axes, "x")
     number_axis(axes, "y")
+    tell_start(axes)
 
 
 def _extra(point: Point | Cost, base: Cost) -> float:

@@ -18,7 +18,7 @@ from profiler.core.errors import UserError
 from profiler.views import PLOTS
 from profiler.views.export.files import refuse_existing_file, write_whole
 from profiler.views.plots.style import STYLES, Style, at_work, sized
-from profiler.views.plots.theme import legend_below, names_width, title
+from profiler.views.plots.theme import legend_below, names_width, tell_start, title
 
 SUFFIXES = ("png", "svg", "pdf")
 DPI = 100  # of the layout
@@ -90,6 +90,7 @@ def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]], style: Style) ->
         beside = sized(1.2) if view.BESIDE else max(sized(1.2), names_width(panel))
         title(panel_axes, panel, inches=width - beside)
         finishers.append(view.draw(panel_axes, panel, among))
+        tell_start(panel_axes)
     legend_below(figure, axes[: len(panels)])
     figure.canvas.draw()  # the layout is made here
     if style.ratio is None:

@@ -15,6 +15,7 @@ from profiler.analysis.rows import Row
 from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
 from profiler.views.sanitize import plain, short
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import (
     batch,
     environment_of,
@@ -33,11 +34,12 @@ LONGEST_NAME = 44
 BOLD = 1.1  # times as wide
 EM = 0.62  # of a letter's height: wider than nearly every text in DejaVu Sans
 MOST_LINES = 6  # of a title
+NOT_FROM_ZERO = "not from 0"
 
 
 def name(row: Row) -> str:
     """The strategy as one short line; it is never read as mathematics (`parse_math` is off wherever it is drawn)."""
-    return shortened(row.case.strategy)
+    return shortened(strategy_label(row.case.strategy))
 
 
 def shortened(value: object) -> str:
@@ -58,6 +60,13 @@ def number_axis(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(MaxNLocator(6, steps=list(STEPS)))
     axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
+
+
+def tell_start(axes: Axes) -> None:
+    """Says at an axis of numbers that it does not begin at zero: differences look larger there than they are."""
+    for axis, (start, _) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if isinstance(axis.get_major_locator(), MaxNLocator) and axis.get_label_text() and start > 0:
+            axis.set_label_text(f"{axis.get_label_text()}, {NOT_FROM_ZERO}")
 
 
 def log_axis(axis: Axis) -> None:

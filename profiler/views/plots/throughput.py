@@ -17,6 +17,7 @@ from profiler.views.plots.panels import batches
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked
 
@@ -95,7 +96,7 @@ def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
 
 
 def _name(row: Row) -> str:
-    return f"{shortened(row.case.strategy)}: {row.case.batch_size}"
+    return f"{shortened(strategy_label(row.case.strategy))}: {row.case.batch_size}"
 
 
 def _labels(lines: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:

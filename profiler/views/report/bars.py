@@ -16,6 +16,7 @@ from profiler.core.record import PHASES
 from profiler.core.units import bytes_text, count_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Scale, Tick, around
 from profiler.views.sanitize import short
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import change
 from profiler.views.tables.samples import samples_of
 
@@ -99,7 +100,7 @@ def phase_bars(rows: Sequence[Row]) -> BarChart | None:
 
 def line_name(row: Row) -> str:
     """Returns a strategy, short enough for the narrowest screen."""
-    return short(row.case.strategy, NAME)
+    return short(strategy_label(row.case.strategy), NAME)
 
 
 def _scale(sizes: Sequence[int]) -> Scale:

@@ -11,10 +11,12 @@ from math import inf
 
 import msgspec
 
+from profiler.analysis.row_times import TimePlace, time_places
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
-from profiler.views.geometry import Box, Scale, Tick, around, free, memory_floor, stairs
+from profiler.views.geometry import Box, Scale, Tick, around, free, lower_left, memory_floor, stairs
 from profiler.views.sanitize import short
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import peak_name
 
 HEIGHT = 300
@@ -35,7 +37,7 @@ class FrontierPoint(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     x: float
     y: float
-    least_x: float  # by its spread
+    least_x: float  # by its interval
     most_x: float
     kind: str  # one of KINDS
     name: str
@@ -69,6 +71,7 @@ class FrontierChart(msgspec.Struct, frozen=True, kw_only=True):
     memory_unit: str
     time_unit: str
     memory: Scale
+    times_begin_above_zero: bool
     floor: float | None  # where the static memory is
 
 
@@ -79,10 +82,11 @@ def frontier(rows: Sequence[Row]) -> FrontierChart | None:
         return None
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     second, time_unit = second_unit(row.step_seconds for row in shown)
-    time = around((ratio / second for row in shown for ratio in _range(row)), start=LEFT, end=RIGHT)
+    places = time_places(shown)
+    time = around(_ends(places, second), start=LEFT, end=RIGHT)
     peaks = [(row.readings.peak_bytes or 0) / size for row in shown]
     memory = around([*peaks, memory_floor(peaks)], start=BOTTOM, end=TOP)
-    points = [_point(row, time, memory, second, size) for row in shown]
+    points = [_point(row, place, time, memory, second, size) for row, place in zip(shown, places, strict=True)]
     floors = [row.static_bytes / size for row in shown if row.static_bytes is not None]
     return FrontierChart(
         points=_named(points),
@@ -92,6 +96,7 @@ def frontier(rows: Sequence[Row]) -> FrontierChart | None:
         memory_unit=unit,
         time_unit=time_unit,
         memory=Scale(low=memory.low * size, high=memory.high * size, start=memory.start, end=memory.end),
+        times_begin_above_zero=time.low > 0,
         floor=memory.at(min(floors)) if floors and min(floors) >= memory.low else None,
     )
 
@@ -105,37 +110,52 @@ def said(row: Row) -> str:
     """One row in words, its change against `none` too."""
     is_baseline = row.case.strategy == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
-    slower = f" ({change_text(row.time_ratio)})" if row.time_ratio and not is_baseline else ""
+    slower = f" ({_slower(row)})" if row.time_ratio and not is_baseline else ""
     kind = "estimated step" if row.case.is_predicted else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
     peak = f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}{change}"
-    return f"{short(row.case.strategy, LONGEST)}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
+    name = short(strategy_label(row.case.strategy), LONGEST)
+    return f"{name}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
 
 
-def _range(row: Row) -> tuple[float, float]:
-    seconds, spread = row.step_seconds or 0.0, row.step_spread or 0.0
-    return seconds * (1 - spread), seconds * (1 + spread)
+def _slower(row: Row) -> str:
+    """The change of the time against `none`, and whether that can be told."""
+    untold = row.time_verdict if row.time_verdict in ("cannot be told apart", "too noisy to tell") else None
+    return (
+        f"{change_text(row.time_ratio)}, {untold}" if untold and row.time_ratio_range else change_text(row.time_ratio)
+    )
 
 
-def _point(row: Row, time: Scale, memory: Scale, second: float, size: int) -> FrontierPoint:
-    least, most = _range(row)
+def _ends(places: Sequence[TimePlace], second: float) -> list[float]:
+    """What the axis of times holds: all points, and their intervals no further than all points are apart."""
+    left, right = min(place.middle for place in places), max(place.middle for place in places)
+    wide = (right - left) or right
+    ends = [end for place in places for end in (max(place.low, left - wide), min(place.high, right + wide))]
+    return [end / second for end in (left, right, *ends)]
+
+
+def _point(row: Row, place: TimePlace, time: Scale, memory: Scale, second: float, size: int) -> FrontierPoint:
     kind = "baseline" if row.case.strategy == "none" else "frontier" if row.on_frontier else "beaten"
+    least, most = max(place.low / second, time.low), min(place.high / second, time.high)
     return FrontierPoint(
         case=row.case.id,
-        x=time.at((row.step_seconds or 0.0) / second),
+        x=time.at(place.middle / second),
         y=memory.at((row.readings.peak_bytes or 0) / size),
-        least_x=time.at(least / second),
-        most_x=time.at(most / second),
+        least_x=time.at(least),
+        most_x=time.at(most),
         kind=kind,
-        name=short(row.case.strategy, NAME),
+        name=short(strategy_label(row.case.strategy), NAME),
         said=said(row),
         peak_bytes=row.readings.peak_bytes or 0,
     )
 
 
 def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
-    """Returns the frontier as straight lines, out to both edges: slower or larger is always possible."""
-    corners = sorted({(point.x, point.y) for point in points})
+    """Returns the frontier as straight lines, out to both edges: slower or larger is always possible.
+
+    It goes through those points that no other is both left of and below; the rest cannot be told from them.
+    """
+    corners = [(x, -y) for x, y in lower_left((point.x, -point.y) for point in points)]
     if not corners:
         return ()
     path = [*stairs([(corners[0][0], float(TOP - 20)), *corners]), (100.0, corners[-1][1])]

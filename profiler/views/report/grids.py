@@ -12,6 +12,7 @@ from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats import spread
 from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
 from profiler.views.sanitize import plain, short
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import columns, few
 from profiler.views.tables.samples import TIMES, samples_of
 
@@ -73,7 +74,7 @@ def phases(rows: Sequence[Row]) -> Grid | None:
         "backward peak",
         "optimizer peak",
     )
-    lines = [(cell(row.case.strategy), *_points(row.readings)) for row in rows if row.readings.phases]
+    lines = [(cell(strategy_label(row.case.strategy)), *_points(row.readings)) for row in rows if row.readings.phases]
     return _grid("Live memory over the step", heads, lines, texts=1)
 
 
@@ -102,7 +103,7 @@ def equality(rows: Sequence[Row]) -> Grid | None:
     """Returns what the equality pass found."""
     heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
     numbers = ("largest difference", "noise floor")
-    lines = [(cell(row.case.strategy), *_equal(row, row.equality)) for row in rows if row.equality]
+    lines = [(cell(strategy_label(row.case.strategy)), *_equal(row, row.equality)) for row in rows if row.equality]
     return _grid("Equality with the step without checkpointing", (*heads, *numbers), lines, texts=len(heads))
 
 
@@ -110,7 +111,13 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
     """Returns the raw samples of every part of the step in seconds, up to `most`, and their spread."""
     heads = ("strategy", "part", "samples in seconds, the rounds in order", "median", "spread")
     lines = [
-        (cell(row.case.strategy), name, _values(times, most), seconds_text(median(times)), spread_text(spread(times)))
+        (
+            cell(strategy_label(row.case.strategy)),
+            name,
+            _values(times, most),
+            seconds_text(median(times)),
+            spread_text(spread(times)),
+        )
         for row in rows
         for name in TIMES
         if (times := samples_of(row, name))
@@ -138,7 +145,7 @@ def _points(readings: Readings) -> tuple[str, ...]:
 def _beside(predicted: Row, other: Row) -> tuple[str, ...]:
     peaks = [bytes_text(row.readings.peak_bytes) for row in (predicted, other)]
     times = [seconds_text(row.step_seconds) for row in (predicted, other)]
-    return cell(predicted.case.strategy), *peaks, error_text(other.prediction_error), *times
+    return cell(strategy_label(predicted.case.strategy)), *peaks, error_text(other.prediction_error), *times
 
 
 def _equal(row: Row, equality: Equality) -> tuple[str, ...]:
@@ -193,7 +200,7 @@ def remarks(rows: Sequence[Row]) -> tuple[Remark, ...]:
     strategies_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for note in row.notes:
-            strategies_of.setdefault((note.code, note.text), []).append(cell(row.case.strategy))
+            strategies_of.setdefault((note.code, note.text), []).append(cell(strategy_label(row.case.strategy)))
     return tuple(
         Remark(code=plain(code), text=plain(text)[:LONGEST_NOTE], strategies=few(strategies_of[code, text], NUM_NAMED))
         for code, text in sorted(strategies_of)

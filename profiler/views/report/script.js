@@ -159,7 +159,28 @@ async function copy(words, section, said) {
   }
 }
 
+// --- the command, and the colours
+
+function followCommand(button) {
+  const section = button.closest("section");
+  const words = section.querySelector(".command").textContent;
+  button.addEventListener("click", () => copy(words, section, section.querySelector(".told")));
+  button.closest(".tools").hidden = false;
+}
+
+function followTheme(button) {
+  const themes = ["", "light", "dark"];
+  button.addEventListener("click", () => {
+    const theme = themes[(themes.indexOf(document.documentElement.dataset.theme || "") + 1) % themes.length];
+    document.documentElement.dataset.theme = theme;
+    button.textContent = `Colours: ${theme || "as the system"}`;
+  });
+  button.hidden = false;
+}
+
 all(".budgets").forEach(followBudget);
 all("svg.frontier").forEach(followPoints);
 all("table.sortable").forEach(followTable);
+all(".copy-command").forEach(followCommand);
+all(".theme").forEach(followTheme);
 window.addEventListener("beforeprint", () => { for (const one of all("details")) one.open = true; });

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiler.analysis.advice import NOISY, Advice, BudgetPoint, Limit
+from profiler.analysis.advice import Advice, BudgetPoint, Limit
 from profiler.analysis.rows import Row
+from profiler.analysis.trust import NOISY
 from profiler.core.units import bytes_text, change_range_text, change_text, seconds_text
 from profiler.views.sanitize import short
 from profiler.views.tables.evidence import outcome
@@ -71,7 +72,7 @@ def _without_baseline(chosen: Row, advice: Advice, rows: Sequence[Row]) -> str:
     why = f"none {failed}" if none else "there is no row without checkpointing to compare with"
     best = "the fastest" if chosen.step_seconds is not None else "the lowest peak"
     time = f", {_estimated(chosen)}{seconds_text(chosen.step_seconds)} a step" if chosen.step_seconds else ""
-    noisy = ", but the times are noisy" if any(note.code == NOISY for note in chosen.notes) else ""
+    noisy = ", but the times are noisy" if (chosen.step_spread or 0) > NOISY else ""
     return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}{noisy}"
 
 
@@ -83,13 +84,14 @@ def _time(row: Row, certainty: str) -> str:
     """Says what the lower peak costs in time."""
     ratio = row.time_ratio or 0
     more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
-    rounds = row.time_ratio_range
-    over = f" ({change_range_text(rounds)} % over the rounds)" if rounds and rounds[0] < rounds[1] else ""
+    limits = row.time_ratio_range
+    of = "at 95 %" if row.time and row.time.num_groups else "over the rounds"
+    over = f" ({change_range_text(limits)} % {of})" if limits and limits[0] < limits[1] else ""
     return {
         "missing": "at a cost in time that is not known here",
         "estimated": f"for an estimated {more}",
         "single": f"for {more} by a single sample",
-        "noisy": f"for about {more}, but the times are noisy{over}",
+        "noisy": "in a time that is too noisy to tell",
         "same": f"in a time that cannot be told from that of none{over}",
         "sure": f"for {more}{over}",
     }[certainty]

@@ -24,10 +24,20 @@ from profiler.core.units import (
     spread_text,
     uncertainty_text,
 )
+from profiler.views.strategy_label import files_of_labels, strategy_label, strategy_labels
 from profiler.views.tables.evidence import device, outcome
 from profiler.views.tables.grid import Column, numbers, words
 
+SAVES = 0.995  # of the peak without checkpointing: more would be shown as no saving
 COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
+UNSHOWN = (
+    "phases",
+    "timeline",
+    "forward_seconds",
+    "backward_seconds",
+    "optimizer_seconds",
+    "warmup_seconds",
+)  # readings that no table of rows needs
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
 
@@ -47,10 +57,12 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 def columns(rows: Sequence[Row]) -> Columns:
     """The columns of rows that are of one group; bytes share one unit, seconds another."""
     return Columns(
-        name=words("strategy", "", [row.case.strategy for row in rows]),
+        name=words(
+            "strategy", "", strategy_labels(row.case.strategy for row in rows), [_name_style(row) for row in rows]
+        ),
         memory=_memory(rows),
         time=_time(rows),
-        verdict=(*_gradients(rows), words("outcome", "", [outcome(row) for row in rows])),
+        verdict=(*_gradients(rows), words("outcome", "", [outcome(row) for row in rows], map(_outcome_style, rows))),
     )
 
 
@@ -89,7 +101,7 @@ def model(rows: Sequence[Row]) -> str:
 def one_strategy(rows: Sequence[Row]) -> list[str]:
     """The strategy of several rows that have the same."""
     strategies = {row.case.strategy for row in rows}
-    return [str(strategy) for strategy in strategies] if len(strategies) == 1 < len(rows) else []
+    return strategy_labels(strategies) if len(strategies) == 1 < len(rows) else []
 
 
 def change(row: Row, ratio: float | None) -> str:
@@ -105,7 +117,7 @@ def environment_of(rows: Sequence[Row]) -> Environment | None:
 def reasons(rows: Sequence[Row]) -> list[str]:
     """Returns a line for each row that is not ok, with its detail, and advice if every row ran out of memory."""
     lines = [
-        f"{row.case.strategy}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
+        f"{strategy_label(row.case.strategy)}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for row in rows
         if row.outcome != "ok"
     ]
@@ -128,7 +140,7 @@ def remarks(rows: Iterable[Row]) -> list[str]:
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
         for note in row.notes:
-            strategies.setdefault(note.code, []).append(row.case.strategy)
+            strategies.setdefault(note.code, []).append(strategy_label(row.case.strategy))
             texts.setdefault(note.code, {})[note.text] = None
     lines = []
     for code, (text, *others) in ((code, list(of_code)) for code, of_code in texts.items()):
@@ -139,7 +151,8 @@ def remarks(rows: Iterable[Row]) -> list[str]:
 
 def below(rows: Sequence[Row]) -> list[str]:
     """The lines that stand below a table: why rows are not ok, and the notes."""
-    return [*reasons(rows), *(f"note: {remark}" for remark in remarks(rows))]
+    notes = [f"note: {remark}" for remark in remarks(rows)]
+    return [*reasons(rows), *_floor(rows), *notes, *files_of_labels(row.case.strategy for row in rows)]
 
 
 def few(names: Sequence[str], most: int) -> str:
@@ -163,6 +176,7 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
             "peak",
             "against none",
             [_against_none(row, row.readings.peak_bytes, change_text(row.peak_ratio)) for row in rows],
+            ["green" if row.peak_ratio is not None and row.peak_ratio < SAVES else "" for row in rows],
         ),
         *_prediction(rows),
     )
@@ -193,6 +207,15 @@ def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
     )
 
 
+def _name_style(row: Row) -> str:
+    """Bold where no other row has both a lower peak and a lower time."""
+    return "bold" if row.on_frontier else ""
+
+
+def _outcome_style(row: Row) -> str:
+    return "" if row.outcome in ("ok", "skipped") else "red"
+
+
 def _gradients(rows: Sequence[Row]) -> tuple[Column, ...]:
     if all(row.evidence == "rehearsed" for row in rows):
         return ()  # a device that computes nothing has none
@@ -205,10 +228,20 @@ def _against_none(row: Row, value: float | None, change: str) -> str:
 
 
 def _time_change(row: Row) -> str:
+    if row.time is not None and row.time.is_noisy:
+        return "too noisy to tell"
     text = change_text(row.time_ratio)
     if row.time_ratio_range is None or row.time_ratio_range[0] == row.time_ratio_range[1]:
         return text
     return f"{text} ({change_range_text(row.time_ratio_range)})"
+
+
+def _floor(rows: Sequence[Row]) -> list[str]:
+    """How far `none` may be from itself, where that was measured."""
+    floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
+    if floor is None:
+        return []
+    return [f"floor of noise: none against itself is sure to {spread_text(floor)}; no smaller difference is called one"]
 
 
 def batch(case: Case) -> str:

@@ -194,6 +194,8 @@ def _change(contrast: Contrast | None) -> str:
     if contrast is None:
         return MISSING
     text, low, high = change_text(contrast.ratio), contrast.low, contrast.high
+    if contrast.verdict == "too noisy to tell":
+        return "too noisy"
     return text if low is None or high is None else f"{text} ({change_range_text((low, high))})"
 
 

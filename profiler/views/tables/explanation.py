@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import msgspec
 from rich.text import Text
@@ -42,19 +41,22 @@ def explanation(explained: Explanation, *, title: str, width: int | None = None,
 
     Of a step with lines of code, also what those have allocated, in so many lines more.
     """
-    lines = [_peak(explained), _floor(explained)]
-    if explained.choices and explained.better:
-        lines.append(better_text(explained.choices, explained.better))
-    if explained.reason:
-        lines.append(f"reason: {explained.reason.text}")
-    said = [paragraph(line, width=width, encoding=encoding) for line in lines]
+    said = [paragraph(line, width=width, encoding=encoding) for line in sentences(explained)]
     head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
     parts = [head, *said, Text(), _live(explained, width=width, encoding=encoding)]
     if explained.holders:
         parts += [Text(), _holders(explained, width=width, encoding=encoding), Text()]
     if explained.remedies:
-        parts.append(paragraph(_remedies(explained), width=width, encoding=encoding))
+        parts.append(paragraph(remedies_text(explained), width=width, encoding=encoding))
     return Text("\n").join(parts)
+
+
+def sentences(explained: Explanation) -> list[str]:
+    """The peak, its floor, better blocks where there are some, and the reason where it is known."""
+    lines = [_peak(explained), _floor(explained)]
+    if explained.choices and explained.better:
+        lines.append(better_text(explained.choices, explained.better))
+    return [*lines, f"reason: {explained.reason.text}"] if explained.reason else lines
 
 
 def document(explained: Explanation, *, evidence: Evidence = "predicted", predicted_bytes: int | None = None) -> bytes:
@@ -102,6 +104,16 @@ def better_text(choices: BlockChoices, better: BlockChoice) -> str:
 
 def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
     """Categories and modules in one unit: beside each other, or below each other where the screen is narrow."""
+    below = live_tables(explained)
+    most = max(len(columns[0].cells) for columns in below)
+    padded = [msgspec.structs.replace(one, cells=_padded(one.cells, most)) for columns in below for one in columns]
+    if grid(padded, width=width):
+        return fitted(padded, width=width, encoding=encoding)
+    return Text("\n\n").join([fitted(columns, width=width, encoding=encoding) for columns in below])
+
+
+def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
+    """What is live at the peak, by category and by block or module, in one unit."""
     size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
     kinds = [(CATEGORIES.get(share.name, share.name), scaled(share.nbytes, size)) for share in explained.categories]
     modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules[:MOST_MODULES]]
@@ -109,15 +121,11 @@ def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
     if num_others := explained.num_others + len(left):
         others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
         modules.append((count_text(num_others, "other"), scaled(others_bytes, size)))
-    pairs = list(zip_longest(kinds, modules, fillvalue=("", "")))
-    beside = [
-        *_columns("live at the peak", unit, [kind for kind, _ in pairs]),
-        *_columns("block or module", unit, [module for _, module in pairs]),
-    ]
-    if grid(beside, width=width):
-        return fitted(beside, width=width, encoding=encoding)
-    below = (_columns("live at the peak", unit, kinds), _columns("block or module", unit, modules))
-    return Text("\n\n").join([fitted(columns, width=width, encoding=encoding) for columns in below])
+    return _columns("live at the peak", unit, kinds), _columns("block or module", unit, modules)
+
+
+def _padded(cells: tuple[str, ...], length: int) -> tuple[str, ...]:
+    return (*cells, *[""] * (length - len(cells)))
 
 
 def _holders(found: Explanation, *, width: int | None, encoding: str) -> Text:
@@ -149,6 +157,7 @@ def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[C
     return words(head, "", names), numbers(unit, "", sizes)
 
 
-def _remedies(explained: Explanation) -> str:
+def remedies_text(explained: Explanation) -> str:
+    """What would lower the peak, the strongest first, each with the most that it could be lower by."""
     named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in explained.remedies[:MOST_REMEDIES]]
     return f"could lower it by: {', '.join(named)}"

@@ -20,27 +20,35 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     head: tuple[str, str]
     cells: tuple[str, ...]
     is_number: bool = False  # right-aligned, and never shortened or broken
+    styles: tuple[str, ...] = ()  # of the cells, where a terminal has colours; none: all plain
 
     @property
     def label(self) -> str:
         return " ".join(part for part in self.head if part)
 
 
-def words(first: str, second: str, cells: Iterable[object]) -> Column:
+def words(first: str, second: str, cells: Iterable[object], styles: Iterable[str] = ()) -> Column:
     """A column of text under a head of two lines."""
-    return Column(head=(first, second), cells=tuple(map(str, cells)))
+    return Column(head=(first, second), cells=_each_once(map(str, cells)), styles=tuple(styles))
 
 
-def numbers(first: str, second: str, cells: Iterable[str]) -> Column:
+def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str] = ()) -> Column:
     """A column of numbers under a head of two lines."""
-    return Column(head=(first, second), cells=tuple(cells), is_number=True)
+    return Column(head=(first, second), cells=_each_once(cells), is_number=True, styles=tuple(styles))
 
 
-class GridLine(msgspec.Struct, frozen=True, kw_only=True):
+def _each_once(cells: Iterable[str]) -> tuple[str, ...]:
+    """The cells, equal ones as one object: of 100,000 numbers of a table a few hundred are different."""
+    made = list(cells)
+    return tuple(map({}.setdefault, made, made))
+
+
+class GridLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of a laid-out table, and the row that it shows: -1 in the head, -2 in the rule."""
 
     row: int
     text: str
+    spans: tuple[tuple[int, int, str], ...] = ()  # from and to which character of the text, and the style there
 
 
 def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | None:
@@ -54,13 +62,26 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
     lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
     lines.append(GridLine(row=-2, text=GAP.join("-" * column_width for column_width in widths)))
     cells = [_set(column, size) for column, size in zip(columns, widths, strict=True)]
+    is_styled = any(column.styles for column in columns)
     for row, texts in enumerate(zip(*cells, strict=True)):
         if None in texts:
             whole = [column.cells[row] for column in columns]
             lines += [GridLine(row=row, text=text) for text in _row(whole, columns, widths)]
         else:
-            lines.append(GridLine(row=row, text=GAP.join(texts).rstrip()))
+            text = GAP.join(texts).rstrip()
+            lines.append(GridLine(row=row, text=text, spans=_spans(columns, texts, row) if is_styled else ()))
     return lines
+
+
+def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> tuple[tuple[int, int, str], ...]:
+    """Where the cells of a line stand that have a style, without the blanks that align them."""
+    spans, start = [], 0
+    for column, text in zip(columns, texts, strict=True):
+        if column.styles and column.styles[row]:
+            first = start + len(text) - len(text.lstrip())
+            spans.append((first, start + len(text.rstrip()), column.styles[row]))
+        start += len(text) + len(GAP)
+    return tuple(spans)
 
 
 def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[GridLine]:
@@ -71,10 +92,13 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
     block_lines = []
     for column in columns:
         cell = column.cells[row]
+        style = column.styles[row] if column.styles else ""
         lines = [_pad(cell, values, right=True)] if column.is_number else broken(cell, room)
         words = [column.label, *[""] * (len(lines) - 1)]
-        pairs = zip(words, lines, strict=True)
-        block_lines += [GridLine(row=row, text=f"{_pad(word, labels)}{GAP}{line}".rstrip()) for word, line in pairs]
+        for word, line in zip(words, lines, strict=True):
+            text = f"{_pad(word, labels)}{GAP}{line}".rstrip()
+            first = len(text) - len(line.strip())
+            block_lines.append(GridLine(row=row, text=text, spans=((first, len(text), style),) if style else ()))
     return block_lines
 
 
@@ -91,7 +115,7 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
-    natural = [max(map(_length, (*column.head, *column.cells))) for column in columns]
+    natural = [max(map(_length, {*column.head, *column.cells})) for column in columns]
     if width is None:
         return natural
     least = [
@@ -109,7 +133,7 @@ def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
 
 
 def _longest_piece(column: Column) -> int:
-    pieces = (piece.rstrip() for text in column.cells for piece in PIECE.findall(text))
+    pieces = (piece.rstrip() for text in set(column.cells) for piece in PIECE.findall(text))
     return max(_length(text) for text in (*column.head, *pieces))  # heads are in two lines as they are
 
 
@@ -127,10 +151,13 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
 
 
 def _set(column: Column, width: int) -> list[str | None]:
-    """The cells as wide as the column; None for one that is broken over several lines."""
+    """The cells as wide as the column, each different one made once; None for what is broken over several lines."""
+    cells = set(column.cells)
     if column.is_number:
-        return [_pad(cell, width, right=True) for cell in column.cells]
-    return [_pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in column.cells]
+        made: dict[str, str | None] = {cell: _pad(cell, width, right=True) for cell in cells}
+    else:
+        made = {cell: _pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in cells}
+    return [made[cell] for cell in column.cells]
 
 
 def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:

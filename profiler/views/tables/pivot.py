@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 from rich.text import Text
 
-from profiler.analysis.axes import Axis, Value, exponent, grid, two
+from profiler.analysis.axes import Axis, Value, grid, two
 from profiler.analysis.fit import device_memory, holds, samples_per_second, throughput_frontier
+from profiler.analysis.growth_fit import nearest_growth
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
 from profiler.views.plots.panels import planes, space_of
@@ -28,7 +29,8 @@ class ShownQuantity(msgspec.Struct, frozen=True, kw_only=True):
     read: Callable[[Row], float | None]
     text: Callable[[float], str]
     is_peak: bool = False
-    grows: bool = True  # with a power that is worth telling
+    grows: bool = True  # in a way that is worth telling
+    unit: float = 1.0  # of the text
 
 
 def table(rows: Sequence[Row], *, over: Sequence[str] = (), width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -60,15 +62,15 @@ def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 def grid_columns(
     cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: ShownQuantity, rows: Sequence[Row]
 ) -> tuple[Column, ...]:
-    """Returns a line for each value of `up`, a number for each of `across`, and the exponent of the nearest power."""
+    """Returns a line for each value of `up`, a number for each of `across`, and how it grows."""
     names = words(up.label, "", value_words(up, rows))
     columns = [
         numbers(word, "", [_cell(cells.get((x, y)), quantity) for y in up.values])
         for x, word in zip(across.values, value_words(across, rows), strict=True)
     ]
-    powers = [_power([(x, cells.get((x, y))) for x in across.values], quantity) for y in up.values]
-    if across.is_number and quantity.grows and any(power != MISSING for power in powers):
-        columns.append(numbers("grows", "as n^", powers))
+    growths = [_growth([(x, cells.get((x, y))) for x in across.values], quantity) for y in up.values]
+    if across.is_number and quantity.grows and any(growth != MISSING for growth in growths):
+        columns.append(numbers("grows", "as", growths))
     return (names, *columns)
 
 
@@ -86,12 +88,19 @@ def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
             read=lambda row: row.readings.peak_bytes,
             text=in_unit,
             is_peak=True,
+            unit=size,
         ),
         ShownQuantity(
-            title=f"{marked('saved memory', rows)} ({unit})", read=lambda row: row.readings.saved_bytes, text=in_unit
+            title=f"{marked('saved memory', rows)} ({unit})",
+            read=lambda row: row.readings.saved_bytes,
+            text=in_unit,
+            unit=size,
         ),
         ShownQuantity(
-            title=f"step time ({name})", read=lambda row: row.step_seconds, text=lambda value: scaled(value, second)
+            title=f"step time ({name})",
+            read=lambda row: row.step_seconds,
+            text=lambda value: scaled(value, second),
+            unit=second,
         ),
         ShownQuantity(title="samples a second", read=samples_per_second, text=_rate_text, grows=False),
     )
@@ -116,11 +125,11 @@ def _cell(row: Row | None, quantity: ShownQuantity) -> str:
     return MISSING if value is None else f"{mark}{quantity.text(value)}"
 
 
-def _power(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) -> str:
+def _growth(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) -> str:
     points = [(float(size), _value(row, quantity)) for size, row in along if row and isinstance(size, int | float)]
     measured = [(size, value) for size, value in points if value is not None]
-    power = exponent([size for size, _ in measured], [value for _, value in measured])
-    return MISSING if power is None else f"{power:.2f}"
+    growth = nearest_growth([size for size, _ in measured], [value for _, value in measured])
+    return MISSING if growth is None else growth.text(quantity.unit)
 
 
 def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import csv as csv_file
+import re
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from itertools import groupby
+from math import ceil
 from typing import Any
 
 import msgspec
 from rich.text import Text
 
 from profiler.analysis.rows import Row
-from profiler.core.units import MISSING, bytes_text, change_text, error_text, exact_error_text, seconds_text
+from profiler.core.units import (
+    MISSING,
+    bytes_text,
+    change_range_text,
+    change_text,
+    error_text,
+    exact_error_text,
+    seconds_text,
+)
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
-from profiler.planning.plan import render
+from profiler.planning.plan import Plan, render
 from profiler.planning.solver import Point
 from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, titled
+
+COSTS_OFF = ("costs", "off by")
+MARK = "*"  # of the way that is chosen
+SHORTENED = 3  # stages of which the first and the last are written
+TOO_NOISY = 2.0  # the width of a range of ratios, from which on it tells nothing
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +42,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     way: Way
     predicted: Row | None = None  # by a traced step
     measured: Row | None = None
+    is_chosen: bool = False
 
 
 def table(
@@ -39,7 +55,7 @@ def table(
     encoding: str = "utf-8",
 ) -> Text:
     """Returns a line for each way; overheads are relative to the step without checkpointing, `none`."""
-    body = _fitted(_columns(lines, none), width=width, encoding=encoding)
+    body = _fitted(way_columns(lines, none), width=width, encoding=encoding)
     return titled(title, body, below, width=width, encoding=encoding)
 
 
@@ -51,7 +67,7 @@ def frontier(
         numbers("peak", "by costs", [bytes_text(point.peak_bytes) for point in points]),
         numbers("peak", "of none", [_change(point.peak_bytes, none.cost.peak_bytes) for point in points]),
         numbers("time", "of none", [_change(point.step_seconds, none.cost.step_seconds) for point in points]),
-        words("plan", "", [render(point.plan) for point in points]),
+        words("plan", "", [plan_text(point.plan) for point in points]),
     )
     return titled(title, _fitted(columns, width=width, encoding=encoding), width=width, encoding=encoding)
 
@@ -76,6 +92,11 @@ def legend(chain: Chain) -> str:
         else:
             spans.append(f"{first}-{last} {first_stage.name} to {last_stage.name}")
     return f"stages: {', '.join(spans)}"
+
+
+def same_plans(lines: Sequence[Shown]) -> list[str]:
+    """A sentence for each way that has several names."""
+    return [f"{line.way.name}: one plan" for line in lines if line.way.same]
 
 
 def document(
@@ -103,41 +124,89 @@ def document(
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
-def _columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
-    columns = [
-        words("way", "", [line.way.label for line in lines]),
-        numbers("peak", "by costs", [bytes_text(line.way.cost.peak_bytes) for line in lines]),
-        numbers("time", "by costs", [_change(line.way.cost.step_seconds, none.cost.step_seconds) for line in lines]),
-    ]
-    if any(line.predicted for line in lines):
-        columns.append(numbers("peak", "predicted", [_peak(line.predicted) for line in lines]))
+def way_columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
+    """What each way costs, what is predicted or measured of it, and its plan in words."""
+    mark = any(line.is_chosen for line in lines)
+    names = [f"{MARK if line.is_chosen else ' '} {line.way.label}" if mark else line.way.label for line in lines]
+    rows = [line.measured for line in lines]
+    peaks = _peaks(rows)
+    if any(line.predicted for line in lines) and not peaks:
+        peaks = [numbers("peak", "predicted", [_peak(line.predicted) for line in lines])]
+    is_timed = any(row and row.evidence != "rehearsed" for row in rows)
     return (
-        *columns,
-        *_run([line.measured for line in lines]),
-        words("plan", "", [render(line.way.plan) for line in lines]),
+        words("way", "", names, ["bold" if line.is_chosen else "" for line in lines]),
+        numbers("peak", "by costs", [bytes_text(line.way.cost.peak_bytes) for line in lines]),
+        *peaks,
+        numbers("time", "by costs", [_by_costs(line.way, none) for line in lines]),
+        *(_times(lines, none) if is_timed else []),
+        words("plan", "", [plan_text(line.way.plan) for line in lines]),
     )
 
 
-def _run(rows: Sequence[Row | None]) -> list[Column]:
-    """What the step was measured or rehearsed to take; a rehearsal has neither times nor gradients."""
+def _peaks(rows: Sequence[Row | None]) -> list[Column]:
+    """What the step was measured or rehearsed to hold."""
     kinds = sorted({row.evidence for row in rows if row})
     if not kinds:
         return []
-    kind, errors = ", ".join(kinds), [error_text(row.prediction_error if row else None) for row in rows]
-    if kinds == ["rehearsed"]:
-        errors = [exact_error_text(row.prediction_error if row else None) for row in rows]
-        return [numbers("peak", kind, [_peak(row) for row in rows]), numbers("predicted", "off rehearsed by", errors)]
+    kind, is_rehearsed = ", ".join(kinds), kinds == ["rehearsed"]
+    text = exact_error_text if is_rehearsed else error_text
+    errors = [text(row.prediction_error if row else None) for row in rows]
     return [
         numbers("peak", kind, [_peak(row) for row in rows]),
-        numbers("predicted", "off by", errors),
-        numbers("time", kind, [change_text(row.time_ratio if row else None) for row in rows]),
+        numbers("predicted", "off rehearsed by" if is_rehearsed else "off by", errors),
+    ]
+
+
+def _times(lines: Sequence[Shown], none: Way) -> list[Column]:
+    """What the step was measured to take, in ranges over the rounds, and how far the costs are off; and gradients."""
+    rows = [line.measured for line in lines]
+    return [
+        numbers("time", "measured", [change_text(row.time_ratio if row else None) for row in rows]),
+        numbers("range", "of rounds", [_range(row) for row in rows]),
+        numbers(*COSTS_OFF, [_cost_error(line, none) for line in lines]),
         words("gradients", "", [row.gradients if row else MISSING for row in rows]),
     ]
 
 
+def _range(row: Row | None) -> str:
+    ends = row.time_ratio_range if row else None
+    if ends is None or ends[0] == ends[1]:
+        return MISSING
+    return "too noisy" if ends[1] - ends[0] > TOO_NOISY else change_range_text(ends)
+
+
+def _cost_error(line: Shown, none: Way) -> str:
+    """How much longer the costs say a step takes than was measured, both against none, in percent of the latter."""
+    ratio = line.measured.time_ratio if line.measured else None
+    reference = none.cost.step_seconds
+    return change_text(line.way.cost.step_seconds / reference / ratio if ratio and reference else None)
+
+
+def _by_costs(way: Way, none: Way) -> str:
+    """`+22 %`, or with its interval, rounded up, `+22 ±3 %`."""
+    text, reference = _change(way.cost.step_seconds, none.cost.step_seconds), none.cost.step_seconds
+    error = way.cost.error_seconds / reference * 100 if reference else 0.0
+    return f"{text.removesuffix('%')}±{ceil(error)} %" if error else text
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan, with `[2]..[7]` for stages that are checkpointed each by itself."""
+    words_: list[str] = []
+    run: list[str] = []
+    for word in [*render(plan).split(" "), ""]:
+        if re.fullmatch(r"\[\d+\]", word, re.ASCII):
+            run.append(word)
+            continue
+        words_ += run if len(run) < SHORTENED else [f"{run[0]}..{run[-1]}"]
+        run = []
+        words_.append(word)
+    return " ".join(words_).strip()
+
+
 def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
     """Lays out a table; if it is too wide, its first words after the numbers begin a second table."""
-    cut = next((at for at, column in enumerate(columns) if at and not column.is_number), None)
+    begins = (at for at, column in enumerate(columns) if at and (not column.is_number or column.head == COSTS_OFF))
+    cut = next(begins, None)
     return fitted(columns, width=width, encoding=encoding, cut=cut)
 
 
@@ -156,16 +225,20 @@ def _line(line: Shown) -> dict[str, Any]:
     kind, peak_bytes = (measured.evidence, measured.readings.peak_bytes) if measured else (None, None)
     return {
         "way": line.way.label,
+        "same": line.way.same,
         "plan": render(line.way.plan),
         "peak_bytes": line.way.cost.peak_bytes,
         "step_seconds": line.way.cost.step_seconds,
+        "error_seconds": line.way.cost.error_seconds,
         "predicted_peak_bytes": predicted.readings.peak_bytes if predicted else None,
         "evidence": kind,
         "measured_peak_bytes": peak_bytes if kind == "measured" else None,
         "rehearsed_peak_bytes": peak_bytes if kind == "rehearsed" else None,
         "measured_time_ratio": measured.time_ratio if measured else None,
+        "measured_time_ratio_range": measured.time_ratio_range if measured else None,
         "gradients": measured.gradients if measured else None,
         "outcome": measured.outcome if measured else None,
+        "chosen": line.is_chosen,
     }
 
 

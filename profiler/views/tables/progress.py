@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TextIO
@@ -11,7 +12,6 @@ from typing import TextIO
 import msgspec
 from msgspec import UNSET
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from profiler.analysis.cost import Bounds, SweepCost
 from profiler.analysis.progress import FAILURES
@@ -20,41 +20,56 @@ from profiler.core.case import Case, Choice
 from profiler.core.record import Record, evidence
 from profiler.core.units import bytes_text, count_text, seconds_text
 from profiler.views.sanitize import plain
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import device_word
+from profiler.views.tables.live import LiveScreen
 
 NUM_LINES = 20
 NUM_BYTES = 64 << 10  # of a log's end; a longer line has no beginning here
 WIDEST = 500  # characters of a line
+TRACED_SECONDS, MEASURED_SECONDS = 0.5, 2.5  # of a trial, as long as none has ended: its start, and 2 s of samples
 
 
 class Follow:
-    """Shows every stored record on a terminal's bar, elsewhere as plain lines; names what differs between `cases`."""
+    """Shows every stored record in a live table on a terminal, elsewhere as plain lines.
 
-    def __init__(self, file: TextIO, cases: Sequence[Case] = ()) -> None:
+    Lines name what differs between `cases`, which are those of all trials. `is_quiet` leaves out all but what failed.
+    """
+
+    def __init__(
+        self,
+        file: TextIO,
+        cases: Sequence[Case] = (),
+        *,
+        is_quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._varying = varying(cases)
         self._console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._is_quiet = is_quiet
         self._shown = 0
         self._said: set[tuple[str, ...]] = set()
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            console=self._console, disable=not self._console.is_terminal, transient=True,
-        )  # fmt: skip
-        self._task = self._bar.add_task("starting", total=None)
+        self._screen = LiveScreen(self._console, clock=clock, first_guess=_guess(cases), num_trials=len(cases))
 
     def __enter__(self) -> Follow:
-        self._bar.start()
+        if self._console.is_terminal and not self._is_quiet:
+            self._screen.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        self._screen.stop()
+
+    def at_work(self, text: str) -> None:
+        """Shows what runs now, on a terminal."""
+        self._screen.now = plain(text, encoding=self._console.encoding)
 
     def show(self, record: Record, *, left: int) -> None:
         """Shows a record; `left` trials are still to come, fewer than planned if a case cannot run at all."""
         self._shown += 1
         total = self._shown + left
-        line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
-        self._bar.update(self._task, completed=self._shown, total=total, description=line)
-        if not self._console.is_terminal:
+        self._screen.add(record, total=total)
+        if not self._console.is_terminal and not self._is_quiet:
+            line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
             # not by rich, which ends the process where nobody reads; at once, or Ctrl-C would tear it from its end
             self._console.file.write(f"[{self._shown:>{len(str(total))}}/{total}] {line}\n")
             self._console.file.flush()
@@ -65,9 +80,14 @@ class Follow:
         lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
             self._said.add(lines)
-            trial = f"{record.case.model} {record.case.strategy}: {record.outcome.replace('_', ' ')}"
+            trial = f"{record.case.model} {strategy_label(record.case.strategy)}: {record.outcome.replace('_', ' ')}"
             self._console.print(plain(f"the last it printed ({trial}; {log}):", encoding=encoding))
             self._console.print("\n".join(f"    {line}" for line in lines))
+
+
+def _guess(cases: Sequence[Case]) -> float:
+    """Seconds that trials of these cases may take, before one has ended."""
+    return sum(TRACED_SECONDS if case.is_predicted or case.is_rehearsed else MEASURED_SECONDS for case in cases)
 
 
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:
@@ -93,7 +113,7 @@ def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
         f"step {seconds_text(median(seconds))}" if seconds else "",
         (record.detail or "").splitlines()[0] if record.detail else "",
     ]
-    where = [str(record.case.model), str(record.case.strategy), *settings(record.case, varying)]
+    where = [str(record.case.model), strategy_label(record.case.strategy), *settings(record.case, varying)]
     return f"{' '.join(where)} round {record.round}: {', '.join(fact for fact in facts if fact)}"
 
 
@@ -131,7 +151,7 @@ def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", un
     lines = [f"{count_text(cost.num_trials, 'trial')}{f', {named}, which need no device' if named else ''}"]
     if not num_measured:
         return lines
-    until = f"; a round is timed for up to {cost.sampling_seconds:g} s, or 5 steps" if cost.sampling_seconds else ""
+    until = f"; a round is timed for up to {cost.sampling_seconds:g} s, or 8 steps" if cost.sampling_seconds else ""
     lines.append(f"steps: {_range_text(cost.steps)}{until}; of steps of less than 1 ms several make a sample")
     if cost.gpu_seconds is not None:
         lines.append(f"GPU seconds: {_range_text(cost.gpu_seconds)}, predicted, not measured")

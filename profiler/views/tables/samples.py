@@ -13,6 +13,7 @@ from profiler.core.record import RankBytes, Record
 from profiler.core.stats import spread, uncertainty
 from profiler.core.units import MISSING, byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.sanitize import plain
+from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import groups, heading, reasons
 from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph
@@ -69,10 +70,10 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
         names = [name for name in ("warmup", *TIMES) if samples_of(row, name)]
         lines = [_line(row, name, size=size, width=width, encoding=encoding) for name in names]
         if lines:
-            parts += [Text(), Text(plain(row.case.strategy, encoding=encoding), style="bold"), *lines]
+            parts += [Text(), Text(plain(strategy_label(row.case.strategy), encoding=encoding), style="bold"), *lines]
             parts += [paragraph(sampling_text(row), width=width, encoding=encoding)] if samples_of(row, "step") else []
     untimed = [
-        str(row.case.strategy)
+        strategy_label(row.case.strategy)
         for row in rows
         if row.outcome == "ok" and not any(samples_of(row, name) for name in TIMES)
     ]
@@ -127,9 +128,11 @@ def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
 
 
 def _equal_ranks(row: Row) -> list[_EqualRanks]:
+    if not row.readings.ranks:
+        return []
     equal_ranks = []
-    for held, several in groupby(enumerate(row.readings.ranks or ()), key=lambda pair: pair[1]):
+    for held, several in groupby(enumerate(row.readings.ranks), key=lambda pair: pair[1]):
         first, *others = [number for number, _ in several]
         name = f"{first}-{others[-1]}" if others else str(first)
-        equal_ranks.append(_EqualRanks(strategy=str(row.case.strategy), numbers=name, held=held))
+        equal_ranks.append(_EqualRanks(strategy=strategy_label(row.case.strategy), numbers=name, held=held))
     return equal_ranks

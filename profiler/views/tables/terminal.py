@@ -11,12 +11,21 @@ from rich.text import Text
 
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import plain, plain_cells
 from profiler.views.tables.columns import Columns, below, columns, groups, heading
 from profiler.views.tables.grid import GAP, Column, GridLine, block, broken, grid
 
 INDENT = "  "
 Printed = Text  # what views for the screen give, and `write` prints
+
+
+class Harmless(str):
+    """Text without control characters: rich, which would look for them at every character, takes it as it is."""
+
+    __slots__ = ()
+
+    def translate(self, table: object) -> str:
+        return self
 
 
 def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -26,6 +35,12 @@ def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
     A width of None (a pipe) is as wide as it takes.
     """
     return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
+
+
+def bodies(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+    """The same tables without what stands above and below them, as far as a run has come."""
+    parts = [_laid_out(_cleaned(columns(group), encoding), group, width=width) for group in groups(rows)]
+    return Text("\n\n").join(parts)
 
 
 def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: str = "", indent: str = INDENT) -> Text:
@@ -70,14 +85,16 @@ def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Te
 
 
 def styled(lines: Sequence[GridLine], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
-    """Laid-out lines with the head in bold."""
-    text = Text("\n".join(line.text for line in lines))  # one text: rich takes a second to join 30,000
+    """Laid-out lines of cleaned columns with the head in bold."""
+    text = Text(Harmless("\n".join([line.text for line in lines])))  # one text: rich takes a second to join 30,000
     end = -1
     for line in lines:
         start, end = end + 1, end + 1 + len(line.text)
         style = "bold" if line.row == -1 else "" if line.row < 0 else style_of(line.row)
         if style:
             text.stylize(style, start, end)
+        for first, last, colour in line.spans:
+            text.stylize(colour, start + first, start + last)
     return text
 
 
@@ -86,14 +103,15 @@ def clean(column: Column, *, encoding: str) -> Column:
     return msgspec.structs.replace(
         column,
         head=tuple(plain(text, encoding=encoding) for text in column.head),
-        cells=tuple(plain(text, encoding=encoding) for text in column.cells),
+        cells=plain_cells(column.cells, encoding=encoding),
     )
 
 
-def write(text: Text, *, file: TextIO) -> None:
-    """Prints the text as it is; in colours only on a terminal and without NO_COLOR."""
-    console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False)
-    if console.color_system is None:
+def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
+    """Prints the text as it is; in colours only on a terminal and without NO_COLOR, or `always`, or `never`."""
+    asked = {"always": {"force_terminal": True, "no_color": False}, "never": {"color_system": None}}.get(color, {})
+    console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False, **asked)
+    if console.color_system is None or (console.no_color and color == "auto"):
         file.write(f"{text.plain}\n")
         return
     with console.capture() as captured:  # rich itself would end the process where the reader went away

@@ -1,0 +1,147 @@
+"""Whether `gcprof plan` takes the best of what it measures, on the CPU: `python -m benchmarks.chosen [NAME ...]`.
+
+- `best`: for each model a plan is made at 60 % of the peak without checkpointing. Then all ways of its table are
+  measured anew, in rounds of their own: the chosen one is slower, where that can be told, than none that needs no more.
+- `again`: ten plans of one model beside four busy processes choose one way, or ways that a run could not tell apart.
+
+Each line has the time of the whole command's work and of `import torch` beside it, and how far the costs are off what
+was measured. Exit code 1 where a line is missed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+
+from profiler.analysis.rows import rows
+from profiler.core import schedule
+from profiler.core.units import bytes_text, change_text
+from profiler.engines.local import Local
+from profiler.request.spec import Request
+from profiler.workflows.plan_choice import ComparedPlan, is_slower
+from profiler.workflows.planner import Planned, PlanRequest, plan
+
+BUDGET = "60%"
+ROUNDS = 4  # of the second measurement
+AGAIN, BUSY = 10, 4
+ROOT = Path(__file__).parents[1]
+MODELS = {  # with their batches
+    "transformer": 8,
+    "transformer:layers=4,width=512,heads=8,sequence=64": 4,
+    "mnist-cnn:channels=8": 32,
+    "torchvision:resnet18:size=96": 8,
+    f"{ROOT}/benchmarks/uneven.py:images": 8,
+}
+SMALL = "transformer:layers=4,width=64,sequence=64", 4
+SPIN = "while True: pass"
+
+
+def main() -> int:
+    """Print every line; the exit code says whether all were met."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # where the runs are kept
+        for name in sys.argv[1:] or TABLE:
+            failed += not TABLE[name]()
+    return 1 if failed else 0
+
+
+def best() -> bool:
+    """The chosen way against those beside it, measured anew."""
+    missed = 0
+    for model, batch_size in MODELS.items():
+        planned, words = _planned(model, batch_size)
+        print(f"best: {Path(model).name}, batch {batch_size}: {words}", flush=True)
+        comparison = planned.comparison
+        if comparison is None or comparison.chosen is None:
+            print("  nothing was chosen  MISSED", flush=True)
+            missed += 1
+            continue
+        again = _measured_anew(comparison.plans)
+        chosen = again[comparison.plans.index(comparison.chosen.plan)]
+        for before, after in zip(comparison.plans, again, strict=True):
+            is_missed = _needs_no_more(after, chosen) and is_slower(chosen.measured, after.measured)
+            missed += is_missed
+            mark = "*" if after is chosen else " "
+            print(f"  {mark} {_line(before, after, planned)}{'  MISSED' if is_missed else ''}", flush=True)
+    return not missed
+
+
+def again() -> bool:
+    """Plans of one model beside busy processes."""
+    model, batch_size = SMALL
+    taken: list[set[str]] = []
+    with _busy(BUSY):
+        for _ in range(AGAIN):
+            planned, words = _planned(model, batch_size)
+            chosen = planned.comparison.chosen if planned.comparison else None
+            labels = [chosen.plan.way.name, *chosen.as_fast] if chosen else []
+            taken.append(set(labels))
+            print(f"again: {', '.join(labels) or 'nothing chosen  MISSED'}; {words}", flush=True)
+    apart = sum(not one & other for one, other in combinations(taken, 2))
+    print(f"again: {apart} of {AGAIN * (AGAIN - 1) // 2} pairs of runs choose ways that a run told apart", flush=True)
+    return not apart and all(taken)
+
+
+def _planned(model: str, batch_size: int) -> tuple[Planned, str]:
+    """A plan, and what it took beside `import torch`."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    imported = time.monotonic() - began
+    words = Request(model=model, strategies="none", batch_size=str(batch_size), device="cpu")
+    planned = plan(PlanRequest(words=words, budget=BUDGET))
+    seconds = time.monotonic() - began - imported
+    return planned, f"{seconds:.1f} s, {seconds / imported:.1f} x import torch ({imported:.1f} s)"
+
+
+def _measured_anew(plans: tuple[ComparedPlan, ...]) -> list[ComparedPlan]:
+    cases = [plan.measured.case for plan in plans if plan.measured]
+    with Local(stage_seconds=600) as engine:
+        trials = schedule.in_rounds([cases[0].baseline, *cases], ROUNDS)
+        records = list(engine.run([msgspec.structs.replace(trial, passes=("memory", "time")) for trial in trials]))
+    by_case = {row.case: row for row in rows(records)}
+    return [
+        msgspec.structs.replace(plan, measured=by_case[plan.measured.case] if plan.measured else None) for plan in plans
+    ]
+
+
+def _needs_no_more(plan: ComparedPlan, chosen: ComparedPlan) -> bool:
+    peaks = [one.measured.readings.peak_bytes if one.measured else None for one in (plan, chosen)]
+    return plan is not chosen and None not in peaks and peaks[0] <= peaks[1]
+
+
+def _line(before: ComparedPlan, after: ComparedPlan, planned: Planned) -> str:
+    reference = planned.none.cost.step_seconds
+    measured = [one.measured.time_ratio if one.measured else None for one in (before, after)]
+    peak = after.measured.readings.peak_bytes if after.measured else None
+    return (
+        f"{before.way.name:<24} {bytes_text(peak):>9}  by costs {change_text(before.way.cost.step_seconds / reference)}"
+        f" ±{before.way.cost.error_seconds / reference * 100:.0f} %, measured {change_text(measured[0])}, "
+        f"again {change_text(measured[1])}"
+    )
+
+
+@contextmanager
+def _busy(number: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+TABLE: dict[str, Callable[[], bool]] = {"best": best, "again": again}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,337 @@
+"""Whether times are told apart as often as they should be, on a machine that is not quiet: `just bench-noise`.
+
+First simulated: how often the interval of a ratio holds the truth under noise of several kinds, how often `none` is
+told from itself, and how often a step that is slower by a tenth is found; beside it the same number of steps by the
+rule of before, medians of processes in rounds. Then real: runs of `none` against itself and runs with a planted delay,
+with so many processes that only compute beside them. Writes docs/noise.md with -o. Fails where a bound is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from profiler.analysis.telling_apart import TimeRatio, floor_of, of_groups, of_rounds, verdict
+from profiler.core.paired_steps import group_ratios, is_plain_first
+from profiler.core.stats import Sampling
+from profiler.measuring.devices import open_device
+from profiler.measuring.meters import time as timing
+
+SLOWER = 1.1
+ROUNDS, PAIRS = 3, 12
+TRIES = 2000
+LEAST, MOST = 0.93, 0.97
+MOST_TOLD = 0.05
+FOUND = {0: 0.9, 2: 0.0, 4: 0.6}  # by load: of the runs in which a tenth is planted
+LOADS = tuple(FOUND)
+NUM_REAL = 40
+REAL_SECONDS = 0.25  # of one real round: 40 runs of both kinds at three loads are six minutes
+SURE = ("faster", "slower")
+Noise = Callable[[random.Random], Callable[[float], float]]
+
+
+class Series(NamedTuple):
+    """Steps with the strategy and without it in one process, in pairs; then as many in processes of their own."""
+
+    pairs: list[tuple[float, ...]]
+    rounds: list[float]
+
+    @property
+    def after(self) -> TimeRatio:
+        return of_groups(self.pairs)
+
+    @property
+    def before(self) -> TimeRatio:
+        return of_rounds(self.rounds)
+
+
+# Simulated
+
+
+def normal(draw: random.Random) -> Callable[[float], float]:
+    return lambda true: true * draw.gauss(1, 0.02)
+
+
+def skewed(draw: random.Random) -> Callable[[float], float]:
+    return lambda true: true * (1 + draw.expovariate(1 / 0.03))
+
+
+def drifting(draw: random.Random) -> Callable[[float], float]:
+    at = 0
+
+    def step(true: float) -> float:
+        nonlocal at
+        at += 1
+        return true * draw.gauss(1, 0.02) * (1 + 0.005 * at)
+
+    return step
+
+
+def spiky(draw: random.Random) -> Callable[[float], float]:
+    return lambda true: true * draw.gauss(1, 0.02) * (1 + (draw.random() if draw.random() < 0.1 else 0))
+
+
+def bursts(draw: random.Random) -> Callable[[float], float]:
+    """Another process starts, stays for some steps and ends."""
+    left = 0
+
+    def step(true: float) -> float:
+        nonlocal left
+        left = draw.randrange(3, 40) if left <= 0 and draw.random() < 0.03 else left - 1
+        return true * draw.gauss(1, 0.02) * (draw.uniform(1.5, 2) if left > 0 else 1)
+
+    return step
+
+
+def autocorrelated(draw: random.Random) -> Callable[[float], float]:
+    level = 1.0
+
+    def step(true: float) -> float:
+        nonlocal level
+        level = 1 + 0.9 * (level - 1) + draw.gauss(0, 0.03)
+        return true * max(0.1, level)
+
+    return step
+
+
+def processes(draw: random.Random) -> Callable[[float], float]:
+    """Every process has a level of its own, by 5 %: what rounds see, and pairs do not."""
+    level = draw.gauss(1, 0.05)
+    return lambda true: true * level * draw.gauss(1, 0.02)
+
+
+NOISES: dict[str, Noise] = {
+    "normal, 2 %": normal,
+    "skewed, 3 %": skewed,
+    "linear drift": drifting,
+    "spikes of up to +100 %": spiky,
+    "bursts: another process": bursts,
+    "autocorrelated": autocorrelated,
+    "processes differ by 5 %": processes,
+}
+
+
+def simulated(draw: random.Random, noise: Noise, slower: float) -> Series:
+    """A run of ROUNDS rounds."""
+    pairs, rounds = [], []
+    for _ in range(ROUNDS):
+        step = noise(draw)
+        own, plain = [], []
+        for number in range(PAIRS):
+            if is_plain_first(number):
+                plain.append(step(1.0))
+                own.append(step(slower))
+            else:
+                own.append(step(slower))
+                plain.append(step(1.0))
+        pairs.append(group_ratios(own, plain))
+        own_process, other_process = noise(draw), noise(draw)
+        own_median, other_median = (
+            median(one(true) for _ in range(PAIRS)) for one, true in ((own_process, slower), (other_process, 1.0))
+        )
+        rounds.append(own_median / other_median)
+    return Series(pairs, rounds)
+
+
+def simulate() -> tuple[list[str], bool]:
+    """The table of simulated noise, and whether a bound was missed."""
+    lines = [
+        f"| {ROUNDS} rounds of {PAIRS} pairs | interval holds the truth: before | now | half its width: before | now "
+        "| `none` told from itself: before | now | 10 % found: before | now |",
+        "|---|" + "---:|" * 8,
+    ]
+    missed = False
+    for name, noise in NOISES.items():
+        draw = random.Random(7)
+        truth = [simulated(draw, noise, SLOWER) for _ in range(TRIES)]
+        alike = [simulated(draw, noise, 1.0) for _ in range(TRIES)]
+        held = [share(holds(ratio) for ratio in ratios) for ratios in _sides(truth)]
+        width = [median(half_width(ratio) for ratio in ratios) for ratios in _sides(truth)]
+        told = [share(map(is_told_before, alike)), share(verdict(series.after) in SURE for series in alike)]
+        found = [share(map(is_slower_before, truth)), share(verdict(series.after) == "slower" for series in truth)]
+        missed |= not LEAST <= held[1] <= MOST or told[1] > MOST_TOLD
+        cells = (f"{value:.1%}" for pair in (held, width, told, found) for value in pair)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines, missed
+
+
+def _sides(every: Sequence[Series]) -> tuple[list[TimeRatio], list[TimeRatio]]:
+    return [series.before for series in every], [series.after for series in every]
+
+
+def holds(ratio: TimeRatio) -> bool:
+    return ratio.low is not None and ratio.high is not None and ratio.low <= SLOWER <= ratio.high
+
+
+def half_width(ratio: TimeRatio) -> float:
+    return ((ratio.high or 0.0) - (ratio.low or 0.0)) / 2 / ratio.ratio
+
+
+def is_told_before(series: Series) -> bool:
+    """As reports told it: the range of the rounds does not hold 1."""
+    low, high = series.before.interval or (1.0, 1.0)
+    return not low <= 1 <= high
+
+
+def is_slower_before(series: Series) -> bool:
+    return (series.before.low or 0.0) > 1
+
+
+def share(found: Iterable[bool]) -> float:
+    every = list(found)
+    return sum(every) / len(every)
+
+
+# Real
+
+
+class Work:
+    """A step of arithmetic; with the strategy that is planted a tenth more of it."""
+
+    def __init__(self, planted: bool) -> None:
+        self._matrix = torch.ones(128, 128) / 128
+        self._planted, self._is_on = planted, True
+
+    def switch(self, on: bool) -> None:
+        self._is_on = on
+
+    def step(self, mark: Callable[[str], None]) -> None:
+        mark("forward")
+        product = self._matrix
+        for _ in range(44 if self._planted and self._is_on else 40):
+            product = product @ self._matrix
+        mark("end")
+
+
+@contextmanager
+def load(number: int) -> Iterator[None]:
+    """So many processes that only compute, beside this one."""
+    busy = [multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(number)]
+    for process in busy:
+        process.start()
+    try:
+        time.sleep(1.0 if busy else 0.0)
+        yield
+    finally:
+        for process in busy:
+            process.terminate()
+            process.join()
+
+
+def spin() -> None:
+    """Computes until it is ended, or its parent is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        sum(range(100_000))
+
+
+def real(work: Work) -> Series:
+    """A run of ROUNDS rounds, here all in one process; the two sides of `before` one after the other."""
+    pairs, rounds = [], []
+    for number in range(ROUNDS):
+        found = _read(work, switch=work.switch)
+        pairs.append(group_ratios(found["step_seconds"], found["plain_step_seconds"]))
+        medians = {}
+        for on in (False, True) if number % 2 else (True, False):
+            work.switch(on)
+            medians[on] = median(_read(work)["step_seconds"])
+        work.switch(True)
+        rounds.append(medians[True] / medians[False])
+    return Series(pairs, rounds)
+
+
+def _read(work: Work, **how: Any) -> dict[str, Any]:
+    seconds = REAL_SECONDS if how else REAL_SECONDS / 2
+    sampling = Sampling(max_seconds=seconds)
+    return timing.read(open_device("cpu"), work.step, warmup=1, samples=5, sampling=sampling, **how)
+
+
+def measure(loads: Sequence[int], tries: int) -> tuple[list[str], bool]:
+    """The table of real runs, and whether a bound was missed."""
+    lines = [
+        f"| {tries} runs each | load average then | `none` told from itself: before | now | 10 % found: before | now "
+        "| half the interval: before | now |",
+        "|---|---:|" + "---:|" * 6,
+    ]
+    missed = False
+    for number in loads:
+        with load(number):
+            alike, planted = ([real(Work(is_planted)) for _ in range(tries)] for is_planted in (False, True))
+            average = os.getloadavg()[0]
+        told = [share(map(is_told_before, alike)), share(_told(series, alike) for series in alike)]
+        found = [
+            share(map(is_slower_before, planted)),
+            share(
+                verdict(series.after, floor=floor_of(alike[at].after)) == "slower" for at, series in enumerate(planted)
+            ),
+        ]
+        width = [median(half_width(ratio) for ratio in ratios) for ratios in _sides(planted)]
+        missed |= told[1] > MOST_TOLD or found[1] < FOUND.get(number, 0.0)
+        cells = (f"{value:.1%}" for pair in (told, found, width) for value in pair)
+        lines.append(f"| {number} busy processes beside | {average:.1f} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines, missed
+
+
+def _told(series: Series, alike: Sequence[Series]) -> bool:
+    """Whether a run of `none` is told from itself, by the floor that another run of it gives."""
+    other = alike[(alike.index(series) + 1) % len(alike)]
+    return verdict(series.after, floor=floor_of(other.after)) in SURE
+
+
+PAGE = """# Times on a noisy machine
+
+`just bench-noise` wrote this page. It shows how often [the rule](telling-apart.md) is right, beside the rule of before:
+steps of a strategy and of `none` in processes of their own, their ratio in each of three rounds, and the range of the
+three as what can be told.
+
+## Simulated
+
+{simulated}
+
+An interval should hold the truth in 93 to 97 % of all runs, and `none` should be told from itself in no more than 5 %.
+Half its width is that of the median run.
+
+## Measured
+
+{real}
+
+On {cores} cores, by one thread; a step is 40 products of matrices of 128 x 128, and what is planted is four more of
+them. The rounds of a run are in one process here, each of {seconds:g} s. A load of so many processes was started beside
+whatever else ran: the load average is of the minute before the end, theirs included. `none` against itself should be
+told apart in no more than 5 %, a tenth be found in 90 % without load and in 60 % with four processes beside.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, help="the page that is written")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="processes beside: 0,2,4; '' for none")
+    parser.add_argument("--runs", type=int, default=NUM_REAL, help="real runs of each kind")
+    asked = parser.parse_args(words)
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    of_noise, missed = simulate()
+    of_loads, missed_real = measure([int(word) for word in asked.loads.split(",") if word], asked.runs)
+    if asked.output:
+        page = PAGE.format(
+            simulated="\n".join(of_noise), real="\n".join(of_loads), cores=os.cpu_count(), seconds=REAL_SECONDS
+        )
+        asked.output.write_text(page, encoding="utf-8")
+    return int(missed or missed_real)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Rows of one run against each other in time, and the frontier that this leaves: by the one rule of `telling_apart`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from profiler.analysis import telling_apart
+from profiler.analysis.ratio_contrast import Contrast, estimated, sampled
+from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, quotient
+from profiler.core.paired_steps import group_ratios
+from profiler.core.record import Record
+
+if TYPE_CHECKING:
+    from profiler.analysis.rows import Row
+
+SURE = ("faster", "slower")
+MOST_BEATING = 64
+
+
+def paired(rounds: Iterable[Record]) -> TimeRatio | None:
+    """A step against the same without its strategy, in processes in which the two alternate; None where none did."""
+    groups = [
+        group_ratios(record.readings.step_seconds, record.readings.plain_step_seconds)
+        for record in rounds
+        if record.readings.step_seconds and record.readings.plain_step_seconds
+    ]
+    return telling_apart.of_groups(groups) if any(groups) else None
+
+
+def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) -> TimeRatio | None:
+    """A step against the baseline's of the same rounds, each in a process of its own, so that slow drift cancels."""
+    pairs = [(record.readings.step_seconds, baseline_seconds.get(record.round)) for record in rounds]
+    ratios = [median(seconds) / baseline for seconds, baseline in pairs if seconds and baseline]
+    if ratios and rounds[0].case.is_predicted:
+        return TimeRatio(ratio=median(ratios), low=min(ratios), high=max(ratios))
+    return telling_apart.of_rounds(ratios) if ratios else None
+
+
+def against(row: Row, other: Row) -> TimeRatio | None:
+    """The step of a row over that of another of its run: by their ratios to `none`, else by their seconds.
+
+    What alternated with `none` is never held against another by its seconds, which hold the drift between them.
+    """
+    if row.step_seconds is None or other.step_seconds is None:
+        return None
+    if row.case.is_predicted and other.case.is_predicted:
+        return _exact(estimated(other.step_seconds, row.step_seconds))
+    if row.time and other.time and all(time.interval or time.num_groups for time in (row.time, other.time)):
+        return quotient(row.time, other.time)
+    return _ratio(sampled(_samples(other), _samples(row)))
+
+
+def verdict(row: Row, other: Row) -> TimeVerdict:
+    """Whether a row is faster or slower than another of its run, or the same, or cannot be told from it."""
+    return telling_apart.verdict(against(row, other), floor=row.time_floor)
+
+
+def is_apart(row: Row, other: Row) -> bool:
+    """Whether the times of two rows of one run can be told apart."""
+    return verdict(row, other) in SURE
+
+
+def beats(row: Row, other: Row) -> bool:
+    """Whether a row needs less memory and is surely no slower, or needs as much and is surely faster."""
+    mine, theirs = row.readings.peak_bytes, other.readings.peak_bytes
+    if mine is None or theirs is None or mine > theirs:
+        return False
+    return verdict(other, row) in (("slower",) if mine == theirs else ("slower", "same"))
+
+
+def unbeaten(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one group that none surely beats that itself is unbeaten, of those with a peak and a time.
+
+    Only the MOST_BEATING fastest are asked, so that many rows take no longer than their number.
+    """
+    points = [row for row in rows if row.outcome == "ok" and row.step_seconds is not None]
+    kept: list[Row] = []
+    beating: list[Row] = []
+    for row in sorted(points, key=lambda row: (row.readings.peak_bytes or 0, slowness(row))):
+        if row.readings.peak_bytes is not None and not any(beats(other, row) for other in beating):
+            kept.append(row)
+            beating = sorted([*beating, row], key=slowness)[:MOST_BEATING]
+    return kept
+
+
+class TimePlace(NamedTuple):
+    """Where a step is drawn beside others of its group, in seconds."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def time_places(rows: Sequence[Row]) -> list[TimePlace]:
+    """Where the steps of one group are drawn: where their ratios put them beside `none`, else at their medians.
+
+    So pictures show what is said: the medians of processes that ran at different times may be in another order.
+    """
+    none = next((row for row in rows if row.case == row.baseline and row.step_seconds), None)
+    return [_place(row, none.step_seconds if none else None) for row in rows]
+
+
+def _place(row: Row, unit: float | None) -> TimePlace:
+    if unit is not None and row.time and (row.time.interval or row.time.num_groups):
+        low, high = row.time.interval or (row.time.ratio, row.time.ratio)
+        return TimePlace(low * unit, row.time.ratio * unit, high * unit)
+    seconds, spread = row.step_seconds or 0.0, row.step_spread or 0.0
+    return TimePlace(seconds * (1 - spread), seconds, seconds * (1 + spread))
+
+
+def slowness(row: Row) -> float:
+    """What rows of one group are put in order by: their ratio to the baseline, or seconds where they have none."""
+    return row.time.ratio if row.time else row.step_seconds or 0.0
+
+
+def _samples(row: Row) -> tuple[tuple[float, ...], ...]:
+    samples = tuple(record.readings.step_seconds for record in row.rounds if record.readings.step_seconds)
+    return samples * 2 if row.case.is_predicted else samples
+
+
+def _ratio(contrast: Contrast) -> TimeRatio | None:
+    if contrast.ratio is None:
+        return None
+    return TimeRatio(ratio=contrast.ratio, low=contrast.low, high=contrast.high)
+
+
+def _exact(contrast: Contrast) -> TimeRatio | None:
+    if contrast.ratio is None:
+        return None
+    return TimeRatio(ratio=contrast.ratio, low=contrast.ratio, high=contrast.ratio)

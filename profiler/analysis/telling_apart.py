@@ -1,0 +1,140 @@
+"""Whether two times can be told apart: the one rule, by which tables, notes, pictures, plans and comparisons say it.
+
+The table of it is in docs/telling-apart.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import exp, hypot, inf, log, sqrt
+from statistics import NormalDist, median
+from typing import Literal
+
+import msgspec
+
+from profiler.core.stats import LEVEL, smooth_interval
+
+TimeVerdict = Literal["faster", "slower", "same", "cannot be told apart", "too noisy to tell"]
+
+MARGIN = 0.01  # times nearer than this are the same to whoever chooses a strategy
+NOISY = 2.0  # an interval that reaches further from its ratio than by this factor, +-100 %, tells nothing
+
+
+class TimeRatio(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The time of a step over that of another, and the interval that holds it; None where there is none."""
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    num_groups: int = 0  # of steps that alternate with the other's in one process; 0: of rounds, or an estimate
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def uncertainty(self) -> float | None:
+        """How far the interval reaches from the ratio at most, as a fraction of it."""
+        if self.low is None or self.high is None:
+            return None
+        return max(self.ratio - self.low, self.high - self.ratio) / self.ratio
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether it is too noisy to tell anything."""
+        return self.interval is not None and is_noisy(self.ratio, self.low or 0.0, self.high or 0.0)
+
+
+def is_noisy(ratio: float, low: float, high: float) -> bool:
+    """Whether the interval reaches from the ratio by more than the factor NOISY, up or down."""
+    return high > NOISY * ratio or low * NOISY < ratio
+
+
+def verdict(time: TimeRatio | None, *, floor: float | None = None) -> TimeVerdict:
+    """What is said of a time against another.
+
+    `floor` is the noise of the run, how far `none` may be from itself: no ratio nearer to 1 is called a difference.
+    """
+    if time is None or time.low is None or time.high is None:
+        return "cannot be told apart"
+    if time.low >= 1 / (1 + MARGIN) and time.high <= 1 + MARGIN:
+        return "same"
+    if time.is_noisy:
+        return "too noisy to tell"
+    is_above = floor is None or abs(log(time.ratio)) > log(1 + floor)
+    if time.low > 1 + MARGIN and is_above:
+        return "slower"
+    if time.high < 1 / (1 + MARGIN) and is_above:
+        return "faster"
+    return "cannot be told apart"
+
+
+def of_groups(rounds: Sequence[Sequence[float]]) -> TimeRatio:
+    """The median of the ratios of all groups, in rounds of one process each, and its interval.
+
+    The interval is distribution-free; of fewer than six groups there is none. Where the rounds differ by more than
+    their groups do, it is widened to hold the median of each.
+    """
+    ratios = [ratio for round_ in rounds for ratio in round_]
+    middle = median(ratios)
+    limits = smooth_interval(ratios)
+    if limits is None:
+        return TimeRatio(ratio=middle, num_groups=len(ratios))
+    if _differ(rounds):
+        medians = [median(round_) for round_ in rounds if round_]
+        limits = min(limits[0], *medians), max(limits[1], *medians)
+    return TimeRatio(ratio=middle, low=limits[0], high=limits[1], num_groups=len(ratios))
+
+
+def of_rounds(ratios: Sequence[float]) -> TimeRatio:
+    """The median of the ratios of rounds, each of two processes, and their range, where there are several."""
+    limits = (min(ratios), max(ratios)) if len(ratios) > 1 else (None, None)
+    return TimeRatio(ratio=median(ratios), low=limits[0], high=limits[1])
+
+
+def quotient(time: TimeRatio, other: TimeRatio) -> TimeRatio:
+    """The ratio of two ratios to the same step; the logarithms of what their intervals reach add as squares."""
+    ratio = time.ratio / other.ratio
+    if time.interval is None or other.interval is None:
+        return TimeRatio(ratio=ratio)
+    (down, up), (other_down, other_up) = _reach(time), _reach(other)
+    return TimeRatio(ratio=ratio, low=ratio * exp(-hypot(down, other_up)), high=ratio * exp(hypot(up, other_down)))
+
+
+def floor_of(itself: TimeRatio | None) -> float | None:
+    """How far `none` may be from itself, as a fraction: the farther end of the interval; None where there is none."""
+    if itself is None or itself.interval is None:
+        return None
+    return exp(max(_distance(end) for end in itself.interval)) - 1
+
+
+def _reach(time: TimeRatio) -> tuple[float, float]:
+    """How far the interval reaches down and up from the ratio, in logarithms."""
+    low, high = time.interval or (time.ratio, time.ratio)
+    return _distance(low / time.ratio), _distance(high / time.ratio)
+
+
+def _distance(ratio: float) -> float:
+    return abs(log(ratio)) if ratio > 0 else inf
+
+
+def _differ(rounds: Sequence[Sequence[float]]) -> bool:
+    """Whether rounds differ by more than their groups explain, at LEVEL: Kruskal and Wallis, JASA 47, 1952."""
+    series = [round_ for round_ in rounds if round_]
+    values = sorted(ratio for round_ in series for ratio in round_)
+    counts = Counter(values)
+    total = len(values)
+    ties = 1 - sum(count**3 - count for count in counts.values()) / (total**3 - total)
+    if len(series) < 2 or not ties:
+        return False
+    first = {value: place for place, value in reversed(list(enumerate(values)))}
+    rank = {value: first[value] + (count + 1) / 2 for value, count in counts.items()}
+    squares = sum(sum(rank[ratio] for ratio in round_) ** 2 / len(round_) for round_ in series)
+    return (12 / (total * (total + 1)) * squares - 3 * (total + 1)) / ties > _chi_squared(len(series) - 1)
+
+
+def _chi_squared(freedom: int) -> float:
+    """The value that chi-squared stays below at LEVEL: Wilson and Hilferty, PNAS 17, 1931; within 1 %."""
+    part = 2 / (9 * freedom)
+    return freedom * (1 - part + NormalDist().inv_cdf(LEVEL) * sqrt(part)) ** 3

@@ -1,0 +1,77 @@
+"""A strategy or a plan on a module as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from profiler.api.asked import in_words_of_python
+from profiler.core import catalogue, plan_file
+from profiler.core.case import Choice
+from profiler.core.errors import Unsupported, UserError
+from profiler.core.plan_file import Recipe
+from profiler.core.record import Applied
+from profiler.training import blocks as finding
+from profiler.training import marked_functions, strategies
+from profiler.training.checkpointing import called_blocks
+from profiler.training.models.user import call
+from profiler.training.strategies.plan import carry_out
+from profiler.training.workload import Workload
+
+
+@in_words_of_python()
+def apply(
+    module: nn.Module, strategy: str | Recipe | Path, *, example: Any = None, blocks: str | None = None
+) -> Applied:
+    """Change a module in place so that its backward recomputes what the strategy or the plan says.
+
+    `strategy` is a word with options (`segments:k=4`, `all`), a plan of `profiler.plan`, or the Path of a plan's file.
+    `blocks` is a pattern of names, `model.layers.*`; without it blocks are found by the module's structure, and a plan
+    names its own. `example` is a batch as the module takes it (a dict as keywords, a tuple as arguments): strategies
+    that run several blocks together look at one forward of it, unless the module is made of Sequentials alone. Names
+    of parameters stay as they are. Returns the real split and how often each block is recomputed.
+
+    Raises UserError for an unknown strategy or a file that is no plan, and Unsupported where it cannot be applied: no
+    blocks, a module that is checkpointed already, a plan of another model.
+
+    Example::
+
+        module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+        profiler.apply(module, "segments:k=4").split  # '3x2+2': three segments of two modules, the last two kept
+    """
+    if not isinstance(strategy, str):
+        return _carry_out(module, strategy, example, blocks)
+    choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
+    function, options = catalogue.load(choice, strategies.TABLE)
+    return _applied(_workload(module, finding.find_blocks(module, blocks), example), choice.name, function, options)
+
+
+def _applied(workload: Workload, strategy: str, function: Callable[..., Applied], options: dict[str, Any]) -> Applied:
+    """As the strategy; its blocks are calls where functions are marked, or blocks run several times."""
+    if marked_functions.are_there() and workload.batch is not None:
+        workload = called_blocks.marked(workload)
+    chain, applied = called_blocks.applied(workload, strategy, lambda chain: function(chain, **options))
+    called_blocks.follow_forwards(chain)
+    return applied
+
+
+def _carry_out(module: nn.Module, plan: Recipe | Path, example: Any, blocks: str | None) -> Applied:
+    if blocks is not None:
+        raise UserError(f"blocks='{blocks}' has no effect: a plan names its own blocks", hint="leave it out")
+    recipe = plan if isinstance(plan, Recipe) else plan_file.read(plan)
+    names = tuple(recipe.fingerprint)
+    own = tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in names))
+    return _applied(_workload(module, own, example), "plan", carry_out, {"plan": recipe})
+
+
+def _workload(module: nn.Module, blocks: tuple[str, ...], example: Any) -> Workload:
+    return Workload(module=module, blocks=blocks, batch=example, loss=_look)
+
+
+def _look(module: nn.Module, example: Any) -> Any:
+    if example is None:
+        raise Unsupported("this is no plain Sequential: give a batch as example= to see how its blocks work together")
+    return call(module, example)

@@ -1,0 +1,110 @@
+"""A caller's step followed in this process: why its peak is what it is, and what is live over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from profiler.analysis.explanation import explain as explain_trace
+from profiler.api.asked import fresh_workload, in_words_of_python, own_random_state, predicted_case
+from profiler.api.given_model import Model, factory
+from profiler.api.shown import StepExplanation, Timeline
+from profiler.api.trials import under
+from profiler.core.case import Case, Trial, split_choices
+from profiler.core.plan_file import Recipe
+from profiler.core.record import evidence
+from profiler.core.trace_data import Followed
+from profiler.predicting.prediction import follow_case
+from profiler.request.spec import Request
+from profiler.training.assemble import Build
+from profiler.views.tables.columns import batch as batch_text
+
+
+@in_words_of_python()
+def explain(  # noqa: PLR0913  its keywords are a user's settings
+    model: Model,
+    batch: Any = None,
+    strategy: str | Recipe | Path = "none",
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: str = "sgd",
+    device: str = "cuda",
+    precision: str = "fp32",
+    blocks: str | None = None,
+    seed: int = 0,
+) -> StepExplanation:
+    """Explain the predicted peak of a training step: where it is, what holds it, how low it could be, and why.
+
+    `model` is a module with its `batch`, a function as for `predict`, or a word (`mlp`, `train.py:make`). The module is
+    called with the batch as `apply` calls it; with a `loss`, a batch of two is inputs and targets. It stays as it is,
+    and the step takes no memory. The other keywords are as for `predict`. A notebook shows the result as tables,
+    `print` as text; `peak_bytes` and `explanation` hold the numbers.
+
+    Raises UserError for what cannot be asked for, Unsupported where the step cannot be traced, and whatever the model
+    raises.
+
+    Example::
+
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))
+        batch = torch.randn(4096, 256), torch.zeros(4096, 256)
+        profiler.explain(model, batch, loss=nn.functional.mse_loss, device="h100")
+    """
+    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
+    case, fresh = predicted_case(model, words, optimizer), fresh_workload(factory(model, batch, loss))
+    with own_random_state():
+        baseline = follow_case(Trial(case=case), with_choices=True, build=fresh)
+        chosen, step = baseline, case
+        if strategy != "none":
+            step, chosen = _followed(case, strategy, fresh)
+    explained = explain_trace(
+        chosen.trace, blocks=chosen.blocks, baseline=baseline.trace, split=chosen.split, choices=baseline.choices
+    )
+    return StepExplanation(title=_title(step, [str(step.strategy)]), explanation=explained, notes=chosen.remarks)
+
+
+@in_words_of_python()
+def timeline(  # noqa: PLR0913  its keywords are a user's settings
+    model: Model,
+    batch: Any = None,
+    strategies: str | Iterable[str | Recipe | Path] = "none,all",
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: str = "sgd",
+    device: str = "cuda",
+    precision: str = "fp32",
+    blocks: str | None = None,
+    seed: int = 0,
+) -> Timeline:
+    """Predict what is live over a training step, under each of the strategies.
+
+    `strategies` is a list as on the command line (`none,segments:k=4`), or one of words and plans. All else is as for
+    `explain`. A notebook shows the result as a table and a picture, a panel for each strategy; `save("fig.png")` writes
+    the picture, `peak_bytes` holds the peaks and `traces` the steps. Raises as `explain` does.
+
+    Example::
+
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))
+        batch = torch.randn(4096, 256), torch.zeros(4096, 256)
+        profiler.timeline(model, batch, "none,segments:k=4", loss=nn.functional.mse_loss).peak_bytes
+    """
+    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
+    case, fresh = predicted_case(model, words, optimizer), fresh_workload(factory(model, batch, loss))
+    chosen = split_choices(strategies) if isinstance(strategies, str) else strategies
+    with own_random_state():
+        steps = [_followed(case, strategy, fresh) for strategy in chosen]
+    traces = {str(step.strategy): followed.trace for step, followed in steps}
+    return Timeline(title=_title(case, []), traces=traces)
+
+
+def _followed(case: Case, strategy: str | Recipe | Path, fresh: Build | None) -> tuple[Case, Followed]:
+    """The case under a strategy, and its traced step."""
+    with under(case, strategy) as (chosen, named):
+        return named, follow_case(Trial(case=chosen), build=fresh)
+
+
+def _title(case: Case, strategy: list[str]) -> str:
+    """What was followed, in one line, as `gcprof explain` says it."""
+    size = [batch_text(case)] if case.batch_size is not None else []
+    settings = [*strategy, *size, str(case.optimizer), case.precision, case.device.removeprefix("fake:")]
+    return f"{case.model}, {', '.join(settings)}: {evidence(case, None)}"

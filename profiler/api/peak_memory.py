@@ -1,0 +1,80 @@
+"""The peak of a step as a number that a test can hold against a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from profiler.api.given_model import Model, name_of
+from profiler.api.trials import measure, predict
+from profiler.core.errors import UserError
+from profiler.core.plan_file import Recipe
+from profiler.core.record import Evidence, Record, evidence
+from profiler.core.units import bytes_text, parse_bytes
+
+BY = {"predicted": predict, "measured": measure}
+REHEARSED = "a rehearsal takes a process of its own: gcprof rehearse, or by='predicted'"
+
+
+class PeakMemory(int):
+    """The peak of allocated bytes in a training step, with its evidence and its record."""
+
+    evidence: Evidence
+    record: Record
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """The peak of a record that has one."""
+        peak = cls(record.readings.peak_bytes)
+        peak.record, peak.evidence = record, evidence(record.case, record.environment)
+        return peak
+
+    def __repr__(self) -> str:
+        case = self.record.case
+        device = case.device.removeprefix("fake:")
+        settings = f"{case.model} under {case.strategy}, {case.optimizer}, {case.precision}, {device}"
+        return f"{bytes_text(int(self))} {self.evidence} ({settings})"
+
+
+def peak_memory(
+    model: Model,
+    batch: Any = None,
+    strategy: str | Recipe | Path = "none",
+    *,
+    by: str = "predicted",
+    **settings: Any,
+) -> PeakMemory:
+    """Returns the peak of one training step; predicted, or measured on a device that is here.
+
+    The model and the settings are as for `profiler.predict` and `profiler.measure`. Raises UserError for what cannot be
+    asked for, and as these do.
+    """
+    if by not in BY:
+        raise UserError(f"by: '{by}' is not known", hint=REHEARSED if by == "rehearsed" else f"try {', '.join(BY)}")
+    record = BY[by](model, strategy, batch=batch, **settings)
+    if record.readings is None or record.readings.peak_bytes is None:
+        raise UserError(f"'{name_of(model)}' has no peak: {record.outcome}", hint=record.detail)
+    return PeakMemory.of(record)
+
+
+def budget_bytes(budget: str | int) -> int:
+    """A budget in bytes. Raises UserError."""
+    return parse_bytes(budget, flag="budget") if isinstance(budget, str) else budget
+
+
+def failure(peak: PeakMemory, budget: int | None, *, named: str) -> str | None:
+    """Why a peak is over a budget, what holds it and what to try; None where it is within it, or there is none."""
+    if budget is None or peak <= budget:
+        return None
+    over = f"{bytes_text(peak - budget)} over {named} of {bytes_text(budget)}"
+    readings = peak.record.readings
+    lines = [f"peak memory {peak!r}", f"is {over}"]
+    if readings and readings.timeline and readings.timeline.modules:
+        held = [f"{name or 'outside of all modules'} {bytes_text(size)}" for name, size in _largest(readings.timeline)]
+        lines.append(f"in the {readings.peak_phase} the most is held by {', '.join(held)}")
+    lines.append("profiler.explain says why, profiler.plan where to checkpoint so that it fits")
+    return "\n".join(lines)
+
+
+def _largest(timeline: Any) -> list[tuple[str, int]]:
+    return sorted(timeline.modules.items(), key=lambda item: -item[1])[:3]

@@ -1,0 +1,156 @@
+"""A plan for a caller's model and a budget, traced in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from profiler.api.asked import fresh_workload, in_words_of_python, own_random_state, predicted_case
+from profiler.api.given_model import Model, factory
+from profiler.api.shown import Found, Plan
+from profiler.core.case import FAKE, Case, Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.core.units import bytes_text, parse_budget
+from profiler.planning import candidates, solver
+from profiler.planning.chain import Chain
+from profiler.planning.plan import recipe as recipe_of
+from profiler.predicting.prediction import better_choice
+from profiler.predicting.prediction import predict as predict_trial
+from profiler.predicting.staging.stages import stages
+from profiler.predicting.traced_case import known_rates
+from profiler.request.spec import Request
+from profiler.training.assemble import Build
+from profiler.workflows import plan_fitting
+from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
+
+
+@in_words_of_python()
+def plan(  # noqa: PLR0913  its keywords are a user's settings
+    build: Model,
+    budget: str | int,
+    *,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
+    optimizer: str = "sgd",
+    device: str = "cuda",
+    precision: str = "fp32",
+    blocks: str | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Returns the plan that recomputes least of those whose peak fits the budget.
+
+    `build`, `device` and the other keywords are as for `predict`. `budget` is of the peak of allocated bytes in a step:
+    "8GiB", a number of bytes, "60%" of the peak without checkpointing, or "max". What each block holds is traced, and
+    the step under the plan is traced before the plan is returned: `predict(build, plan).readings.peak_bytes` is within
+    the budget. For a GPU that is known by name the plan adds the least estimated seconds, and may keep the
+    results of matrix products, convolutions or attention within a block; for `cuda` and `cpu` every block costs the
+    same. Nothing is measured: `gcprof plan` does that too. A notebook shows the plan beside its rivals.
+
+    The plan goes to `apply`, `measure` and `predict` as a strategy; `plan.save("plan.json")` writes it to a file, which
+    `gcprof run --strategies plan:file=plan.json` and `apply(module, Path("plan.json"))` read. `plan.plan` says it in
+    words: `1 [2-3] 4` keeps blocks 1 and 4, and recomputes 2 and 3 together.
+
+    Raises UserError where no plan fits, naming the smallest peak there is, or for what cannot be asked for; Unsupported
+    where the blocks do not run once each in order, or the step cannot be traced; TypeError for a `build` that returns
+    something else, and whatever it raises.
+
+    Example::
+
+        def build():
+            module = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))
+            return module, (torch.randn(4096, 256), torch.zeros(4096, 256)), nn.functional.mse_loss
+
+
+        plan = profiler.plan(build, "60%", device="h100")
+        module, batch, loss = build()
+        profiler.apply(module, plan)
+    """
+    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
+    case, fresh = predicted_case(build, words, optimizer), fresh_workload(factory(build, batch, loss))
+    with own_random_state():
+        chain = _chain(case, fresh)
+        budget_bytes = _budget_bytes(budget, whole_bytes=candidates.none(chain).cost.peak_bytes)
+        name, floor = candidates.largest_stage(chain)
+        points = POINTS if len(chain.stages) > LONG else None
+        for levels in DEPTHS:
+            frontier = solver.frontier(chain, levels=levels, points=points)
+            if point := _fitted(case, fresh, chain, frontier, budget_bytes):
+                return Plan.of(recipe_of(chain, point.plan), _found(case, chain, frontier, point, budget_bytes))
+            if frontier.peak_bytes[0] <= floor:
+                break  # deeper plans are no smaller
+        better = better_choice(case, build=fresh)
+    smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
+    named = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
+    others = f"{named} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
+    raise UserError(
+        f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself",
+        hint=f"{others}a smaller batch lowers it; so do 16 bits, or an optimizer with less state",
+        exit_code=GATE,
+    )
+
+
+def _chain(case: Case, fresh: Build | None) -> Chain:
+    """The stages of the model; for a device whose speed is not known, each block's forward takes 1, its backward 2."""
+    if known_rates(case.device):
+        return stages(Trial(case=case), build=fresh)
+    chain = stages(Trial(case=case, passes=("memory",)), build=fresh)
+    counted = (
+        msgspec.structs.replace(stage, forward_seconds=len(stage.blocks), backward_seconds=2 * len(stage.blocks))
+        for stage in chain.stages
+    )
+    return msgspec.structs.replace(chain, stages=tuple(counted))
+
+
+def _budget_bytes(budget: str | int, *, whole_bytes: int) -> int:
+    if isinstance(budget, str):
+        return parse_budget(budget, whole_bytes=whole_bytes)
+    if budget < 1:
+        raise UserError(f"--budget cannot be '{budget}'", hint="bytes, or a word as '60%'")
+    return budget
+
+
+def _fitted(
+    case: Case, fresh: Build | None, chain: Chain, frontier: solver.Frontier, budget_bytes: int
+) -> solver.Point | None:
+    """The fastest plan of a frontier whose traced step fits; None where none does."""
+    with TemporaryDirectory() as folder:
+        fitted = plan_fitting.fit_plan(
+            _InThisProcess(fresh),  # type: ignore[arg-type]  # an engine, as far as traced steps need one
+            case,
+            chain,
+            frontier,
+            budget_bytes=budget_bytes,
+            path=Path(folder) / "plan.json",
+            calibration=None,
+            measure=False,
+        )
+    return fitted.point if fitted else None
+
+
+def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:
+    """What the plan was found among."""
+    none = candidates.none(chain)
+    percent = f"{budget_bytes / none.cost.peak_bytes * 100:.0f} % of the peak without checkpointing"
+    settings = f"{case.optimizer}, {case.precision}, {case.device.removeprefix(FAKE)}: predicted, not measured"
+    return Found(
+        title=f"{case.model}, {settings}: at most {bytes_text(budget_bytes)}, {percent}",
+        chain=chain,
+        points=list(frontier),
+        ways=candidates.ways(chain, point, budget_bytes),
+        none=none,
+    )
+
+
+class _InThisProcess:
+    """Predicts trials of one model here, where an engine would send them to a process of their own."""
+
+    def __init__(self, build: Build | None) -> None:
+        self._build = build
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
+        return (predict_trial(trial, build=self._build) for trial in trials)

@@ -1,0 +1,128 @@
+"""What a notebook shows: an explanation, a timeline, a plan, as tables and pictures; text elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from profiler.analysis import live_bytes
+from profiler.analysis.explanation import Explanation
+from profiler.core import optional_deps
+from profiler.core.plan_file import Recipe
+from profiler.core.trace_data import Trace
+from profiler.planning.candidates import Way
+from profiler.planning.chain import Chain
+from profiler.planning.solver import Point
+from profiler.views.tables import notebook_steps, plans
+from profiler.views.tables.explanation import explanation as explanation_text
+from profiler.views.tables.grid import Column
+
+
+class StepExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the peak of a predicted step is, what holds it, how low it could be, and why it is no lower."""
+
+    title: str
+    explanation: Explanation
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak of allocated bytes."""
+        return self.explanation.peak.nbytes
+
+    def __str__(self) -> str:
+        lines = [explanation_text(self.explanation, title=self.title).plain, *(f"note: {note}" for note in self.notes)]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return notebook_steps.explanation_html(self.explanation, title=self.title, notes=self.notes)
+
+    def _repr_markdown_(self) -> str:
+        return notebook_steps.explanation_markdown(self.explanation, title=self.title, notes=self.notes)
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """What is live over predicted steps, by the strategies' names."""
+
+    title: str
+    traces: dict[str, Trace]
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """The predicted peak of each strategy."""
+        return {name: live_bytes.peak(trace).nbytes for name, trace in self.traces.items()}
+
+    def save(self, path: str | Path) -> Path:
+        """Draw it into a png, svg or pdf, over what is there. Raises UserError."""
+        view = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib")
+        drawn: Path = view.plot(self.traces, title=self.title, path=Path(path), force=True)
+        return drawn
+
+    def __repr__(self) -> str:
+        return f"<gcprof timeline of {self.title}: {', '.join(self.traces)}>"
+
+    def _repr_png_(self) -> bytes:
+        return notebook_steps.png(self.save)
+
+    def _repr_html_(self) -> str:
+        columns = notebook_steps.timeline_columns(self.traces)
+        return notebook_steps.table_html(columns, title=self.title, png=self._repr_png_())
+
+    def _repr_markdown_(self) -> str:
+        return notebook_steps.table_markdown(notebook_steps.timeline_columns(self.traces), title=self.title)
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan was found among, for those who look at it."""
+
+    title: str
+    chain: Chain
+    points: Sequence[Point]  # of the frontier
+    ways: tuple[Way, ...]  # the plan first, then what one would pick without a solver
+    none: Way
+
+
+class Plan(Recipe, frozen=True, kw_only=True, dict=True):
+    """A plan that shows itself beside its rivals in the notebook that found it; its file is a recipe like any other."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, found: Found) -> Plan:
+        """The recipe, with what it was found among."""
+        plan = cls(plan=recipe.plan, segments=recipe.segments, fingerprint=recipe.fingerprint)
+        plan.__dict__["found"] = found
+        return plan
+
+    def _repr_html_(self) -> str | None:
+        found = self._found
+        if found is None:
+            return None
+        view = optional_deps.load("profiler.views.plots.plan_curves", needs="matplotlib")
+        png = notebook_steps.png(lambda path: view.plot(found.points, found.chain, title=found.title, path=path))
+        columns, below = self._table(found)
+        return notebook_steps.table_html(columns, title=found.title, below=below, png=png)
+
+    def _repr_markdown_(self) -> str | None:
+        found = self._found
+        if found is None:
+            return None
+        columns, below = self._table(found)
+        return notebook_steps.table_markdown(columns, title=found.title, below=below)
+
+    @property
+    def _found(self) -> Found | None:
+        """None for a copy of a plan, which is its file's content alone."""
+        return self.__dict__.get("found")
+
+    def _table(self, found: Found) -> tuple[Sequence[Column], list[str]]:
+        lines = [plans.Shown(way=way) for way in (found.none, *found.ways)]
+        below = [
+            plans.legend(found.chain),
+            "by the costs of the stages, predicted; times are against the step without checkpointing",
+            "profiler.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",
+        ]
+        return plans.way_columns(lines, found.none), below

@@ -1,0 +1,139 @@
+"""One step of a caller's model, measured or predicted in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import torch
+
+from profiler.api.asked import case_of, fresh_workload, in_words_of_python, own_random_state, predicted_case
+from profiler.api.given_model import Model, factory
+from profiler.core import catalogue
+from profiler.core.case import PASSES, Case, Choice, Trial
+from profiler.core.plan_file import Recipe
+from profiler.core.record import Record
+from profiler.measuring import measure as measure_trial
+from profiler.predicting.prediction import predict as predict_trial
+from profiler.request import device_choice
+from profiler.request.spec import Request
+from profiler.training import strategies
+from profiler.training.models.user import as_workload
+
+
+@in_words_of_python()
+def measure(  # noqa: PLR0913  its keywords are a user's settings
+    build: Model,
+    strategy: str | Recipe | Path = "none",
+    *,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
+    optimizer: str = "sgd",
+    device: str = "cpu",
+    precision: str = "fp32",
+    blocks: str | None = None,
+    warmup: int = 1,
+    samples: int = 5,
+    seed: int = 0,
+) -> Record:
+    """Measure one strategy in this process: memory, time, FLOPs, and equality to the step without checkpointing.
+
+    `build` returns a fresh module and batch, optionally a loss and an optimizer, as a user's file does for `gcprof run`
+    (see profiler.training.models.user); it is called once for each pass. It may also be a word (`mlp`, `train.py:make`)
+    or a module, with a `batch` and perhaps a `loss`: it is copied for each pass. `strategy` is as for `apply`. Bytes
+    and seconds: `readings.peak_bytes`, `readings.step_seconds` with `samples` raw samples after `warmup` steps. One
+    process for all is less exact than `gcprof run`, which takes a fresh one for every trial.
+
+    Raises UserError for what cannot be asked for, Unsupported where the strategy cannot be applied, TypeError for a
+    `build` that returns something else, and whatever it raises.
+
+    Example::
+
+        def build():
+            module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+            return module, (torch.randn(32, 64), torch.zeros(32, 64)), nn.functional.mse_loss
+
+
+        record = profiler.measure(build, "segments:k=4")
+        record.readings.saved_bytes, record.equality.gradients_equal
+    """
+    words = Request(
+        device=device, precision=precision, blocks=blocks, rounds=1, warmup=warmup, samples=samples, seed=seed
+    )
+    checked = case_of(build, words, optimizer, lambda word: device_choice.choose_device(word, _devices()))
+    make = factory(build, batch, loss)
+    made = None if make is None else lambda: as_workload(make())
+
+    with under(checked, strategy) as (case, named):
+        trial = Trial(case=case, passes=PASSES)
+        if case != case.baseline:
+            equality = measure_trial(Trial(case=case.baseline, passes=("equality",)), build=made).equality
+            trial = msgspec.structs.replace(trial, digests=equality.digests if equality else None)
+        return msgspec.structs.replace(measure_trial(trial, build=made), case=named)
+
+
+@in_words_of_python()
+def predict(  # noqa: PLR0913  its keywords are a user's settings
+    build: Model,
+    strategy: str | Recipe | Path = "none",
+    *,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
+    optimizer: str = "sgd",
+    device: str = "cuda",
+    precision: str = "fp32",
+    blocks: str | None = None,
+    seed: int = 0,
+) -> Record:
+    """Predict what `measure` would find on a device that need not be there: one step is traced, nothing is computed.
+
+    `build` is as for `measure`; the tensors that it makes take no memory, so that a model may be larger than this
+    machine. A function makes its module itself: one that was made before would be changed, and is refused. A module
+    that is given with a `batch` is copied without its memory, and stays as it is. `strategy` is as for `apply`,
+    `device` a GPU of `gcprof predict` (`h100`, `a100-80`, `rtx-4090`), `cuda` for one of no particular kind, or `cpu`.
+    In the record, `readings.peak_bytes`, `saved_bytes`, `static_bytes` and `phases` are bytes; `reserved_bytes` is what
+    PyTorch's caching allocator would take from a GPU; `step_seconds` holds one estimate in seconds for a GPU that is
+    known by name, and is None for others. The notes say how sure it is. The random state of this process stays as it
+    was.
+
+    Raises UserError for what cannot be asked for, Unsupported where the strategy cannot be applied or the step cannot
+    be traced (it depends on values of its data), TypeError for a `build` that returns something else, and whatever it
+    raises.
+
+    Example::
+
+        def build():
+            module = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8)))
+            return module, (torch.randn(32, 4096), torch.zeros(32, 4096)), nn.functional.mse_loss
+
+
+        before = profiler.predict(build, device="h100", precision="bf16").readings.peak_bytes
+        after = profiler.predict(build, "segments:k=4", device="h100", precision="bf16").readings.peak_bytes
+    """
+    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
+    case, fresh = predicted_case(build, words, optimizer), fresh_workload(factory(build, batch, loss))
+    with own_random_state(), under(case, strategy) as (chosen, named):
+        return msgspec.structs.replace(predict_trial(Trial(case=chosen), build=fresh), case=named)
+
+
+@contextmanager
+def under(case: Case, strategy: str | Recipe | Path) -> Iterator[tuple[Case, Case]]:
+    """The case under a strategy, and as it is called: a plan from memory is in a file meanwhile, and called `plan`."""
+    if isinstance(strategy, Recipe):
+        with TemporaryDirectory() as folder:
+            strategy.save(Path(folder) / "plan.json")
+            with under(case, Path(folder) / "plan.json") as (from_file, _):
+                yield from_file, msgspec.structs.replace(case, strategy=Choice("plan"))
+        return
+    word = Choice.of("plan", {"file": strategy}) if isinstance(strategy, Path) else Choice(strategy)
+    chosen = msgspec.structs.replace(case, strategy=catalogue.resolve(word, strategies.TABLE, what="strategy"))
+    yield chosen, chosen
+
+
+def _devices() -> list[str]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{index}" for index in range(count))]

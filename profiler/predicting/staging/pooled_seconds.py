@@ -1,0 +1,180 @@
+"""Steps that were timed in turns -> the seconds of each stage, the same for equal stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import exp, log
+from statistics import fmean, median
+
+import msgspec
+
+from profiler.core.stats import interval
+
+PLAIN, EVERY = "", " every"  # every stage kept, every stage checkpointed; save options stand beside them by name
+DOUBT = 0.5  # how far what a step takes is thought to be from what its stages take, as a fraction
+LEAST_FACTOR, MOST_FACTOR = 0.5, 3.0
+
+
+class StageWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage is. Stages of one kind are equal; those of one family have the same classes of modules."""
+
+    blocks: tuple[int, ...]  # none: what runs around them
+    kind: Hashable = ()
+    family: Hashable = ()
+    forward: int = 0  # FLOPs, or bytes moved where there are none
+    backward: int = 0
+
+
+class StepSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds of one step, and of each stage in it."""
+
+    total: float
+    forward: tuple[float, ...]  # with what the checkpoint around it takes
+    recompute: tuple[float, ...]
+    backward: tuple[float, ...]  # known only where the stage is recomputed
+
+
+class Seconds(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds of one stage."""
+
+    forward: float
+    backward: float
+    early_stop: float  # what a checkpoint adds: a recompute, which ends when all that is saved is there, and the host's
+    error: float = 0.0  # of the last: half of its interval
+    options: dict[str, tuple[float, float]]  # forward and backward under each save option
+    option_errors: dict[str, float] = {}
+
+
+NOTHING = Seconds(forward=0.0, backward=0.0, early_stop=0.0, options={})
+PooledSeconds = list[Seconds]
+Samples = Mapping[str, Sequence[StepSample]]
+
+
+def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
+    """Returns the seconds of every stage; stages of a kind have the same, the last one has what is outside of all.
+
+    Shares among kinds are those of their own marks, drawn towards their FLOPs by their noise; sums are those of whole
+    steps: all stages checkpointed add what the step with `all` takes more than the one without.
+    """
+    every = samples[EVERY]
+    plain = samples.get(PLAIN)  # which may not fit
+    forward = by_stage([sample.forward for sample in plain or every], works, lambda work: work.forward)
+    backward = by_stage([sample.backward for sample in every], works, lambda work: work.backward)
+    extra = {way: _extra(taken, plain, works) for way, taken in samples.items() if way != PLAIN}
+    added, _ = extra[EVERY]
+    inside = sum(forward) + sum(backward)
+    step = median(sample.total for sample in plain or every) - (0.0 if plain else sum(added))
+    scale = min(1.0, step / inside) if inside else 1.0
+    found = [
+        _stage(forward[place] * scale, backward[place] * scale, place, extra) if work.blocks else NOTHING
+        for place, work in enumerate(works)
+    ]
+    outside = max(0.0, step - inside * scale)
+    last = found[-1]
+    return [*found[:-1], msgspec.structs.replace(last, forward=last.forward + outside)]
+
+
+def _stage(
+    forward: float, backward: float, place: int, extra: Mapping[str, tuple[list[float], list[float]]]
+) -> Seconds:
+    added, errors = extra[EVERY]
+    saves = {way: (of[0][place], of[1][place]) for way, of in extra.items() if way != EVERY}
+    return Seconds(
+        forward=forward,
+        backward=backward,
+        early_stop=added[place],
+        error=errors[place],
+        options={save: (forward, backward + more) for save, (more, _) in saves.items()},
+        option_errors={save: error for save, (_, error) in saves.items()},
+    )
+
+
+def _extra(
+    taken: Sequence[StepSample], plain: Sequence[StepSample] | None, works: Sequence[StageWork]
+) -> tuple[list[float], list[float]]:
+    """What a way adds to each stage, and half the interval of it."""
+    recompute = [sample.recompute for sample in taken]
+    parts = by_stage(recompute, works, lambda work: work.forward)
+    noise = _relative_noise(recompute, works)
+    if plain is None:
+        return parts, [part * noise[place] for place, part in enumerate(parts)]
+    longer = [
+        tuple(mine - theirs for mine, theirs in zip(sample.forward, other.forward, strict=True))
+        for sample, other in zip(taken, plain, strict=True)
+    ]
+    parts = [part + max(0.0, more) for part, more in zip(parts, _medians(longer, works), strict=True)]
+    inside = sum(parts)
+    if not inside:
+        return parts, [0.0 for _ in parts]
+    differences = [sample.total - other.total for sample, other in zip(taken, plain, strict=True)]
+    factor, doubt = _factor([difference / inside for difference in differences])
+    return (
+        [part * factor for part in parts],
+        [part * (doubt + factor * min(1.0, noise[place])) for place, part in enumerate(parts)],
+    )
+
+
+def _factor(ratios: Sequence[float]) -> tuple[float, float]:
+    """By how much steps differ more than their stages do, and half its interval; drawn towards 1 by its noise."""
+    low, high = interval(ratios) or (min(ratios), max(ratios))
+    noise = (high - low) / 2
+    trust = DOUBT**2 / (DOUBT**2 + noise**2)
+    return min(max(1 + trust * (median(ratios) - 1), LEAST_FACTOR), MOST_FACTOR), trust * noise
+
+
+def by_stage(
+    rows: Sequence[Sequence[float]], works: Sequence[StageWork], amount: Callable[[StageWork], int]
+) -> list[float]:
+    """The median of each kind, by stage; kinds of one family are drawn towards what their work says."""
+    pools = _pools(rows, works)
+    middle = {kind: median(pool) for kind, pool in pools.items()}
+    amounts = {work.kind: amount(work) for work in works if work.blocks}
+    families: dict[Hashable, list[Hashable]] = {}
+    for work in works:
+        if work.blocks and work.kind not in families.setdefault(work.family, []):
+            families[work.family].append(work.kind)
+    drawn = dict(middle)
+    for kinds in families.values():
+        if len(kinds) > 1 and all(middle[kind] > 0 and amounts[kind] > 0 for kind in kinds):
+            noise = {kind: _noise(pools[kind]) for kind in kinds}
+            drawn |= _drawn({kind: middle[kind] for kind in kinds}, amounts, noise)
+    return [drawn[work.kind] if work.blocks else 0.0 for work in works]
+
+
+def _drawn(
+    middle: Mapping[Hashable, float], amounts: Mapping[Hashable, int], noise: Mapping[Hashable, float]
+) -> dict[Hashable, float]:
+    """Each kind between what it was measured to take and the family's seconds a unit of work: the noisier, the nearer
+    to the latter. Source: empirical Bayes, Efron and Morris, JASA 68 (1973).
+    """
+    rates = {kind: log(seconds / amounts[kind]) for kind, seconds in middle.items()}
+    common = median(rates.values())
+    apart = fmean((rate - common) ** 2 for rate in rates.values())
+    real = max(0.0, apart - fmean(noise[kind] ** 2 for kind in rates))  # how far the kinds differ besides noise
+    kept = {kind: real / (real + noise[kind] ** 2) if real else 0.0 for kind in rates}
+    return {kind: amounts[kind] * exp(common + kept[kind] * (rate - common)) for kind, rate in rates.items()}
+
+
+def _pools(rows: Sequence[Sequence[float]], works: Sequence[StageWork]) -> dict[Hashable, list[float]]:
+    pools: dict[Hashable, list[float]] = {}
+    for place, work in enumerate(works):
+        if work.blocks:
+            pools.setdefault(work.kind, []).extend(row[place] for row in rows)
+    return pools
+
+
+def _medians(rows: Sequence[Sequence[float]], works: Sequence[StageWork]) -> list[float]:
+    middle = {kind: median(pool) for kind, pool in _pools(rows, works).items()}
+    return [middle[work.kind] if work.blocks else 0.0 for work in works]
+
+
+def _relative_noise(rows: Sequence[Sequence[float]], works: Sequence[StageWork]) -> list[float]:
+    noise = {kind: _noise(pool) for kind, pool in _pools(rows, works).items()}
+    return [noise[work.kind] if work.blocks else 0.0 for work in works]
+
+
+def _noise(pool: Sequence[float]) -> float:
+    """Half the interval of the median, as a fraction of it; of too few samples, half their range."""
+    middle = median(pool)
+    low, high = interval(pool) or (min(pool), max(pool))
+    return (high - low) / 2 / middle if middle > 0 else 0.0

@@ -1,0 +1,52 @@
+"""The short name of a strategy: of a plan in a run folder, what it is instead of where its file lies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from profiler.core.case import Choice
+from profiler.core.plan_file import USUAL
+
+NUMBERED = re.compile(r"(uniform|first|every)-(\d+)", re.ASCII)
+
+
+def strategy_label(strategy: Choice) -> str:
+    """`uniform(4)` for `plan:file=results/x/plans/uniform-4.json`, `plan:mine.json` for another file in a folder."""
+    path = _file(strategy)
+    if path is None or len(path.parts) < 2:
+        return str(strategy)
+    if path.parent.name != "plans":
+        return f"plan:{path.name}"
+    numbered = NUMBERED.fullmatch(path.stem)
+    return f"{numbered[1]}({numbered[2]})" if numbered else path.stem
+
+
+def strategy_labels(strategies: Iterable[Choice]) -> list[str]:
+    """The label of each; where two strategies would share one, they are called as they were asked for."""
+    chosen = list(strategies)
+    labels: dict[str, set[Choice]] = {}
+    for strategy in chosen:
+        labels.setdefault(strategy_label(strategy), set()).add(strategy)
+    return [
+        label if len(labels[label]) == 1 else str(strategy)
+        for strategy in chosen
+        for label in [strategy_label(strategy)]
+    ]
+
+
+def files_of_labels(strategies: Iterable[Choice]) -> list[str]:
+    """A line that tells the folder of plans that are shown by their labels, for the foot of a table."""
+    chosen = list(dict.fromkeys(strategies))
+    folders: dict[str, list[str]] = {}
+    for strategy, label in zip(chosen, strategy_labels(chosen), strict=True):
+        path = _file(strategy)
+        if path is not None and label != str(strategy):
+            folders.setdefault(str(path.parent), []).append(label)
+    return [f"plans of {', '.join(labels)}: {folder}" for folder, labels in folders.items()]
+
+
+def _file(strategy: Choice) -> PurePath | None:
+    """The file of a plan; None for any other strategy."""
+    return PurePath(strategy.options.get("file", USUAL)) if strategy.name == "plan" else None

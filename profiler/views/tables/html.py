@@ -1,0 +1,56 @@
+"""Pieces of a page in a notebook: tables, lines and pictures that bring all they need and run nothing."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Collection, Sequence
+from html import escape
+
+from profiler.views.sanitize import plain
+from profiler.views.tables.grid import Column
+
+TABLE = "border-collapse:collapse;font-size:13px"
+NUMBER, WORDS = "padding:2px 8px;text-align:right;white-space:nowrap", "padding:2px 8px;text-align:left"
+DIM = ' style="opacity:0.5"'
+
+
+def table(columns: Sequence[Column], *, dim: Collection[int] = ()) -> str:
+    """Columns as a table; rows whose numbers are in `dim` are shown dim."""
+    head = "".join(f'<th style="{_style(column)}">{text(column.label)}</th>' for column in columns)
+    rows = range(len(columns[0].cells)) if columns else ()
+    body = "".join(f"<tr{DIM if row in dim else ''}>{_cells(columns, row)}</tr>" for row in rows)
+    return f'<table style="{TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def heading(words: str) -> str:
+    """One bold line."""
+    return f"<p><b>{text(words)}</b></p>"
+
+
+def line(words: str) -> str:
+    """One line below a table."""
+    return f'<div style="font-size:12px">{text(words)}</div>'
+
+
+def picture(png: bytes, *, about: str) -> str:
+    """A picture within the page, as wide as there is room."""
+    data = b64encode(png).decode()
+    return f'<img style="max-width:100%" alt="{text(about)}" src="data:image/png;base64,{data}">'
+
+
+def page(parts: Sequence[str]) -> str:
+    """Parts below each other."""
+    return f"<div>{''.join(parts)}</div>"
+
+
+def text(words: str) -> str:
+    """Words as they are, whatever they hold."""
+    return escape(plain(words))
+
+
+def _cells(columns: Sequence[Column], row: int) -> str:
+    return "".join(f'<td style="{_style(column)}">{text(column.cells[row])}</td>' for column in columns)
+
+
+def _style(column: Column) -> str:
+    return NUMBER if column.is_number else WORDS

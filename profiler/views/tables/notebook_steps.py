@@ -1,0 +1,73 @@
+"""Explanations, timelines and plans as a notebook shows them: HTML with pictures, and Markdown without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from profiler.analysis import live_bytes
+from profiler.analysis.explanation import Explanation
+from profiler.core.trace_data import Trace
+from profiler.core.units import bytes_text, change_text
+from profiler.views.export.markdown import escaped, table_lines
+from profiler.views.tables import html
+from profiler.views.tables.explanation import live_tables, remedies_text, sentences, where
+from profiler.views.tables.grid import Column, numbers, words
+
+
+def explanation_html(explained: Explanation, *, title: str, notes: Sequence[str]) -> str:
+    """The explanation as a page: sentences, two tables beside each other, what could lower the peak, notes."""
+    tables = "".join(f'<td style="vertical-align:top">{html.table(columns)}</td>' for columns in live_tables(explained))
+    lines = [*sentences(explained), f'<table style="{html.TABLE}"><tr>{tables}</tr></table>', *_below(explained, notes)]
+    first = len(sentences(explained))
+    return html.page(
+        [html.heading(title), *(line if at == first else html.line(line) for at, line in enumerate(lines))]
+    )
+
+
+def explanation_markdown(explained: Explanation, *, title: str, notes: Sequence[str]) -> str:
+    """The same for a page of Markdown."""
+    tables = ["\n".join(table_lines(columns)) for columns in live_tables(explained)]
+    said, below = (
+        [f"- {escaped(line)}" for line in lines] for lines in (sentences(explained), _below(explained, notes))
+    )
+    return "\n\n".join([f"### {escaped(title)}", "\n".join(said), *tables, "\n".join(below)]) + "\n"
+
+
+def _below(explained: Explanation, notes: Sequence[str]) -> list[str]:
+    remedies = [remedies_text(explained)] if explained.remedies else []
+    return [*remedies, *(f"note: {note}" for note in notes)]
+
+
+def timeline_columns(traces: Mapping[str, Trace]) -> tuple[Column, ...]:
+    """A row for each strategy: its peak, and where that is."""
+    peaks = [live_bytes.peak(trace) for trace in traces.values()]
+    first = peaks[0].nbytes
+    changes = [change_text(peak.nbytes / first if number and first else None) for number, peak in enumerate(peaks)]
+    return (
+        words("strategy", "", traces),
+        numbers("peak", "", [bytes_text(peak.nbytes) for peak in peaks]),
+        *([numbers("against", "the first", changes)] if len(peaks) > 1 else []),
+        words("at", "", [where(peak) for peak in peaks]),
+    )
+
+
+def table_html(columns: Sequence[Column], *, title: str, below: Sequence[str] = (), png: bytes | None = None) -> str:
+    """One table under its title, lines below it, and a picture where there is one."""
+    shown = [html.picture(png, about=title)] if png else []
+    return html.page([html.heading(title), html.table(columns), *map(html.line, below), *shown])
+
+
+def table_markdown(columns: Sequence[Column], *, title: str, below: Sequence[str] = ()) -> str:
+    """One table under its title, and lines below it as a list."""
+    lines = [f"- {escaped(line)}" for line in below]
+    return "\n".join([f"### {escaped(title)}", "", *table_lines(columns), *([""] if lines else []), *lines]) + "\n"
+
+
+def png(draw: Callable[[Path], object]) -> bytes:
+    """The bytes of a picture that `draw` writes to a path."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.png"
+        draw(path)
+        return path.read_bytes()

@@ -1,0 +1,107 @@
+"""Which of several measured ways to checkpoint to take: the simplest of those that no other one beats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from profiler.analysis import row_times
+from profiler.analysis.rows import Row
+from profiler.planning.candidates import Way
+from profiler.planning.chain import Chain
+from profiler.planning.simulator import slower_by
+
+
+class ComparedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to checkpoint, and what is known of it."""
+
+    way: Way
+    predicted: Row | None = None  # by a traced step
+    measured: Row | None = None
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """The way to take, and why."""
+
+    plan: ComparedPlan
+    as_fast: tuple[str, ...] = ()  # the labels of ways that could not be told from it, and are less simple
+    by_costs: tuple[str, ...] = ()  # of those that measured times could not tell from it, and costs could
+
+
+def is_slower(row: Row | None, other: Row | None) -> bool:
+    """Whether a row's steps were surely slower than another's of its run."""
+    return row is not None and other is not None and row_times.verdict(row, other) == "slower"
+
+
+def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Chosen | None:
+    """The way to take of those that were measured to fit the budget; None where none was.
+
+    Left are those than which none was measured faster; of these, those than which none is faster by the costs, with
+    their intervals; of these, the simplest.
+    """
+    fitting = [plan for plan in plans if _fits(plan, budget_bytes)]
+    unbeaten = [plan for plan in fitting if not any(is_slower(plan.measured, other.measured) for other in fitting)]
+    left = [plan for plan in unbeaten if not any(_is_slower_by_costs(chain, plan, other) for other in unbeaten)]
+    if not left:
+        return None
+    chosen = min(left, key=simplicity)
+    return Chosen(
+        plan=chosen,
+        as_fast=tuple(plan.way.name for plan in left if plan is not chosen),
+        by_costs=tuple(plan.way.name for plan in unbeaten if plan not in left),
+    )
+
+
+def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
+    """A key: fewer kinds of items come first, then what has a name in the catalogue, then the smaller peak.
+
+    Kinds are: a stage of its own under a checkpoint, a run of stages, a checkpoint in a checkpoint, each save option.
+    """
+    way = plan.way
+    runs = [item for item in way.plan.items if isinstance(item, tuple)]
+    kinds = {"alone" if len(run) == 1 else "run" for run in runs} | {name for _, name in way.plan.options}
+    nested = way.plan.depth() > 1
+    return len(kinds) + nested, not way.is_catalogue, way.cost.peak_bytes, way.cost.step_seconds
+
+
+def _fits(plan: ComparedPlan, budget_bytes: int) -> bool:
+    row = plan.measured
+    peak = row.readings.peak_bytes if row is not None and row.outcome == "ok" else None
+    return peak is not None and peak <= budget_bytes
+
+
+def _is_slower_by_costs(chain: Chain, plan: ComparedPlan, other: ComparedPlan) -> bool:
+    difference, error = slower_by(chain, plan.way.plan, other.way.plan)
+    return difference > error
+
+
+def sentences(chosen: Chosen) -> list[str]:
+    """What is to say of the choice, under a table that has all of it."""
+    name = chosen.plan.way.name
+    lines = []
+    if chosen.as_fast:
+        lines.append(f"{name} is chosen: it cannot be told from {listed(chosen.as_fast)} in time, and is the simplest")
+    else:
+        lines.append(f"{name} is chosen: none that fits was measured faster")
+    if chosen.by_costs:
+        lines.append(f"measured times cannot tell {listed(chosen.by_costs)} from it; by these costs it is faster")
+    return lines
+
+
+def doubted(plans: Sequence[ComparedPlan], none_seconds: float) -> list[str]:
+    """The labels of ways that were measured faster than the step without checkpointing, although they compute more."""
+    return [
+        plan.way.name
+        for plan in plans
+        if plan.measured is not None
+        and plan.measured.time_ratio is not None
+        and plan.measured.time_ratio < 1
+        and plan.way.cost.step_seconds > none_seconds
+    ]
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last

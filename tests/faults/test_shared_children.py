@@ -1,0 +1,89 @@
+"""Predictions that share a child come out as those that have one each; real processes throughout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from profiler.core.case import Choice, Trial
+from profiler.core.record import Record
+from profiler.engines import local
+from profiler.engines.local import Local
+from tests import make
+from tests.program import PATIENCE_SECONDS
+
+STRATEGIES = ("none", "segments:k=1", "all", "segments:k=9", "segments:k=2")
+
+
+def plan(model: str) -> list[Trial]:
+    cases = [make.case(strategy, model=Choice(model), batch_size=4, device="fake:cpu") for strategy in STRATEGIES]
+    return [Trial(case=case, passes=("memory",)) for case in cases]
+
+
+def bare(record: Record) -> Record:
+    """Without what no two processes have in common."""
+    environment = record.environment and msgspec.structs.replace(record.environment, started=None)
+    return msgspec.structs.replace(record, stage_seconds={}, environment=environment)
+
+
+@pytest.fixture
+def num_children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The entries of the children that are started."""
+    entries: list[str] = []
+    child = local.Child
+
+    def counted(control, entry, *arguments, **keywords):
+        entries.append(entry)
+        return child(control, entry, *arguments, **keywords)
+
+    monkeypatch.setattr(local, "Child", counted)
+    return entries
+
+
+def both_ways(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record]]:
+    """The records by whether children are shared; the logs are in folders of these names."""
+    records = {}
+    for way, key in {"shared": lambda engine, trial: trial.case.baseline, "alone": lambda engine, trial: None}.items():
+        monkeypatch.setattr(Local, "_shared", key)
+        with Local(stage_seconds=PATIENCE_SECONDS, logs=tmp_path / way, measures=False) as engine:
+            records[way] = list(engine.run(plan(model)))
+    return records
+
+
+def logs(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.log")}
+
+
+def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tmp_path, monkeypatch, num_children):
+    records = both_ways("mlp", tmp_path, monkeypatch)
+
+    assert num_children == [local.RUN_TRIALS, *[local.RUN_TRIAL] * len(STRATEGIES)]
+    assert [record.outcome for record in records["shared"]] == ["ok", "ok", "ok", "skipped", "ok"]
+    assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [("kill", "crashed"), ("exit", "failed"), ("raise", "failed"), ("fine", "ok")]
+)
+def test_what_goes_wrong_after_others_is_made_again_alone(kind, outcome, tmp_path, monkeypatch):
+    records = both_ways(f"tests.faulty:build:kind={kind},at=recompute", tmp_path, monkeypatch)
+
+    assert [record.outcome for record in records["shared"]] == ["ok", "ok", outcome, "skipped", "ok"]
+    assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
+    assert logs(tmp_path / "shared") == logs(tmp_path / "alone")
+
+
+def test_nothing_is_run_after_a_baseline_that_fails(tmp_path, monkeypatch, num_children):
+    records = both_ways("tests.faulty:build:kind=raise", tmp_path, monkeypatch)
+
+    assert [record.outcome for record in records["shared"]] == ["failed"]
+    assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
+
+
+def test_users_code_has_a_process_for_each_row(num_children):
+    with Local(stage_seconds=PATIENCE_SECONDS, measures=False) as engine:
+        list(engine.run(plan("tests.faulty:build:kind=fine")))
+
+    assert num_children == [local.RUN_TRIAL] * len(STRATEGIES)

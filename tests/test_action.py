@@ -1,0 +1,180 @@
+"""The GitHub Action: its inputs, and its script with gcprof and with a double of `gh`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.program import environment
+
+ROOT = Path(__file__).parents[1]
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+STEPS = ACTION["runs"]["steps"]
+RUNS = [step for step in STEPS if "run" in step]
+SCRIPT = ROOT / ".github" / "predict.sh"
+INPUTS = ("MODEL", "STRATEGIES", "DEVICE", "BATCH_SIZE", "PRECISION", "OPTIMIZER", "MAX_MEMORY", "BASELINE", "FAIL_ON")
+EVIL = 'mlp"; touch hacked; $(touch hacked) `touch hacked` --help'
+GH = """#!/usr/bin/env bash
+printf '%s\\n' "$*" >> calls
+[ "${1}${2}" = apirepos/me/mine/issues/7/comments ] && [ "$3" = --paginate ] && { cat known; exit 0; }
+[ ! -e refuses ] || exit 1
+for word in "$@"; do case "$word" in body=@*) cat "${word#body=@}" > said ;; esac; done
+"""
+GCPROF = """#!/usr/bin/env bash
+printf '%s\\n' "$@" > words
+env > variables
+exit 0
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A folder of a job: its checkout, and doubles of gh and gcprof."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name, text in (("gh", GH), ("fake-gcprof", GCPROF)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    real = f'#!/usr/bin/env bash\nexec "{sys.executable}" -m profiler "$@"\n'
+    (folder / "gcprof").write_text(real)
+    (folder / "gcprof").chmod(0o755)
+    (folder / "known").touch()
+    return folder
+
+
+def step(job: Path, name: str, gcprof: str = "gcprof", **inputs: str) -> subprocess.CompletedProcess[str]:
+    """One step of the script as a runner starts it."""
+    more = dict.fromkeys(INPUTS, "") | {
+        "RUNNER_TEMP": str(job / "temp"),
+        "GITHUB_ACTION_PATH": str(ROOT),
+        "GITHUB_OUTPUT": str(job / "output"),
+        "GITHUB_STEP_SUMMARY": str(job / "summary"),
+        "GITHUB_TOKEN": "gho_secret",
+        "GITHUB_ENV": str(job / "variables-of-the-job"),
+        "GCPROF": str(job / gcprof),
+        "REPOSITORY": "me/mine",
+        "NUMBER": "7",
+        "PATH": f"{job}{os.pathsep}{os.environ['PATH']}",
+    }
+    words = ["bash", str(SCRIPT), name]
+    return subprocess.run(words, cwd=job, env=environment(**more | inputs), capture_output=True, text=True, check=False)
+
+
+def test_no_input_is_part_of_a_commands_text():
+    """An input in `run` would be run as shell; in `env` it is data."""
+    assert len(RUNS) == 4
+    assert [one["run"] for one in RUNS if "${{" in one["run"]] == []
+    assert all(one["shell"] == "bash" for one in RUNS)
+
+
+def test_every_input_is_described_and_used():
+    asked = re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8"))
+
+    assert set(asked) == set(ACTION["inputs"])
+    assert all(one["description"] for one in ACTION["inputs"].values())
+    assert [name for name, one in ACTION["inputs"].items() if one.get("required")] == ["model"]
+    assert set(RUNS[1]["env"]) == set(INPUTS)
+
+
+def test_other_actions_are_pinned_to_a_commit():
+    used = [one["uses"] for one in STEPS if "uses" in one]
+
+    assert len(used) == 1
+    assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", one) for one in used)
+
+
+def test_only_the_comment_has_a_token():
+    holders = [one["name"] for one in RUNS if "GH_TOKEN" in one.get("env", {})]
+
+    assert holders == ["Comment"]
+    assert "pull_request_target" not in (ROOT / "action.yml").read_text(encoding="utf-8")
+
+
+def test_inputs_reach_gcprof_as_single_words_and_nothing_else_runs(job):
+    done = step(
+        job, "predict", "fake-gcprof", MODEL=EVIL, STRATEGIES="none,all;ls", DEVICE="--json", MAX_MEMORY="11GiB"
+    )
+
+    words = (job / "words").read_text().splitlines()
+    assert done.returncode == 0, done.stderr
+    assert words[:2] == ["predict", f"--model={EVIL}"]
+    assert words[3:] == ["--strategies=none,all;ls", "--device=--json", "--memory=11GiB"]
+    assert not (job / "hacked").exists()
+
+
+def test_the_models_code_sees_no_token_and_no_file_of_the_runner(job):
+    step(job, "predict", "fake-gcprof", MODEL="mlp")
+
+    variables = (job / "variables").read_text()
+    assert "RUNNER_TEMP=" in variables
+    assert "gho_secret" not in variables
+    assert not re.search(r"^GITHUB_(ENV|PATH|OUTPUT|STEP_SUMMARY)=", variables, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_model_is_predicted_commented_and_held_to_a_memory(job):
+    within = {"MODEL": "mlp", "STRATEGIES": "none,all", "DEVICE": "t4", "MAX_MEMORY": "11GiB"}
+
+    done = step(job, "predict", **within)
+    commented = step(job, "comment")
+
+    assert (done.returncode, commented.returncode) == (0, 0), done.stdout + commented.stderr
+    said = (job / "said").read_text()
+    assert said == (job / "summary").read_text()
+    assert re.match(r"<!-- gcprof [0-9a-f]{16} -->\n## gcprof\n", said)
+    assert "predicted, not measured" in said
+    assert "| all |" in said
+    assert "The gate `max-memory` holds." in said
+    assert "--method POST repos/me/mine/issues/7/comments" in (job / "calls").read_text()
+    assert (job / "output").read_text() == f"table={job}/temp/gcprof/comment.md\n"
+    assert step(job, "gate").returncode == 0
+
+    shutil.move(job / "temp" / "gcprof" / "run", job / "baseline")
+    step(job, "predict", **within | {"BASELINE": "baseline", "FAIL_ON": "peak:>1%", "PRECISION": "fp32"})
+    assert "### Against the baseline" in (job / "temp" / "gcprof" / "comment.md").read_text()
+    assert step(job, "gate").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_memory_that_nothing_fits_fails_after_the_comment(job):
+    done = step(job, "predict", MODEL="mlp", STRATEGIES="none", DEVICE="t4", MAX_MEMORY="1MiB")
+
+    assert done.returncode == 0
+    assert step(job, "comment").returncode == 0
+    assert "**No strategy fits the memory of the gate `max-memory`.**" in (job / "said").read_text()
+    assert step(job, "gate").returncode == 5
+
+
+def test_a_model_that_is_not_there_is_said_and_fails(job):
+    step(job, "predict", MODEL="nothing", DEVICE="t4")
+
+    assert "    gcprof: no model is called 'nothing'" in (job / "summary").read_text()
+    assert step(job, "gate").returncode == 2
+
+
+def test_a_second_push_writes_the_comment_anew(job):
+    step(job, "predict", "fake-gcprof", MODEL="mlp")
+    (job / "known").write_text("41\n42\n")
+
+    step(job, "comment")
+
+    assert "--method PATCH repos/me/mine/issues/comments/41" in (job / "calls").read_text()
+    assert (job / "said").exists()
+
+
+def test_a_fork_whose_token_may_only_read_is_warned_and_does_not_fail(job):
+    step(job, "predict", "fake-gcprof", MODEL="mlp")
+    (job / "refuses").touch()
+
+    done = step(job, "comment")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("::warning::")

@@ -1,0 +1,76 @@
+"""What a terminal with colours shows besides the words: savings, failures, and what nothing beats."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from profiler.cli import answer
+from profiler.views.tables import terminal
+from tests import examples, make
+
+CODES = re.compile(r"\x1b\[[\d;]*m")
+GREEN, BOLD = "\x1b[32m", "\x1b[1m"
+
+
+def printed(color: str, *, width: int | None = None) -> str:
+    rows = examples.table(
+        [
+            make.record("none", peak=100 << 20, seconds=(0.1,) * 6),
+            make.record("all", peak=60 << 20, seconds=(0.2,) * 6),
+            make.failed("sqrt", "out_of_memory", "CUDA out of memory"),
+            make.failed("offload", "skipped", "not here"),
+        ]
+    )
+    file = io.StringIO()
+    terminal.write(terminal.table(rows, width=width), file=file, color=color)
+    return file.getvalue()
+
+
+def line(text: str, strategy: str) -> str:
+    return next(one for one in text.splitlines() if CODES.sub("", one).startswith(strategy))
+
+
+def test_a_saving_is_green_and_a_failure_red_and_nothing_else_is():
+    text = printed("always")
+
+    assert re.findall(r"\x1b\[32m(.*?)\x1b\[0m", text) == ["-40 %"]
+    assert re.findall(r"\x1b\[31m(.*?)\x1b\[0m", text) == ["out of memory"]
+
+
+def test_what_nothing_beats_is_bold():
+    text = printed("always")
+
+    assert line(text, "all").startswith(f"{BOLD}all")
+    assert not line(text, "sqrt").startswith(BOLD)
+
+
+@pytest.mark.parametrize("width", [None, 120, 80, 40])
+def test_colours_change_no_word_at_any_width(width: int | None):
+    assert CODES.sub("", printed("always", width=width)) == printed("never", width=width)
+
+
+def test_a_narrow_screen_has_the_same_colours():
+    text = printed("always", width=40)
+
+    assert re.findall(r"\x1b\[32m(.*?)\x1b\[0m", text) == ["-40 %"]
+    assert re.findall(r"\x1b\[31m(.*?)\x1b\[0m", text) == ["out of memory"]
+
+
+def test_what_is_no_terminal_has_none():
+    assert printed("auto") == printed("never")
+
+
+def test_every_command_takes_the_option(capsys: pytest.CaptureFixture[str]):
+    assert answer(["show", "ref:cpu/mnist-cnn", "--color", "always"]) == 0
+    assert GREEN in capsys.readouterr().out
+
+    assert answer(["list", "--ref", "--color", "never"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_another_word_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert answer(["show", "ref:cpu/mnist-cnn", "--color", "green"]) == 2
+    assert "choose from auto, always, never" in capsys.readouterr().err

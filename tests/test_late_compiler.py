@@ -1,0 +1,66 @@
+"""The compiler of PyTorch is imported where something of it is used, and is then the real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.program import environment
+
+PREDICT = """
+import sys
+from profiler.core.case import Case, Choice, Trial
+from profiler.predicting import late_compiler
+from profiler.predicting.prediction import predict
+
+if {late}:
+    late_compiler.install()
+case = Case(model=Choice({model!r}), strategy=Choice("segments:k=2"), optimizer=Choice({optimizer!r}), batch_size=2,
+            device="fake:cuda", samples=1)
+record = predict(Trial(case=case, passes=("memory",)))
+print(record.readings)
+print("torch._dynamo.eval_frame" in sys.modules, file=sys.stderr)
+"""
+
+COMPILE = """
+import torch
+from profiler.predicting import late_compiler
+
+late_compiler.install()
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+optimizer.step()
+{then}
+assert type(torch._dynamo) is type(torch), type(torch._dynamo)
+optimizer.step()
+disabled = torch._dynamo.disable(lambda x: x + 1)
+assert torch.compile(lambda x: disabled(x) * 2, backend="eager")(torch.ones(2)).tolist() == [4.0, 4.0]
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+
+
+def both(model: str, optimizer: str = "sgd") -> list[subprocess.CompletedProcess]:
+    return [run(PREDICT.format(late=late, model=model, optimizer=optimizer)) for late in (True, False)]
+
+
+def test_a_prediction_is_the_same_without_the_compiler():
+    for model, optimizer in [("mnist-cnn:channels=4,layers=6", "sgd"), ("transformer:layers=2,width=32", "adamw")]:
+        late, usual = both(model, optimizer)
+
+        assert late.stdout == usual.stdout
+        assert (late.stderr, usual.stderr) == ("False\n", "True\n")
+
+
+def test_a_module_of_the_compiler_imports_it_as_usual():
+    run(COMPILE.format(then="import torch._dynamo.eval_frame\nfrom torch._dynamo.source import EphemeralSource"))
+
+
+def test_compiling_imports_it_as_usual():
+    run(COMPILE.format(then="torch.compile(lambda x: x, backend='eager')(torch.ones(2))"))
+
+
+def test_where_it_is_there_nothing_is_put_off():
+    run("import torch._dynamo as compiler\nfrom profiler.predicting import late_compiler\nlate_compiler.install()\n"
+        "import sys\nassert sys.modules['torch._dynamo'] is compiler and type(compiler) is type(sys)")  # fmt: skip

@@ -1,0 +1,139 @@
+"""Steps with a strategy and without it, in turn, on a device whose times are written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from profiler.core.case import Choice, Trial
+from profiler.core.paired_steps import group_ratios, is_plain_first
+from profiler.core.stats import Sampling
+from profiler.engines.order import informed
+from profiler.measuring import measure
+from profiler.measuring.meters import time as timing
+from profiler.measuring.passes import NO_ROOM
+from profiler.training import assemble as assembling
+from tests import make
+from tests.conftest import measured
+from tests.scripted_steps import Scripted, step
+
+SETTLING = 3  # of the strategy: the first and one of warm-up; then one without it
+
+
+class Switched(Scripted):
+    """A device on which steps without the strategy take 1 s, and steps with it 1.5 s; each takes longer than before."""
+
+    def __init__(self, *, drift: float = 0.0, room: bool = True) -> None:
+        super().__init__([])
+        self.is_on, self.order, self.num_released = True, [], 0
+        self._drift, self._room = drift, room
+
+    def switch(self, on: bool) -> None:
+        self.is_on = on
+
+    def run(self, mark: Any) -> None:
+        self.order.append(self.is_on)
+        if not self.is_on and not self._room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.left.append((1.5 if self.is_on else 1.0) * (1 + self._drift * len(self.order)))
+        step(mark)
+
+    def release(self) -> None:
+        self.num_released += 1
+
+
+def read(device: Switched, **how: Any) -> dict[str, Any]:
+    return timing.read(device, device.run, warmup=1, switch=device.switch, **{"samples": 8, **how})
+
+
+def test_steps_with_and_without_alternate_in_the_order_that_is_drawn():
+    device = Switched()
+
+    found = read(device)
+
+    assert found["step_seconds"] == (1.5,) * 8
+    assert found["plain_step_seconds"] == (1.0,) * 8
+    assert (found["warmup_seconds"], found["plain_warmup_seconds"]) == ((1.5, 1.5), (1.0,))
+    pairs = list(zip(device.order[SETTLING::2], device.order[SETTLING + 1 :: 2], strict=True))
+    assert pairs == [(not is_plain_first(number), is_plain_first(number)) for number in range(8)]
+    assert device.is_on  # as it was
+
+
+def test_a_drift_that_is_the_same_for_both_is_in_no_ratio():
+    found = read(Switched(drift=0.001))
+
+    assert group_ratios(found["step_seconds"], found["plain_step_seconds"]) == pytest.approx([1.5] * 4)
+    assert found["step_seconds"][-1] > found["step_seconds"][0]
+
+
+def test_where_the_first_step_without_has_no_room_the_strategy_is_timed_alone():
+    device = Switched(room=False)
+
+    found = read(device, samples=3)
+
+    assert found["step_seconds"] == (1.5,) * 3
+    assert (found["plain_step_seconds"], found["plain_warmup_seconds"]) == (None, ())
+    assert found["warmup_seconds"] == (1.5,) * 3  # one more, since the device let its cache go
+    assert device.num_released == 1
+    assert device.is_on
+
+
+def test_with_a_limit_both_steps_of_a_pair_must_have_room():
+    device, now = Switched(), iter(range(1000))
+
+    found = read(device, samples=50, until=20.0, clock=lambda: next(now))
+
+    assert found["stopped"] == "limit"
+    assert len(found["step_seconds"]) == len(found["plain_step_seconds"]) < 50
+
+
+def test_sampling_ends_with_a_sure_ratio_within_its_seconds():
+    found = read(Switched(), samples=5, sampling=Sampling(max_seconds=99))
+
+    assert (len(found["step_seconds"]), found["stopped"]) == (6, "target")  # three groups
+    slow = read(Switched(), samples=5, sampling=Sampling())
+    assert (len(slow["step_seconds"]), slow["stopped"]) == (4, "seconds")  # two
+
+
+@pytest.mark.parametrize("strategy", ["none", "all", "segments:k=1", "offload"])
+def test_a_measured_step_has_a_neighbour_without_its_strategy(strategy):
+    record = measured("mlp", strategy, passes=("time",), samples=4, warmup=1)
+
+    readings = record.readings
+    assert len(readings.step_seconds) == len(readings.plain_step_seconds) == 4
+    assert len(readings.processor_seconds) == 4
+    assert all(seconds >= 0 for seconds in readings.processor_seconds)
+
+
+def test_a_step_that_cannot_be_switched_off_is_timed_alone(monkeypatch):
+    monkeypatch.setattr(assembling, "_switch", lambda applied, own_calls: None)
+
+    readings = measured("mlp", "all", passes=("time",), samples=2).readings
+
+    assert (readings.plain_step_seconds, readings.plain_warmup_seconds) == (None, None)
+
+
+def test_a_baseline_that_failed_is_not_run_beside_its_strategies():
+    trial = Trial(case=make.case("all"))
+    fine, failed = make.record("none"), make.failed("none", "out_of_memory", "96 MiB")
+
+    asked = [informed([trial], {(record.case, 1): record})[0].is_paired for record in (fine, failed)]
+
+    assert asked == [True, False]
+    assert informed([trial], {})[0].is_paired  # nothing is known of it
+
+
+def test_a_trial_that_is_told_so_is_timed_alone():
+    trial = Trial(case=make.case("all", model=Choice("mlp"), samples=2), passes=("time",), is_paired=False)
+
+    assert measure(trial).readings.plain_step_seconds is None
+
+
+def test_the_note_of_a_step_without_room_is_that_of_its_page(monkeypatch):
+    monkeypatch.setattr(timing, "_warmed_without", lambda switch, sample, device: [])
+
+    (note,) = (note for note in measured("mlp", "all", passes=("time",), samples=2).notes if note.code == "GCP060")
+
+    assert note.text == NO_ROOM

@@ -1,0 +1,175 @@
+"""Which measured way is taken, what is said of it, and that it agrees with the table: with samples that are planted."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from profiler.analysis.rows import rows
+from profiler.planning.candidates import Way, all_stages, first, none, uniform
+from profiler.planning.chain import Chain, SaveOption, Stage
+from profiler.planning.plan import Plan
+from profiler.planning.simulator import simulate, slower_by
+from profiler.workflows.plan_choice import ComparedPlan, choose, doubted, is_slower, sentences
+from tests import make
+
+MIB = 2**20
+BUDGET = 60 * MIB
+STEP = 1.0
+
+
+def chain(error: float = 0.0) -> Chain:
+    """Six equal blocks, whose recomputes take a third of them, and less where their matmuls are kept."""
+    option = SaveOption(
+        name="matmul", saved_bytes=5 * MIB, own_saved_bytes=4 * MIB, forward_extra_bytes=0, backward_extra_bytes=0,
+        forward_seconds=1.0, backward_seconds=2.6, error_seconds=error,
+    )  # fmt: skip
+    stages = tuple(
+        Stage(
+            name=f"b{number}", forward_seconds=1.0, backward_seconds=2.0, early_stop_seconds=1.0, output_bytes=MIB,
+            saved_bytes=9 * MIB, own_saved_bytes=8 * MIB, forward_extra_bytes=0, backward_extra_bytes=0,
+            error_seconds=error, options=(option,),
+        )
+        for number in range(6)
+    )  # fmt: skip
+    return Chain(input_bytes=0, stages=stages)
+
+
+CHAIN = chain()
+KEPT = Plan(items=tuple(range(6)), options=tuple((number, "matmul") for number in range(6)))
+PLANS = {"plan": KEPT, "uniform(5)": uniform(CHAIN, 5), "first(4)": first(CHAIN, 4), "all": all_stages(CHAIN)}
+
+
+def compared(ratios: dict[str, tuple[float, ...]], peaks: dict[str, int], plans: dict[str, Plan] = PLANS):
+    """Ways with these ratios in the rounds, and these peaks in MiB."""
+    rounds = range(1, 1 + len(next(iter(ratios.values()))))
+    records = [make.record(peak=64 * MIB, seconds=(STEP,), round=number) for number in rounds]
+    for label, of_rounds in ratios.items():
+        records += [
+            make.record(label.replace("(", "").strip(")"), peak=peaks[label] * MIB, seconds=(STEP * ratio,), round=at)
+            for at, ratio in zip(rounds, of_rounds, strict=True)
+        ]
+    measured = {str(row.case.strategy): row for row in rows(records)}
+    return [
+        ComparedPlan(
+            way=Way(label=label, plan=plans[label], cost=simulate(CHAIN, plans[label])),
+            measured=measured[label.replace("(", "").strip(")")],
+        )
+        for label in ratios
+    ]
+
+
+def test_a_plan_that_was_measured_slower_and_larger_than_a_rival_is_not_taken():
+    """The costs said -12 % of the plan with kept matmuls; +52 % was measured, and +35 % of a split in less memory."""
+    plans = compared(
+        {"plan": (1.50, 1.52, 1.53, 1.55), "uniform(5)": (1.33, 1.34, 1.36, 1.37)}, {"plan": 41, "uniform(5)": 31}
+    )
+
+    chosen = choose(plans, CHAIN, BUDGET)
+
+    assert chosen.plan.way.label == "uniform(5)"
+    assert sentences(chosen) == ["uniform(5) is chosen: none that fits was measured faster"]
+
+
+def test_a_plan_that_was_measured_faster_is_taken_though_it_is_less_simple():
+    plans = compared(
+        {"plan": (1.20, 1.21, 1.22, 1.23), "uniform(5)": (1.33, 1.34, 1.36, 1.37)}, {"plan": 41, "uniform(5)": 31}
+    )
+
+    assert choose(plans, CHAIN, BUDGET).plan.way.label == "plan"
+
+
+def test_what_noise_cannot_tell_apart_the_costs_do():
+    """`all` recomputes what first(4) does and more."""
+    plans = compared({"first(4)": (0.4, 1.2, 2.0, 3.1), "all": (0.35, 1.1, 2.1, 2.9)}, {"first(4)": 33, "all": 21})
+
+    chosen = choose(plans, CHAIN, BUDGET)
+
+    assert chosen.plan.way.label == "first(4)"
+    assert sentences(chosen)[1] == "measured times cannot tell all from it; by these costs it is faster"
+
+
+def test_what_neither_times_nor_costs_tell_apart_is_taken_by_its_simplicity():
+    noisy = chain(error=0.5)
+    plans = compared(
+        {"plan": (0.4, 1.2, 2.0, 3.1), "uniform(5)": (0.35, 1.1, 2.1, 2.9)}, {"plan": 41, "uniform(5)": 31}
+    )
+
+    chosen = choose(plans, noisy, BUDGET)
+
+    assert chosen.plan.way.label == "uniform(5)"
+    assert chosen.as_fast == ("plan",)
+    assert sentences(chosen) == [
+        "uniform(5) is chosen: it cannot be told from plan in time, and is the simplest",
+    ]
+
+
+@pytest.mark.parametrize("label", ["plan", "first(4)"])
+def test_what_does_not_fit_the_budget_is_not_taken_however_fast(label):
+    plans = compared(
+        {label: (1.0, 1.01, 1.02, 1.03), "uniform(5)": (1.33, 1.34, 1.36, 1.37)}, {label: 61, "uniform(5)": 31}
+    )
+
+    assert choose(plans, CHAIN, BUDGET).plan.way.label == "uniform(5)"
+
+
+def test_where_nothing_fits_nothing_is_taken():
+    assert choose(compared({"plan": (1.0, 1.1)}, {"plan": 61}), CHAIN, BUDGET) is None
+
+
+def test_one_round_tells_of_no_noise():
+    plans = compared({"plan": (2.0,), "uniform(5)": (1.0,)}, {"plan": 31, "uniform(5)": 31})
+
+    assert not is_slower(plans[0].measured, plans[1].measured)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_that_fits_was_surely_faster_than_what_is_taken(seed):
+    draw = Random(seed)
+    labels = list(PLANS)
+    ratios = {
+        label: tuple(draw.lognormvariate(draw.uniform(0, 0.3), draw.choice((0.01, 0.2))) for _ in range(4))
+        for label in labels
+    }
+    plans = compared(ratios, {label: draw.randint(20, 70) for label in labels})
+
+    chosen = choose(plans, CHAIN, BUDGET)
+
+    fitting = [plan for plan in plans if plan.measured.readings.peak_bytes <= BUDGET]
+    assert (chosen is None) == (not fitting)
+    for plan in fitting:
+        assert not max(ratios[plan.way.label]) < min(ratios[chosen.plan.way.label])
+
+
+def test_runs_that_differ_by_noise_alone_choose_one_plan():
+    """Three plans of one model at one budget were given in three runs."""
+    draw = Random(0)
+    truth = {"plan": 1.2, "uniform(5)": 1.27, "first(4)": 1.24, "all": 1.33}
+    peaks = {"plan": 41, "uniform(5)": 31, "first(4)": 33, "all": 21}
+    taken = []
+    for _ in range(20):
+        ratios = {label: tuple(ratio * draw.lognormvariate(0, 0.5) for _ in range(6)) for label, ratio in truth.items()}
+        chosen = choose(compared(ratios, peaks), chain(error=0.02), BUDGET)
+        taken.append({chosen.plan.way.label, *chosen.as_fast})
+
+    assert all(one & other for one, other in combinations(taken, 2))
+
+
+def test_a_step_that_computes_more_and_was_measured_faster_is_doubted():
+    plans = compared({"plan": (0.33, 0.35, 0.37), "uniform(5)": (1.3, 1.31, 1.32)}, {"plan": 41, "uniform(5)": 31})
+
+    assert doubted(plans, none(CHAIN).cost.step_seconds) == ["plan"]
+
+
+def test_what_two_plans_share_is_in_no_doubt_between_them():
+    doubtful = chain(error=0.25)
+
+    difference, error = slower_by(doubtful, all_stages(doubtful), first(doubtful, 4))
+
+    assert difference == pytest.approx(2.0)  # two more recomputes
+    assert error == pytest.approx(0.5)
+    assert simulate(doubtful, all_stages(doubtful)).error_seconds == pytest.approx(6 * 0.25)
+    assert slower_by(doubtful, KEPT, KEPT) == (0.0, 0.0)
+    assert simulate(doubtful, none(doubtful).plan).error_seconds == 0.0

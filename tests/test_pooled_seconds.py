@@ -1,0 +1,151 @@
+"""Steps that were timed in turns become the costs of stages: sums by hand, and noise that is planted."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from profiler.predicting.staging.pooled_seconds import EVERY, PLAIN, StageWork, StepSample, by_stage, pooled
+
+OUTSIDE = 0.5
+
+
+def work(kind: str, flops: int = 100, family: str = "Block") -> StageWork:
+    return StageWork(blocks=(0,), kind=kind, family=family, forward=flops, backward=2 * flops)
+
+
+AROUND = StageWork(blocks=())
+
+
+def step(*stages: tuple[float, float, float], outside: float = OUTSIDE) -> StepSample:
+    """A step of stages with these seconds of forward, recompute and backward."""
+    forward, recompute, backward = zip(*stages, strict=True)
+    total = outside + sum(forward) + sum(recompute) + sum(backward)
+    return StepSample(total=total, forward=forward, recompute=recompute, backward=backward)
+
+
+def plain(*forwards: float, backward: float = 2.0) -> StepSample:
+    """A step without checkpoints, whose backwards are in its total alone."""
+    total = OUTSIDE + sum(forwards) + backward * len(forwards)
+    return StepSample(total=total, forward=forwards, recompute=(0.0,) * len(forwards), backward=(0.0,) * len(forwards))
+
+
+def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
+    works = [work("a"), work("b", 300), AROUND]
+    samples = {
+        PLAIN: [StepSample(total=12.5, forward=(1, 3, 0), recompute=(0, 0, 0), backward=(0, 0, 0))] * 3,
+        EVERY: [step((1, 0.9, 2), (3, 2.7, 6), (0, 0, 0))] * 3,
+    }
+
+    first, second, around = pooled(samples, works)
+
+    assert (first.forward, first.backward) == pytest.approx((1, 2))
+    assert (second.forward, second.backward) == pytest.approx((3, 6))
+    assert first.early_stop == pytest.approx(0.9)
+    assert second.early_stop == pytest.approx(2.7)
+    assert around.forward == pytest.approx(OUTSIDE)
+
+
+def test_what_checkpoints_take_on_the_host_is_in_the_costs_of_the_stages():
+    """All checkpointed, the step takes 3 s more, of which the marks around the recomputes tell 2 s."""
+    works = [work("a"), work("a"), AROUND]
+    samples = {
+        PLAIN: [plain(1.0, 1.0)] * 6,
+        EVERY: [step((1, 1, 2), (1, 1, 2), outside=OUTSIDE + 1)] * 6,
+    }
+    samples = {way: [padded(sample) for sample in taken] for way, taken in samples.items()}
+
+    first, second, _ = pooled(samples, works)
+
+    assert first.early_stop == second.early_stop == pytest.approx(1.5)
+    assert first.error == 0.0
+
+
+def padded(sample: StepSample) -> StepSample:
+    """With a stage of no blocks behind the others."""
+    return StepSample(
+        total=sample.total,
+        forward=(*sample.forward, 0.0),
+        recompute=(*sample.recompute, 0.0),
+        backward=(*sample.backward, 0.0),
+    )
+
+
+def test_what_a_selective_context_takes_is_in_the_costs_of_its_option():
+    works = [work("a"), work("a"), AROUND]
+    kept = [padded(step((1.25, 0.25, 2), (1.25, 0.25, 2), outside=OUTSIDE + 0.5))] * 6
+    samples = {
+        PLAIN: [padded(plain(1.0, 1.0))] * 6,
+        EVERY: [padded(step((1, 1, 2), (1, 1, 2)))] * 6,
+        "matmul": kept,
+    }
+
+    first, _, _ = pooled(samples, works)
+
+    forward, backward = first.options["matmul"]
+    assert forward + backward - first.forward - first.backward == pytest.approx(0.25 + 0.25 + 0.25)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_stages_never_differ_however_noisy_their_times(seed):
+    draw = Random(seed)
+    works = [work("a")] * 6
+
+    found = by_stage([[draw.lognormvariate(0, 1) for _ in works] for _ in range(5)], works, lambda one: one.forward)
+
+    assert len(set(found)) == 1
+
+
+def test_kinds_of_one_family_that_noise_alone_tells_apart_are_proportional_to_their_flops():
+    works = [work("a", 100), work("b", 200), work("c", 400)]
+    rows = [[1.5, 1.2, 6.0], [0.5, 2.8, 2.0], [1.0, 2.0, 4.0], [1.6, 1.4, 2.4], [0.6, 2.6, 5.6], [1.1, 2.1, 4.2]]
+
+    a, b, c = by_stage(rows, works, lambda one: one.forward)
+
+    assert b == pytest.approx(2 * a)
+    assert c == pytest.approx(4 * a)
+
+
+def test_what_is_surely_not_proportional_to_flops_stays_as_measured():
+    works = [work("a", 100), work("b", 100), work("c", 100)]
+
+    found = by_stage([[1.0, 3.0, 2.0]] * 6, works, lambda one: one.forward)
+
+    assert found == pytest.approx([1.0, 3.0, 2.0])
+
+
+def test_kinds_of_other_families_do_not_draw_each_other():
+    works = [work("a", 100, "Block"), work("b", 100, "Head")]
+
+    found = by_stage([[1.0, 9.0], [3.0, 3.0], [2.0, 6.0]], works, lambda one: one.forward)
+
+    assert found == [2.0, 6.0]
+
+
+def test_the_noisier_the_steps_the_wider_the_interval_and_the_nearer_their_factor_to_one():
+    works = [work("a"), AROUND]
+
+    def taken(spread: float):
+        ends = (1 - spread, 1 + spread) * 3
+        return pooled(
+            {
+                PLAIN: [padded(plain(1.0))] * 6,
+                EVERY: [padded(step((1, 1, 2), outside=OUTSIDE + end)) for end in ends],
+            },
+            works,
+        )[0]
+
+    quiet, noisy = taken(0.1), taken(0.9)
+
+    assert 1 < noisy.early_stop < quiet.early_stop < 2
+    assert 0 < quiet.error < noisy.error
+
+
+def test_where_no_step_fits_without_checkpoints_the_recomputes_are_as_they_were_timed():
+    works = [work("a"), AROUND]
+
+    stage, around = pooled({EVERY: [padded(step((1, 0.75, 2)))] * 3}, works)
+
+    assert (stage.forward, stage.early_stop, stage.backward) == pytest.approx((1, 0.75, 2))
+    assert around.forward == pytest.approx(OUTSIDE)

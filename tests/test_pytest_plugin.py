@@ -1,0 +1,140 @@
+"""pytest's plugin: a fixture that predicts a peak, a budget of a run, and no cost where it is not used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.program import environment
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PLUGIN = "profiler.integrations.pytest_plugin"
+MODEL = """
+import pytest, torch
+from torch import nn
+
+@pytest.fixture
+def model():
+    return nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+
+batch = torch.zeros(4096, 256), torch.zeros(4096, 256)
+loss = nn.functional.mse_loss
+"""
+FITS = MODEL + "def test_it_fits(model, peak_memory):\n    assert peak_memory(model, batch, loss=loss) > 2**20\n"
+
+
+def run(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """pytest with the plugin on a file of tests."""
+    (folder / "test_mine.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-p", "no:xdist", "-q", *words]
+    more = environment(COLUMNS="200")
+    return subprocess.run(command, cwd=folder, env=more, capture_output=True, text=True, check=False)
+
+
+def test_a_peak_is_predicted_and_listed_after_the_tests(tmp_path):
+    done = run(tmp_path, FITS, "--gcprof-budget", "1GiB")
+
+    assert done.returncode == 0, done.stdout
+    assert "peak memory by gcprof" in done.stdout
+    line = r"test_mine.py::test_it_fits: [\d.]+ MiB predicted \(Sequential under none, sgd, fp32, cuda\)"
+    assert re.search(line, done.stdout)
+    assert "measured" not in done.stdout
+
+
+def test_a_peak_over_the_budget_of_the_run_fails_in_few_lines(tmp_path):
+    done = run(tmp_path, FITS, "--gcprof-budget", "20MiB")
+
+    assert done.returncode == 1
+    assert re.search(r"is [\d.]+ MiB over --gcprof-budget of 20\.0 MiB\n", done.stdout)
+    assert re.search(r"in the backward the most is held by [\w. ]+ [\d.]+ MiB", done.stdout)
+    assert "profiler.plan" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "pytest_plugin.py" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_call_has_its_own_budget_settings_and_evidence(tmp_path):
+    words = "loss=loss, optimizer='adamw'"
+    text = (
+        MODEL
+        + f"""
+def test_one(model, peak_memory):
+    adam = peak_memory(model, batch, {words}, device="h100", budget="1GiB")
+    all_ = peak_memory(model, batch, "segments:k=4", {words}, device="h100", budget=2**30)
+    assert (adam.evidence, adam.record.case.device) == ("predicted", "fake:h100")
+    assert all_ < adam
+
+def test_two(model, peak_memory):
+    peak_memory(model, batch, loss=loss, budget="20MiB")
+
+def test_measured(model, peak_memory):
+    measured = peak_memory(model, batch, loss=loss, by="measured", device="cpu", samples=1, budget="1GiB")
+    assert measured.evidence == "measured"
+    assert measured == peak_memory(model, batch, loss=loss, device="cpu", budget="1GiB")
+
+def test_rehearsed(model, peak_memory):
+    with pytest.raises(Exception, match="by: 'rehearsed' is not known"):
+        peak_memory(model, batch, loss=loss, by="rehearsed")
+"""
+    )
+    done = run(tmp_path, text, "--gcprof-budget", "1MiB")
+
+    assert "1 failed, 3 passed" in done.stdout, done.stdout
+    assert "over budget of 20.0 MiB" in done.stdout
+    assert len(re.findall(r"test_measured: .* measured \(", done.stdout)) == 1
+
+
+@pytest.mark.slow
+def test_a_comparison_that_fails_names_the_peak(tmp_path):
+    text = MODEL + "def test_it(model, peak_memory):\n    assert peak_memory(model, batch, loss=loss) < 10 * 2**20\n"
+
+    done = run(tmp_path, text)
+
+    assert re.search(r"assert [\d.]+ MiB predicted \(Sequential .*\) < \(?10", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("word", ["11", "60%", "much"])
+def test_a_budget_that_is_no_size_is_refused_before_any_test(word, tmp_path):
+    done = run(tmp_path, FITS, "--gcprof-budget", word)
+
+    assert done.returncode == 4
+    assert "--gcprof-budget" in done.stderr
+    assert "passed" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_budget_that_no_test_heeds_is_said(tmp_path):
+    done = run(tmp_path, "def test_nothing(): ...", "--gcprof-budget", "1GiB")
+
+    assert done.returncode == 0
+    assert "--gcprof-budget had no effect: no test asked for the fixture peak_memory" in done.stdout
+
+
+@pytest.mark.parametrize(("words", "is_there"), [("", False), ("peak_memory", True)])
+def test_only_a_test_that_asks_for_the_fixture_imports_torch(words, is_there, tmp_path):
+    """The second is the twin: an import would be seen."""
+    told = "def pytest_unconfigure():\n    print('TORCH', 'torch' in sys.modules, 'msgspec' in sys.modules)\n"
+    (tmp_path / "conftest.py").write_text(f"import sys\n{told}")
+
+    done = run(tmp_path, f"def test_it({words}): ...\n", "-s")
+
+    assert f"TORCH {is_there} {is_there}" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_wheel_holds_the_plugin_so_that_pytest_imports_nothing_of_gcprof():
+    entry = PROJECT["project"]["entry-points"]["pytest11"]
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+
+    (module,) = entry.values()
+    assert included[f"{PLUGIN.replace('.', '/')}.py"] == f"{module}.py"
+    assert not (ROOT / f"{module}.py").exists()
+    source = (ROOT / f"{PLUGIN.replace('.', '/')}.py").read_text(encoding="utf-8")
+    assert re.findall(r"^\s*(?:from|import) (\w+)", source, re.MULTILINE) == [
+        "__future__", "importlib", "collections", "typing", "pytest",
+    ]  # fmt: skip

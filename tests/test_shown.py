@@ -1,0 +1,251 @@
+"""What Python's door shows of itself in a notebook, and live modules as models."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import profiler
+from profiler.core import plan_file
+from profiler.core.errors import UserError
+from tests.transformer import build as transformer
+
+ROOT = Path(__file__).parents[1]
+HOSTILE = "<script>alert(1)</script>"
+
+
+class Tagged(HTMLParser):
+    """The tags of a page, and its words."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_data(self, text):
+        self.words.append(text)
+
+
+def chain(width: int = 64, layers: int = 12) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    module = nn.Sequential(
+        *(nn.Sequential(nn.Linear(width, 128), nn.GELU(), nn.Linear(128, width)) for _ in range(layers))
+    )
+    return module, (torch.randn(2048, width), torch.zeros(2048, width))
+
+
+class Tied(nn.Module):
+    """A weight under two names, a buffer that is a view of another, a small tensor whose value the forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(100, 32), nn.Linear(32, 100, bias=False)
+        self.head.weight = self.embedding.weight
+        self.layers = nn.ModuleList(nn.LSTM(32, 32, batch_first=True) for _ in range(3))
+        self.register_buffer("whole", torch.ones(64))
+        self.register_buffer("second", self.whole[::2])
+        self.depth = torch.tensor(3)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers[: int(self.depth)]:
+            x = layer(x)[0] * self.second
+        return self.head(x).logsumexp(-1).mean()
+
+
+def tied():
+    return Tied(), torch.randint(100, (16, 24))
+
+
+def convolutional():
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(4))
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(1)), torch.randn(4, 8, 16, 16)
+
+
+@pytest.mark.parametrize("make", [tied, lambda: (*chain(), nn.functional.mse_loss)], ids=["tied", "chain"])
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_a_live_module_is_predicted_as_its_factory_is(make, device):
+    module, batch, *loss = make()
+
+    live = profiler.predict(module, batch=batch, loss=loss[0] if loss else None, device=device, optimizer="adamw")
+    made = profiler.predict(make, device=device, optimizer="adamw")
+
+    assert live.readings == made.readings
+    assert live.built == made.built
+    assert live.case.model == type(module).__name__
+
+
+def test_a_live_module_with_batchnorm_is_explained_and_stays_as_it_was():
+    module, batch = convolutional()
+    module(batch)
+    before, names = copy.deepcopy(module.state_dict()), [*dict(module.named_modules())]
+
+    def loss(output):
+        return output.mean()
+
+    found = profiler.explain(module, batch, "all", loss=loss, device="t4")
+    profiler.timeline(module, batch, loss=loss)
+
+    assert found.peak_bytes > sum(parameter.nbytes for parameter in module.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert [*dict(module.named_modules())] == names
+    assert all("forward" not in vars(part) for part in module.modules())
+    assert all(type(parameter) is nn.Parameter for parameter in module.parameters())
+
+
+def test_a_live_module_is_measured_on_copies():
+    module, batch = chain(layers=4)
+    before = copy.deepcopy(module.state_dict())
+
+    record = profiler.measure(module, "all", batch=batch, loss=nn.functional.mse_loss, samples=1)
+
+    assert record.equality.gradients_equal
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_batch_of_keywords_goes_to_a_module_as_keywords():
+    workload = transformer(batch_size=2)
+
+    class Loss(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, *, ids):
+            return {"loss": self.model(ids).mean()}
+
+    found = profiler.explain(Loss(workload.module), {"ids": workload.batch}, blocks="model.blocks.*")
+
+    assert found.explanation.floor.nbytes <= found.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "complaint"),
+    [
+        (chain()[0], {}, "a module needs a batch"),
+        ("mlp", {"batch": torch.ones(2)}, "batch has no effect"),
+        (chain, {"loss": nn.functional.mse_loss}, "loss has no effect"),
+        ("mlp,transformer", {}, "model: 'mlp,transformer' is more than one"),
+        ("mpl", {}, "model: 'mpl' is not known|no model is called 'mpl'|unknown model 'mpl'"),
+    ],
+)
+def test_what_is_no_model_is_refused(model, words, complaint):
+    with pytest.raises(UserError, match=complaint):
+        profiler.explain(model, **words)
+
+
+def test_an_explanation_is_what_the_command_says(here):
+    from tests.commands import gcprof
+
+    said = gcprof("explain", "mlp", "--strategies", "all", "--device", "h100").stdout
+    found = profiler.explain("mlp", strategy="all", device="h100")
+
+    assert str(found).splitlines()[1:3] == [line for line in said.splitlines() if line.startswith(("peak", "floor"))]
+    assert found.title == "mlp, all, batch 64, sgd, fp32, h100: predicted"
+
+
+def test_an_explanation_shows_itself_as_tables():
+    module, batch = chain()
+
+    found = profiler.explain(module, batch, "all", loss=nn.functional.mse_loss)
+    page, text = Tagged(found._repr_html_()), found._repr_markdown_()
+
+    assert set(page.tags) == {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td"}
+    assert "saved activations" in page.words
+    assert "predicted" in page.words[0]
+    assert "| saved activations |" in text
+    assert text.startswith("### Sequential, all, sgd")
+    assert repr(found).startswith("Sequential, all, sgd")
+
+
+def test_a_timeline_is_a_table_and_a_picture(here):
+    module, batch = chain()
+
+    found = profiler.timeline(module, batch, "none,segments:k=4", loss=nn.functional.mse_loss)
+
+    assert found.peak_bytes["segments:k=4"] < found.peak_bytes["none"]
+    assert re.findall(r"<img[^>]*src=\"data:image/png;base64,iVBOR", found._repr_html_())
+    assert found._repr_png_().startswith(b"\x89PNG")
+    assert [line.split(" | ")[0] for line in found._repr_markdown_().splitlines()[-2:]] == ["| none", "| segments:k=4"]
+    assert found.save("fig.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_a_plan_shows_itself_beside_what_one_would_pick_and_is_a_recipe_in_its_file(here):
+    module, batch = chain()
+    plan = profiler.plan(module, "70%", batch=batch, loss=nn.functional.mse_loss, device="h100")
+
+    page, text = Tagged(plan._repr_html_()), plan._repr_markdown_()
+    plan.save("plan.json")
+
+    assert "img" in page.tags
+    assert "predicted, not measured" in page.words[0]
+    assert {"none", "plan", "all"} <= set(page.words)
+    assert "| plan |" in text
+    assert plan_file.encoded(plan_file.read(here / "plan.json")) == plan_file.encoded(plan)
+    assert set(json.loads((here / "plan.json").read_text())) == {"schema", "plan", "segments", "fingerprint"}
+
+
+def test_a_copy_of_a_plan_is_shown_as_text():
+    module, batch = chain()
+    plan = profiler.plan(module, "70%", batch=batch, loss=nn.functional.mse_loss)
+
+    assert copy.copy(plan)._repr_html_() is None or "img" in copy.copy(plan)._repr_html_()
+    assert type(plan)(plan="1", segments=(), fingerprint={"0": ()})._repr_html_() is None
+
+
+def test_names_of_the_users_are_shown_as_they_are():
+    module, batch = chain()
+    kind = type(HOSTILE, (nn.Sequential,), {})
+
+    found = profiler.explain(kind(*module), batch, loss=nn.functional.mse_loss)
+
+    assert "script" not in Tagged(found._repr_html_()).tags
+    assert "<script>" not in found._repr_markdown_()
+
+
+def test_the_door_lists_itself():
+    assert {"explain", "timeline", "plan", "predict", "measure", "apply", "load", "block"} <= set(dir(profiler))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("nbclient", "ipykernel")),
+    reason="no notebook can be run here: pip install nbclient ipykernel",
+)
+def test_a_real_notebook_shows_tables_and_pictures(tmp_path):
+    import nbclient
+    import nbformat
+
+    cells = [
+        "import torch, profiler\nfrom torch import nn\n"
+        "model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))\n"
+        "batch = torch.randn(512, 64), torch.zeros(512, 64)\nloss = nn.functional.mse_loss",
+        "profiler.explain(model, batch, loss=loss, device='h100')",
+        "profiler.timeline(model, batch, 'none,all', loss=loss)",
+        "profiler.plan(model, '80%', batch=batch, loss=loss)",
+        "profiler.explain('mlp')",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [
+        output.data for cell in notebook.cells for output in cell.outputs if output.output_type == "execute_result"
+    ]
+
+    assert [("<table" in data["text/html"], "<img" in data["text/html"]) for data in shown] == [
+        (True, False), (True, True), (True, True), (True, False),
+    ]  # fmt: skip
+    assert all("| --- |" in data["text/markdown"] for data in shown)

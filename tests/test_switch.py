@@ -1,0 +1,187 @@
+"""A strategy switched off leaves the step of `none`: bytes, gradients, operators; and it can be switched on again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from profiler.core.case import Choice
+from profiler.core.errors import Unsupported
+from profiler.training.assemble import Assembled, assemble
+from profiler.training.strategies import TABLE
+from profiler.training.workload import Workload
+from tests import make
+from tests.catalogue_choices import EVERY
+from tests.plans import written
+
+MODELS = (
+    "mlp",
+    "cifar-resnet:depth=2",
+    "transformer:layers=4,width=32,sequence=16,vocabulary=50",
+    "llama:sequence=16",
+)
+CHOICES = [choice for choices in EVERY.values() for choice in choices]
+WITHOUT = {"compile-budget"}  # compiled code stays what it is
+ELSEWHERE = {"hf"}  # on models of Hugging Face, below
+
+
+class _Operators(TorchDispatchMode):
+    """Counts the operators that run, under everything that gcprof installs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.counts[str(function)] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+def built(model: str, strategy: str, batch_size: int | None = 4, **fields) -> Assembled:
+    case = make.case(strategy, model=Choice(model), batch_size=batch_size, **fields)
+    return assemble(case)
+
+
+def step(assembled: Assembled) -> tuple[dict[str, torch.Tensor], Counter[str], int]:
+    """The gradients, what ran, and the bytes of the distinct storages that autograd was given to keep."""
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return tensor
+
+    with _Operators() as operators, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assembled.gradients()
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in assembled.workload.module.named_parameters()
+        if parameter.grad is not None
+    }
+    return gradients, operators.counts, sum(storage.nbytes() for storage in kept.values())
+
+
+def assert_same(step_of_strategy, step_of_none) -> None:
+    gradients, operators, saved = step_of_strategy
+    true_gradients, true_operators, true_saved = step_of_none
+    assert gradients.keys() == true_gradients.keys()
+    assert all(torch.equal(gradient, true_gradients[name]) for name, gradient in gradients.items())
+    assert operators == true_operators
+    assert saved == true_saved
+
+
+def test_every_strategy_of_the_catalogue_has_a_switch_or_is_known_to_have_none():
+    assert {name for name, choices in EVERY.items() if not choices} == {*WITHOUT, *ELSEWHERE, "_planted"}
+    assert EVERY.keys() == TABLE.keys()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", CHOICES)
+def test_a_strategy_that_is_switched_off_leaves_the_step_of_none(model, strategy, tmp_path):
+    true = step(built(model, "none"))
+    try:
+        assembled = built(model, str(written(strategy, model, tmp_path)))
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    on = step(assembled)
+
+    assembled.switch(False)
+    assert_same(step(assembled), true)
+
+    assembled.switch(True)
+    again = step(assembled)
+    assert again[1:] == on[1:]
+    if assembled.applied.recomputes:
+        assert sum(again[1].values()) > sum(true[1].values())  # it does recompute, so the switch did something
+
+
+def test_a_switch_that_forgets_a_block_is_seen():
+    true = step(built("mlp", "none"))
+    assembled = built("mlp", "all")
+    assembled.switch(False)
+    assembled.workload.block(assembled.workload.blocks[1]).__dict__["_route"].inside = False
+
+    with pytest.raises(AssertionError):
+        assert_same(step(assembled), true)
+
+
+def test_relus_that_write_in_place_do_so_again_while_it_is_off():
+    def relus(assembled: Assembled) -> list[bool]:
+        return [module.inplace for module in assembled.workload.module.modules() if isinstance(module, torch.nn.ReLU)]
+
+    before = relus(built("torchvision:resnet18", "none", batch_size=2))
+    assembled = built("torchvision:resnet18", "all", batch_size=2)
+    on = relus(assembled)
+
+    assembled.switch(False)
+    off = relus(assembled)
+    assembled.switch(True)
+
+    assert off == before
+    assert relus(assembled) == on
+
+
+def test_compiled_code_has_no_switch():
+    assert built("mlp", "compile-budget").switch is None
+
+
+@pytest.mark.parametrize("fault", ["random-state", "leak"])
+def test_strategies_that_are_wrong_on_purpose_are_switched_off_too(fault):
+    true = step(built("mlp", "none"))
+    assembled = built("mlp", f"_planted:fault={fault}")
+
+    assembled.switch(False)
+
+    assert_same(step(assembled), true)
+
+
+def test_the_switch_of_hugging_face_is_used():
+    model = "hf:gpt2:n_embd=32,n_head=2,n_layer=3,vocab_size=50,sequence=8"
+    true = step(built(model, "none"))
+    assembled = built(model, "hf")
+    on = step(assembled)
+
+    assembled.switch(False)
+    assert_same(step(assembled), true)
+    assembled.switch(True)
+
+    assert step(assembled)[1] == on[1] != true[1]
+
+
+class Careful(torch.nn.Module):
+    """A model with a checkpoint of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(lambda x: torch.relu(self.first(x)), x, use_reentrant=False)
+        result: torch.Tensor = self.second(hidden)
+        return result
+
+
+def test_the_models_own_checkpoints_are_switched():
+    def build() -> Workload:
+        return Workload(module=Careful(), batch=torch.ones(4, 8), loss=lambda module, batch: module(batch).sum())
+
+    true = step(assemble(make.case("none"), build=build))
+    assembled = assemble(make.case("own"), build=build)
+    on = step(assembled)
+
+    assembled.switch(False)
+    assert_same(step(assembled), true)
+    assembled.switch(True)
+
+    assert step(assembled)[1] == on[1] != true[1]
+
+
+def test_the_switch_is_not_held_by_what_is_told_of_a_strategy():
+    assembled = built("mlp", "all")
+
+    assert assembled.switch is not None
+    assert assembled.applied.switch is None
