@@ -87,7 +87,9 @@ class Idle:
             yield Record(case=trial.case, round=trial.round, outcome="skipped", detail="not here")
 
 
-def connect(stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False) -> Idle:
+def connect(
+    stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False, measures: bool = True
+) -> Idle:
     """The engine of these readers."""
     return Idle()
 

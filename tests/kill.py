@@ -2,9 +2,9 @@
 
 Ends `gcprof run` by kill -9 at random moments, uniform over the time that a whole run takes: in the import of torch, in
 trials, while files are written. After each kill all that was printed must be in trials.jsonl, and no process of the
-run may live two seconds longer. The same run is resumed and killed until it is complete, and then a new one begins; at
-the end each must hold every trial of its plan once, with the bytes of a run that nobody disturbed. Then the same
-number of its workers is killed: `tests/kill_worker.py`.
+run may live two seconds longer, or as many times that as processes share a core. The same run is resumed and killed
+until it is complete, and then a new one begins; at the end each must hold every trial of its plan once, with the bytes
+of a run that nobody disturbed. Then the same number of its workers is killed: `tests/kill_worker.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> int:
     return _summary(kills, sessions)
 
 
-def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float = PATIENCE_SECONDS) -> Kill:
+def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float | None = None) -> Kill:
     """Start the run, or resume it, end it by kill -9 after some seconds, and look at what is left."""
     tag = f"{os.getpid()}-{random.getrandbits(64):x}"
     before = stored(folder)
@@ -80,7 +80,7 @@ def kill(folder: Path, sweep: tuple[str, ...], *, after: float, patience: float 
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        left = survivors(tag, patience=patience)
+        left = survivors(tag, patience=PATIENCE_SECONDS * killed.share() if patience is None else patience)
         errors.seek(0)
         said = errors.read().decode(errors="replace")
     by_itself = process.returncode != -9

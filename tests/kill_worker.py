@@ -71,7 +71,7 @@ def session(folder: Path, sweep: tuple[str, ...], times: int, moments: random.Ra
             time.sleep(moments.uniform(0, gap))
             victims += _kill_one(process.pid, is_server=moments.random() < SERVERS)
         code = process.wait(timeout=SESSION_SECONDS)
-        left = killed.survivors(tag)
+        left = killed.survivors(tag, patience=killed.PATIENCE_SECONDS * killed.share())
         errors.seek(0)
         said = errors.read().decode(errors="replace")
     told = killed.printed(said)

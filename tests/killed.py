@@ -21,7 +21,7 @@ from profiler.runs.store import Run
 
 ROOT = Path(__file__).parents[1]
 SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--device", "cpu")
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 2.0  # on a machine with a core for every process that works
 TAG = "GCPROF_KILL_TAG"  # in the environment of a run, and so of every process that it starts
 
 Key = tuple[str, str, int]  # model, strategy, round
@@ -94,6 +94,11 @@ def survivors(tag: str, *, patience: float = PATIENCE_SECONDS) -> list[psutil.Pr
     while (left := tagged(tag)) and time.monotonic() < until:
         time.sleep(0.02)
     return left
+
+
+def share() -> float:
+    """How many processes share a core at present, at least one: what takes a second then takes so many."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def tagged(tag: str) -> list[psutil.Process]:

@@ -277,7 +277,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
 
 
 def break_show(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("profiler.runs.store.load", fail)

@@ -53,7 +53,7 @@ def test_the_rounds_of_a_run_are_kept_apart():
     contrast = only(against(apart, apart)).cells[1].time
 
     assert contrast.low < 0.7
-    assert contrast.verdict == "cannot be told apart"
+    assert contrast.verdict == "too noisy to tell"
 
 
 @pytest.mark.parametrize(

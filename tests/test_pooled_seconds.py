@@ -149,3 +149,18 @@ def test_where_no_step_fits_without_checkpoints_the_recomputes_are_as_they_were_
 
     assert (stage.forward, stage.early_stop, stage.backward) == pytest.approx((1, 0.75, 2))
     assert around.forward == pytest.approx(OUTSIDE)
+
+
+def test_however_noisy_the_steps_a_recompute_takes_time():
+    works = [work("a"), AROUND]
+    ends = (-9.0, 20.0) * 3
+
+    stage, _ = pooled(
+        {
+            PLAIN: [padded(plain(1.0))] * 6,
+            EVERY: [padded(step((1, 1, 2), outside=OUTSIDE + end)) for end in ends],
+        },
+        works,
+    )
+
+    assert 0 < stage.error < stage.early_stop

@@ -343,7 +343,9 @@ class Slower(Group):
         self.waited += 1
 
     def gather(self, found):
-        return [found, [(phase, 2 * seconds) for phase, seconds in found]] if isinstance(found, list) else [found] * 2
+        if not isinstance(found, time.Sample):
+            return [found] * 2
+        return [found, found._replace(spans=[(phase, 2 * seconds) for phase, seconds in found.spans])]
 
 
 def test_each_sample_is_the_slowest_ranks_and_all_begin_it_together():

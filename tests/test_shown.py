@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 from html.parser import HTMLParser
@@ -16,6 +15,7 @@ from torch import nn
 import profiler
 from profiler.core import plan_file
 from profiler.core.errors import UserError
+from profiler.views.tables.notebook_steps import in_python
 from tests.transformer import build as transformer
 
 ROOT = Path(__file__).parents[1]
@@ -171,6 +171,11 @@ def test_an_explanation_shows_itself_as_tables():
     assert repr(found).startswith("Sequential, all, sgd")
 
 
+def test_options_are_named_as_python_names_them():
+    assert in_python("with --blocks '*' the floor is 1 MiB") == "with blocks='*' the floor is 1 MiB"
+    assert in_python("without --blocks the floor is 1 MiB") == "without blocks the floor is 1 MiB"
+
+
 def test_a_timeline_is_a_table_and_a_picture(here):
     module, batch = chain()
 
@@ -221,14 +226,9 @@ def test_the_door_lists_itself():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("nbclient", "ipykernel")),
-    reason="no notebook can be run here: pip install nbclient ipykernel",
-)
 def test_a_real_notebook_shows_tables_and_pictures(tmp_path):
-    import nbclient
-    import nbformat
-
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
     cells = [
         "import torch, profiler\nfrom torch import nn\n"
         "model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))\n"

@@ -267,10 +267,10 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
         assert is_slower(row, other) == (row_times.verdict(row, other) == "slower")
     records = [record for row in table for record in row.rounds]
     (before,), (after,) = (sides([("run", records)], align=ALIGN) for _ in range(2))
-    for key, point in before.points.items():
-        contrast = times(point, after.points[key])
+    for key, sampled in before.points.items():
+        contrast = times(sampled, after.points[key])
         ratio_of_runs = TimeRatio(ratio=contrast.ratio, low=contrast.low, high=contrast.high)
-        assert contrast.verdict == verdict(ratio_of_runs, floor=point.row.time_floor)
+        assert contrast.verdict == verdict(ratio_of_runs, floor=sampled.row.time_floor)
 
 
 def test_sets_of_every_verdict_are_among_those_that_are_generated():

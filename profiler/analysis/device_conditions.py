@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import fmean, median
 
 from profiler.core.record import Conditions, Record
@@ -53,7 +54,7 @@ def other_processes(series: Series) -> tuple[str | None, str | None]:
 
 def _falls(round_: Sequence[Conditions]) -> bool:
     clocks = [moment.clock_hertz for moment in round_ if moment.clock_hertz is not None]
-    return any(later < SLOWED * max(clocks[:at]) for at, later in enumerate(clocks) if at)
+    return any(later < SLOWED * highest for later, highest in zip(clocks[1:], accumulate(clocks, max), strict=False))
 
 
 def _clock(clocks: Sequence[float], highest: float | None) -> list[str]:

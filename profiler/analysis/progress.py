@@ -22,12 +22,12 @@ def owed(plan: Iterable[Trial], records: Iterable[Record], *, perhaps: bool = Fa
     model's own checkpoints only where its baseline has found any; with `perhaps` also where that is not known yet.
     """
     outcomes: dict[tuple[Case, int], str] = {}
-    refusals: list[Record] = []
+    refusals = Refusals()
     has_own: set[Case] = set()
     for record in records:
         outcomes[record.case, record.round] = record.outcome
         if is_refusal(record):
-            refusals.append(record)
+            refusals.add(record)
         if finds_own(record):
             has_own.add(record.case)
     return tuple(
@@ -35,7 +35,7 @@ def owed(plan: Iterable[Trial], records: Iterable[Record], *, perhaps: bool = Fa
         for trial in plan
         if (trial.case, trial.round) not in outcomes
         and (trial.round == 1 or outcomes.get((trial.case, 1), "ok") == "ok")
-        and not any(stops(refusal, trial.case) for refusal in refusals)
+        and not refusals.stop(trial.case)
         and (
             not trial.if_own
             or trial.case.baseline in has_own
@@ -46,8 +46,7 @@ def owed(plan: Iterable[Trial], records: Iterable[Record], *, perhaps: bool = Fa
 
 def finds_own(record: Record) -> bool:
     """Whether a baseline says that the model calls checkpoints itself."""
-    is_baseline = record.case == record.case.baseline
-    return is_baseline and any(note.code == HAS_OWN for note in record.notes)
+    return any(note.code == HAS_OWN for note in record.notes) and record.case == record.case.baseline
 
 
 def rows_of(plan: Iterable[Trial], records: Iterable[Record]) -> list[Case]:
@@ -69,12 +68,32 @@ def is_refusal(record: Record) -> bool:
     return record.outcome in REFUSALS and record.built is None and _is_baseline(record)
 
 
+class Refusals:
+    """Baselines that were refused; asks of a case take no longer where there are many."""
+
+    def __init__(self) -> None:
+        self._cases: set[Case] = set()
+        self._twins: set[Case] = set()  # of those that were run and failed: predictions would fail too
+
+    def add(self, refusal: Record) -> None:
+        case = refusal.case
+        self._cases.add(case)
+        if refusal.outcome == "failed" and not (case.is_predicted or case.is_rehearsed):
+            self._twins.add(case.twin)
+
+    def stop(self, case: Case) -> bool:
+        """Whether a case is not run after one of them: it is compared with it, or predicts what failed."""
+        if not self._cases:
+            return False
+        baseline = case.baseline
+        return baseline in self._cases or (case.is_predicted and baseline.twin in self._twins)
+
+
 def stops(refusal: Record, case: Case) -> bool:
-    """Whether a case is not run after this baseline's refusal: it is compared with it, or predicts what failed."""
-    refused = refusal.case
-    if refusal.outcome == "failed" and case.is_predicted and not (refused.is_predicted or refused.is_rehearsed):
-        return case.baseline.twin == refused.twin
-    return case.baseline == refused
+    """Whether a case is not run after this baseline's refusal."""
+    refusals = Refusals()
+    refusals.add(refusal)
+    return refusals.stop(case)
 
 
 def settled(records: Iterable[Record]) -> list[Record]:

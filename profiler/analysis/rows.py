@@ -32,12 +32,34 @@ ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
 class TwinPeak(NamedTuple):
     """The peak of one of the cases that are the same point, on a device of the same kind."""
 
-    case: Case
     evidence: Evidence
+    place: int  # in the order of the cases
     peak_bytes: int | None
 
 
-TwinPeaks = dict[Case, list[TwinPeak]]  # by twin; nothing where a run has no predictions, or nothing else
+class TwinPeaks:
+    """The peaks of one point: those that are predicted, and those that a prediction is held against."""
+
+    def __init__(self) -> None:
+        self._predicted: dict[Case, TwinPeak] = {}
+        self._run: TwinPeak | None = None  # the first that is measured, else the first, of what any prediction is of
+        self._rehearsed: dict[Case, TwinPeak] = {}  # the same of what only one prediction is of, by that
+
+    def add(self, case: Case, peak: TwinPeak) -> None:
+        if case.is_predicted:
+            self._predicted[case] = peak
+        elif case.is_rehearsed:
+            self._rehearsed[case.foreseen] = min(self._rehearsed.get(case.foreseen, peak), peak)
+        else:
+            self._run = min(self._run or peak, peak)
+
+    def of(self, case: Case) -> TwinPeak | None:
+        """What a prediction is held against, measured before rehearsed; of another case, what is predicted of it."""
+        if case.is_predicted:
+            return min(filter(None, (self._run, self._rehearsed.get(case))), default=None)
+        if case.is_rehearsed:
+            return self._predicted.get(case.foreseen)
+        return next(iter(self._predicted.values()), None)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -155,12 +177,12 @@ class _Baseline(NamedTuple):
         )
 
 
-def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinPeaks) -> Row:
+def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[Case, TwinPeaks]) -> Row:
     """The row of a case: its rounds pooled in one record, and each by itself."""
     case, is_ok = record.case, record.outcome == "ok"
     time = _time(rounds, baseline) if is_ok else None
     seconds = record.readings.step_seconds
-    error, against = _prediction_error(record, peaks.get(case.twin, [])) if peaks else (None, None)
+    error, against = _prediction_error(record, peaks.get(case.twin)) if peaks else (None, None)
     doubts = trust.doubts(rounds, time, baseline=baseline.rounds)
     notes = [*chain(*(record.notes for record in rounds)), *baseline.drift, *doubts]
     return Row(
@@ -189,25 +211,24 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: TwinP
     )
 
 
-def _twin_peaks(pooled: dict[Case, Record]) -> TwinPeaks:
-    """What each point peaks at, by every kind of evidence; nothing where there are no predictions beside others."""
-    peaks: TwinPeaks = {}
+def _twin_peaks(pooled: dict[Case, Record]) -> dict[Case, TwinPeaks]:
+    """What each point peaks at, by its twin; nothing where there are no predictions beside others."""
+    peaks: dict[Case, TwinPeaks] = {}
     if len({case.is_predicted for case in pooled}) < 2:
         return peaks
-    for case, record in pooled.items():
+    for place, (case, record) in enumerate(pooled.items()):
         if record.outcome == "ok":
-            peak = TwinPeak(case, evidence(case, record.environment), record.readings.peak_bytes)
-            peaks.setdefault(case.twin, []).append(peak)
+            peak = TwinPeak(evidence(case, record.environment), place, record.readings.peak_bytes)
+            peaks.setdefault(case.twin, TwinPeaks()).add(case, peak)
     return peaks
 
 
-def _prediction_error(record: Record, twins: Sequence[TwinPeak]) -> tuple[float | None, Evidence | None]:
+def _prediction_error(record: Record, peaks: TwinPeaks | None) -> tuple[float | None, Evidence | None]:
     """How far the predicted peak is off, and what it is held against: the measured peak, else the rehearsed."""
     case, peak = record.case, record.readings.peak_bytes
-    held = [twin for twin in twins if foretells(case, twin.case) or foretells(twin.case, case)]
-    if record.outcome != "ok" or not held:
+    twin = peaks.of(case) if peaks and record.outcome == "ok" else None
+    if twin is None:
         return None, None
-    twin = min(held, key=lambda twin: twin.evidence)  # measured before rehearsed
     ratio = _ratio(peak, twin.peak_bytes) if case.is_predicted else _ratio(twin.peak_bytes, peak)
     against = twin.evidence if case.is_predicted else evidence(case, record.environment)
     return (None, None) if ratio is None else (ratio - 1, against)

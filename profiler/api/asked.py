@@ -49,16 +49,16 @@ def predicted_case(model: Model, words: Request, optimizer: str) -> Case:
 
 def case_of(model: Model, words: Request, optimizer: str, choose_device: Callable[[str], str]) -> Case:
     """The one case of what was asked for, checked as the command line does, without its strategy."""
-    is_word = isinstance(model, str)
-    for name, value in (("precision", words.precision), ("device", words.device), ("model", model if is_word else "")):
+    word = model if isinstance(model, str) else None
+    for name, value in (("precision", words.precision), ("device", words.device), ("model", word)):
         if value and len(split_choices(value)) > 1:
             raise UserError(f"{name}: '{value}' is more than one", hint="ask for each by itself")
-    request = msgspec.structs.replace(words, model=model if is_word else "mlp", strategies="none")
+    request = msgspec.structs.replace(words, model=word or "mlp", strategies="none")
     (checked, *_) = spec.plan(request, choose_device).trials
     case = msgspec.structs.replace(
         checked.case, optimizer=catalogue.resolve(Choice(optimizer), optimizers.TABLE, what="optimizer")
     )
-    return case if is_word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
+    return case if word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
 
 
 def fresh_workload(build: Callable[[], Any] | None) -> Build | None:

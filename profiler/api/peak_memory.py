@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from profiler.api.given_model import Model, name_of
+from profiler.api.given_model import Model
 from profiler.api.trials import measure, predict
 from profiler.core.errors import UserError
 from profiler.core.plan_file import Recipe
@@ -24,8 +24,11 @@ class PeakMemory(int):
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """The peak of a record that has one."""
-        peak = cls(record.readings.peak_bytes)
+        """The peak of a record. Raises UserError where it has none."""
+        nbytes = record.readings.peak_bytes if record.readings else None
+        if nbytes is None:
+            raise UserError(f"'{record.case.model}' has no peak: {record.outcome}", hint=record.detail)
+        peak = cls(nbytes)
         peak.record, peak.evidence = record, evidence(record.case, record.environment)
         return peak
 
@@ -51,10 +54,7 @@ def peak_memory(
     """
     if by not in BY:
         raise UserError(f"by: '{by}' is not known", hint=REHEARSED if by == "rehearsed" else f"try {', '.join(BY)}")
-    record = BY[by](model, strategy, batch=batch, **settings)
-    if record.readings is None or record.readings.peak_bytes is None:
-        raise UserError(f"'{name_of(model)}' has no peak: {record.outcome}", hint=record.detail)
-    return PeakMemory.of(record)
+    return PeakMemory.of(BY[by](model, strategy, batch=batch, **settings))
 
 
 def budget_bytes(budget: str | int) -> int:

@@ -34,7 +34,7 @@ class StepExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         lines = [explanation_text(self.explanation, title=self.title).plain, *(f"note: {note}" for note in self.notes)]
-        return "\n".join(lines)
+        return notebook_steps.in_python("\n".join(lines))
 
     def __repr__(self) -> str:
         return str(self)

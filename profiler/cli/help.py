@@ -55,7 +55,7 @@ PANELS: dict[str, tuple[str, ...]] = {  # panel -> the names of its options, in 
     "Sampling": (
         "rounds", "samples", "precision_target", "max_samples", "max_seconds", "warmup", "verify", "measure",
     ),
-    "Output": ("output", "force", "json", "quiet", "width", "dry_run", "emit", "format", "paste", "color"),
+    "Output": ("output", "force", "json", "quiet", "width", "dry_run", "emit", "source", "format", "paste", "color"),
     "Where it runs": (
         "config", "resume", "new_run", "engine", "devices", "allow_parallel", "shard", "stage_limit", "exclusive",
     ),
@@ -67,7 +67,7 @@ MORE_EXAMPLES: dict[str, tuple[str, str]] = {  # besides the one of the command'
     "predict": ("gcprof predict train.py:make --fit", "gcprof predict mnist-cnn --memory 11GiB"),
     "explain": ("gcprof explain last", "gcprof explain train.py:make --device rehearse:h100"),
     "timeline": ("gcprof timeline mlp --segments 2,4", "gcprof timeline last -o timeline.svg"),
-    "plan": ("gcprof plan train.py:make --budget 11GiB --device t4", "gcprof plan mlp --frontier -o frontier.png"),
+    "plan": ("gcprof plan train.py:make --budget 11GiB --device t4", "gcprof plan --from plan.json --emit python"),
     "stages": ("gcprof stages mlp --device t4", "gcprof stages train.py:make --json"),
     "max-batch": ("gcprof max-batch mlp --memory 60% --device t4", "gcprof max-batch mlp --memory 1GiB --no-measure"),
     "show": ("gcprof show", "gcprof show last --samples"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from profiler.cli import options
+from profiler.cli import options, plan_text
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -54,7 +54,7 @@ def plan(
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
     device: options.PlannedDevice = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 3]")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 1]")] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="plan.json for the plan; .csv, .png, .svg, .pdf: the frontier."),
@@ -66,7 +66,6 @@ def plan(
     """Find the fastest plan that fits a memory budget. It says where to checkpoint, and is proved by measuring.
 
     Example: gcprof plan transformer --budget 60% -o plan.json
-    Example: gcprof plan --from plan.json --emit python
     """
     if emit is not None:
         one_of(emit, CODE, flag="--emit")
@@ -175,12 +174,15 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
         _print_frontier(planned, asked)
         next_command("gcprof", "plan", *words, "--budget", "60%")
     elif planned.fitted is None:
-        _print_infeasible(planned, planned.budget_bytes, asked)
+        if asked.json:
+            _say_document(planned, list(planned.frontier))
+        plan_text.say_infeasible(planned, planned.budget_bytes)
     elif asked.emit:
         _print_code(planned, asked.emit)
     else:
         _print_plan(planned, planned.fitted, planned.budget_bytes, asked)
-        _say_next(planned, request, asked, words)
+        written = asked.output if _is_plan(asked.output) else None
+        plan_text.say_next(planned, words, budget=str(request.budget), written=written)
     return planned.exit_code
 
 
@@ -189,7 +191,7 @@ def _print_code(planned: Planned, kind: str) -> None:
     from profiler.planning.plan import recipe
     from profiler.planning.plan_code import emit
 
-    for line in _remarks(planned):
+    for line in plan_text.remarks(planned):
         aside(line)
     if planned.plan is not None:
         say_bytes(emit(recipe(planned.chain, planned.plan), kind).encode())
@@ -207,45 +209,6 @@ def _print_frontier(planned: Planned, asked: _Asked) -> None:
         say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
         aside(plans.legend(planned.chain))
     _write(planned, points, asked)
-
-
-def _title(planned: Planned, *, costs: bool = False) -> str:
-    """What is planned for; on a GPU that is not there, whether it is rehearsed, or predicted as all costs are."""
-    from profiler.views.tables.evidence import SAID
-
-    if planned.evidence != "rehearsed":
-        return planned.title
-    compared = planned.comparison.plans if planned.comparison else ()
-    is_rehearsed = not costs and any(plan.measured for plan in compared)
-    return f"{planned.title} ({SAID['rehearsed' if is_rehearsed else 'predicted']})"
-
-
-def _print_infeasible(planned: Planned, budget: int, asked: _Asked) -> None:
-    from profiler.core.units import bytes_text
-    from profiler.planning.candidates import largest_stage
-
-    chain = planned.chain
-    name, working = largest_stage(chain)
-    gradients = sum(stage.gradient_bytes for stage in chain.stages)
-    if asked.json:
-        _say_document(planned, list(planned.frontier))
-    smallest = planned.frontier.peak_bytes[0]
-    more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
-    if own := planned.own:
-        needed = f"`own` needs {bytes_text(own.peak_bytes)} ({own.evidence})"
-        rest = f"no plan of these blocks does: their smallest peak is {bytes_text(smallest)}{more}"
-        aside(f"the model's own checkpoints fit {bytes_text(budget)}: {needed}; {rest}")
-    else:
-        aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
-    aside(
-        f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
-        f"every step, and up to {bytes_text(gradients)} are gradients of parameters"
-    )
-    if planned.better_blocks:
-        aside(planned.better_blocks)
-    aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
-    if planned.own:
-        next_command("gcprof", "run", "--model", *planned.words, "--strategies", "own")
 
 
 def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked) -> None:
@@ -269,87 +232,9 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
         below += plans.same_plans(lines)
         below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
         say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))
-    for line in (*_facts(planned, fitted), *_remarks(planned)):
+    for line in (*plan_text.facts(planned, fitted), *plan_text.remarks(planned)):
         aside(line)
     _write(planned, points, asked)
-
-
-def _lines(planned: Planned) -> list[Shown]:
-    from profiler.views.tables.plans import Shown
-
-    comparison = planned.comparison
-    if comparison is None:
-        return []
-    chosen = comparison.chosen.plan if comparison.chosen else None
-    return [
-        Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured, is_chosen=plan is chosen)
-        for plan in comparison.plans
-    ]
-
-
-def _facts(planned: Planned, fitted: FittedPlan) -> list[str]:
-    """What the user should know of the plan besides its line."""
-    from profiler.core.units import bytes_text
-    from profiler.planning.candidates import largest_stage
-
-    frontier = planned.frontier
-    name, floor = largest_stage(planned.chain)
-    lost = frontier.lost_fraction
-    faster = f"faster by {lost * 100:.2g} %" if lost else "faster"
-    peak = bytes_text(fitted.point.peak_bytes)
-    facts = [
-        f"floor of these blocks: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
-        f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
-        f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
-        f"{len(frontier)} plans are on the frontier",
-    ]
-    if fitted.reserve_bytes:
-        reserve = bytes_text(fitted.reserve_bytes)
-        facts.append(f"{reserve} are kept in reserve: the step needs more than its stages tell")
-    return facts
-
-
-def _remarks(planned: Planned) -> list[str]:
-    """What went wrong, what recomputes do to buffers, once, what is chosen and why, and where the records are."""
-    from profiler.views.tables.evidence import outcome
-    from profiler.workflows.plan_choice import doubted, listed, sentences
-
-    comparison = planned.comparison
-    if comparison is None:
-        return []
-    rows = [(plan.way.label, row) for plan in comparison.plans for row in (plan.measured, plan.predicted) if row]
-    remarks = [
-        f"{label}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
-        for label, row in rows
-        if row.outcome != "ok"
-    ]
-    notes = {note.code: note.text for plan in comparison.plans if plan.measured for note in plan.measured.notes}
-    remarks += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
-    if names := doubted(comparison.plans, planned.none.cost.step_seconds):
-        remarks.append(
-            f"note: GCP065: {listed(names)} measured faster than without checkpointing, "
-            f"although {'they compute' if len(names) > 1 else 'it computes'} more: "
-            "that is the machine's noise; measure again when it is quiet, or with more --rounds"
-        )
-    if comparison.chosen:
-        remarks += sentences(comparison.chosen)
-    elif comparison.is_timed:
-        remarks.append("none of these was measured to fit the budget: no plan is chosen")
-    return [*remarks, *([f"plans and records: {comparison.folder}"] if comparison.folder else [])]
-
-
-def _say_document(planned: Planned, points: list[Point]) -> None:
-    from profiler.planning.candidates import largest_stage
-    from profiler.views.tables import plans
-
-    name, floor = largest_stage(planned.chain)
-    own = planned.own
-    document = plans.document(
-        model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
-        points=points, lines=_lines(planned),
-        facts={"floor_bytes": floor, "largest_stage": name, "own_peak_bytes": own.peak_bytes if own else None},
-    )  # fmt: skip
-    say_bytes(document)
 
 
 def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
@@ -375,16 +260,39 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     aside(f"wrote {path}")
 
 
-def _say_next(planned: Planned, request: PlanRequest, asked: _Asked, words: list[str]) -> None:
-    has_calls = any("#" in block.name for stage in planned.chain.stages for block in stage.blocks)  # they have no code
-    written = asked.output if _is_plan(asked.output) else planned.comparison.file if planned.comparison else None
-    if planned.plan is None:
-        next_command("gcprof", "plan", *words, "--frontier")
-    elif written and planned.case and has_calls:
-        next_command("gcprof", "run", *planned.words, "--strategies", f"plan:file={written}")
-    elif written and not has_calls:
-        next_command("gcprof", "plan", "--from", str(written), "--emit", "python")
-    elif any(stage.blocks for stage in planned.chain.stages):
-        next_command("gcprof", "plan", *words, "--budget", str(request.budget), "--emit", "python")
-    else:
-        next_command("gcprof", "plan", *words, "--frontier", "-o", "frontier.png")
+def _title(planned: Planned, *, costs: bool = False) -> str:
+    """What is planned for; on a GPU that is not there, whether it is rehearsed, or predicted as all costs are."""
+    from profiler.views.tables.evidence import SAID
+
+    if planned.evidence != "rehearsed":
+        return planned.title
+    compared = planned.comparison.plans if planned.comparison else ()
+    is_rehearsed = not costs and any(plan.measured for plan in compared)
+    return f"{planned.title} ({SAID['rehearsed' if is_rehearsed else 'predicted']})"
+
+
+def _lines(planned: Planned) -> list[Shown]:
+    from profiler.views.tables.plans import Shown
+
+    comparison = planned.comparison
+    if comparison is None:
+        return []
+    chosen = comparison.chosen.plan if comparison.chosen else None
+    return [
+        Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured, is_chosen=plan is chosen)
+        for plan in comparison.plans
+    ]
+
+
+def _say_document(planned: Planned, points: list[Point]) -> None:
+    from profiler.planning.candidates import largest_stage
+    from profiler.views.tables import plans
+
+    name, floor = largest_stage(planned.chain)
+    own = planned.own
+    document = plans.document(
+        model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
+        points=points, lines=_lines(planned),
+        facts={"floor_bytes": floor, "largest_stage": name, "own_peak_bytes": own.peak_bytes if own else None},
+    )  # fmt: skip
+    say_bytes(document)

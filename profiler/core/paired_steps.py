@@ -31,7 +31,7 @@ def group_ratios(with_it: Sequence[float], without: Sequence[float]) -> tuple[fl
     A pair that is left over counts only where there is no group.
     """
     pairs = list(zip(with_it, without, strict=False))
-    groups = list(zip(pairs[::2], pairs[1::2], strict=False)) or [(pair,) for pair in pairs]
+    groups = [pairs[at : at + 2] for at in range(0, len(pairs) - 1, 2)] or [[pair] for pair in pairs]
     sums = [(sum(mine for mine, _ in group), sum(plain for _, plain in group)) for group in groups]
     return tuple(mine / plain for mine, plain in sums if plain)
 

@@ -32,7 +32,7 @@ def in_waves(
     records = {(record.case, record.round): record for record in done}
     waves = groupby(sorted(plan, key=_wave), key=_wave) if widely else groupby(plan, key=_close_wave)
     for (_, is_predicted, *_), wave in waves:
-        ready = informed(progress.owed(wave, records.values()), records, is_predicted=is_predicted)
+        ready = informed(progress.owed(wave, records.values()), records, is_predicted=bool(is_predicted))
         for record in run(ready):
             records[record.case, record.round] = record
             yield record
@@ -61,7 +61,10 @@ def _wave(trial: Trial) -> tuple[bool, bool, bool]:
 
 def _close_wave(trial: Trial) -> tuple[object, ...]:
     """As `_wave`, with the predictions of one baseline together: they run one after the other, on what it may leave."""
-    return (*_wave(trial)[:2], trial.case.baseline) if trial.case.is_predicted else _wave(trial)
+    is_later, is_predicted, waits = _wave(trial)
+    return (
+        (is_later, is_predicted, trial.case.baseline, bool(trial.if_own)) if is_predicted else (is_later, False, waits)
+    )
 
 
 def _digests(case: Case, records: Records) -> dict[str, str] | None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import torch
@@ -25,10 +26,12 @@ from profiler.measuring.devices import environment, open_device
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.predicting import late_compiler, prediction
 from profiler.predicting.prediction import follow_case, predict
+from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
 from profiler.training.inspect_blocks import describe
 
+SHARING = 3  # rows that pay for a trace that others are composed of
 LONGEST_DETAIL = 1000  # characters of a rank's last word
 
 
@@ -41,20 +44,22 @@ def run_trial(request: str, channel: int) -> None:
 def run_trials(request: str, channel: int) -> None:
     """As `run_trial` does with each of several trials; the next begins when a byte on the channel asks for it."""
     trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
+    shared = SharedTraces() if len(trials) >= SHARING else None
     for place, trial in enumerate(trials):
         if place and not os.read(channel, 1):
             return
-        _run(trial, channel)
+        _run(trial, channel, shared)
 
 
-def _run(trial: Trial, channel: int) -> None:
+def _run(trial: Trial, channel: int, shared: SharedTraces | None = None) -> None:
     tell(channel, {"stage": "start", "at": time.monotonic()})
     if trial.case.is_predicted:
         late_compiler.install()
     if trial.case.ranks and not trial.case.is_predicted and not trial.case.is_rehearsed:
         record = _by_ranks(trial, channel)
     else:
-        by = predict if trial.case.is_predicted else _rehearse if trial.case.is_rehearsed else measure
+        foresee = partial(predict, shared=shared)
+        by = foresee if trial.case.is_predicted else _rehearse if trial.case.is_rehearsed else measure
         record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
     sys.stdout.flush()  # before the record: what it printed is read with it
     sys.stderr.flush()

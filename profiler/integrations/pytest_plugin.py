@@ -1,7 +1,7 @@
 """pytest's plugin: `pytest --gcprof-budget 11GiB`, and a fixture `peak_memory(model, batch)`.
 
-The wheel holds this file as `pytest_gcprof` besides, so that the start of pytest imports nothing of gcprof and no
-torch: only a test that asks for the fixture does.
+The wheel holds this file as `pytest_gcprof`, beside the package: the start of pytest imports nothing of gcprof and no
+torch, only a test that asks for the fixture does.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from profiler.core.trace_data import STATIC, BlockChoice, BlockChoices, Followed
 from profiler.measuring.devices import versions
 from profiler.measuring.meters.memory import timeline
 from profiler.predicting.block_choices import block_choices
+from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.trace import roofline
 from profiler.predicting.trace.allocator import read_settings
 from profiler.predicting.trace.replay import replay
@@ -30,16 +31,25 @@ from profiler.training.checkpointing import own_checkpoints
 NUM_LARGEST = 5  # blocks that a record names at its peak
 
 
-def predict(trial: Trial, *, on_pass: Callable[[str], None] = lambda name: None, build: Build | None = None) -> Record:
+def predict(
+    trial: Trial,
+    *,
+    on_pass: Callable[[str], None] = lambda name: None,
+    build: Build | None = None,
+    shared: SharedTraces | None = None,
+) -> Record:
     """Returns a trial's predicted memory, and an estimate of its time where the device's rates are known.
 
-    `build` stands in for the catalogue's model. Raises Unsupported where model or strategy cannot be had or followed,
-    and whatever the model raises.
+    `build` stands in for the catalogue's model; `shared` is what predictions of the same catalogue's model have in
+    common. Raises Unsupported where model or strategy cannot be had or followed, and whatever the model raises.
     """
     began = time.monotonic()
     on_pass("build")
     case = trial.case
-    built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
+    if shared:
+        built, trace, num_guesses = shared.traced(trial, on_pass)
+    else:
+        built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
     rates = known_rates(case.device, trial.calibration)
     seconds = _seconds(trial, trace, rates, build)
     trace, reserved = _allocated(trace)

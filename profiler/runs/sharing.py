@@ -16,7 +16,9 @@ from profiler.runs import reading
 
 _OF_CASE = ("model", "optimizer", "device", "precision", "data", "verify")
 _OF_ENVIRONMENT = ("gcprof", "python", "system", "torch", "cuda", "driver", "device_name", "device_uuid")
-_TEXTS = {names: attrgetter(*names) for names in (_OF_CASE, _OF_ENVIRONMENT)}
+_TEXTS: dict[tuple[str, ...], attrgetter[tuple[Any, ...]]] = {
+    names: attrgetter(*names) for names in (_OF_CASE, _OF_ENVIRONMENT)
+}
 _FIELDS = {field.name: field.type for field in msgspec.structs.fields(Record)}
 
 

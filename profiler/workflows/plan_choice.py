@@ -30,7 +30,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_slower(row: Row | None, other: Row | None) -> bool:
-    """Whether a row's steps were surely slower than another's of its run."""
+    """Whether a row's steps surely took longer than another's, by the one rule of `telling_apart`."""
     return row is not None and other is not None and row_times.verdict(row, other) == "slower"
 
 
@@ -90,13 +90,12 @@ def sentences(chosen: Chosen) -> list[str]:
 
 
 def doubted(plans: Sequence[ComparedPlan], none_seconds: float) -> list[str]:
-    """The labels of ways that were measured faster than the step without checkpointing, although they compute more."""
+    """The labels of ways that were surely faster than the step without checkpointing, although they compute more."""
     return [
         plan.way.name
         for plan in plans
         if plan.measured is not None
-        and plan.measured.time_ratio is not None
-        and plan.measured.time_ratio < 1
+        and plan.measured.time_verdict == "faster"
         and plan.way.cost.step_seconds > none_seconds
     ]
 

@@ -14,6 +14,7 @@ from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
 from profiler.core.case import Calibration, Case, Trial
 from profiler.core.plan_file import Recipe
+from profiler.core.stats import Sampling
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import recipe as recipe_of
@@ -25,8 +26,10 @@ from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
 from profiler.workflows.typed_words import command_line
 
-ROUNDS, SAMPLES = 4, 2  # few samples of many processes: these differ more than the steps in them
+ROUNDS = 1  # more tell what processes differ by
+SAMPLES = 24  # steps, half of them without the plan: six groups of four, the least that have an interval
 PASSES = ("equality", "memory", "time")  # of the first round
+NONE_PASSES = ("equality", "memory")  # its steps alternate with those of each way
 UNFIT = 1  # the exit code where no way was measured to fit
 
 
@@ -55,7 +58,7 @@ def compare_plans(
     """Run the ways in paired rounds and choose the best, or trace them where nothing is to be measured."""
     case = model.case if measure else model.case.foreseen
     if not case.is_predicted:
-        case = msgspec.structs.replace(case, samples=SAMPLES, warmup=0)
+        case = msgspec.structs.replace(case, samples=SAMPLES, warmup=0, sampling=case.sampling or Sampling())
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
@@ -119,8 +122,11 @@ def paired_trials(
     if case.is_rehearsed:
         return cases, schedule.measured(cases.values(), rounds, predict=True), files
     trials = [
-        msgspec.structs.replace(trial, passes=PASSES) if trial.round == 1 else trial
+        msgspec.structs.replace(trial, passes=NONE_PASSES if trial.case == case.baseline else PASSES)
+        if trial.round == 1
+        else trial
         for trial in schedule.in_rounds(cases.values(), rounds)
+        if trial.round == 1 or trial.case != case.baseline
     ]
     first = [trial for trial in trials if trial.round == 1]
     return cases, (*first, *foreseen, *trials[len(first) :]), files

@@ -10,6 +10,7 @@ import pytest
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
 from profiler.engines import local
+from profiler.engines.child import Child
 from profiler.engines.local import Local
 from tests import make
 from tests.program import PATIENCE_SECONDS
@@ -32,11 +33,10 @@ def bare(record: Record) -> Record:
 def num_children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The entries of the children that are started."""
     entries: list[str] = []
-    child = local.Child
 
     def counted(control, entry, *arguments, **keywords):
         entries.append(entry)
-        return child(control, entry, *arguments, **keywords)
+        return Child(control, entry, *arguments, **keywords)
 
     monkeypatch.setattr(local, "Child", counted)
     return entries

@@ -13,6 +13,7 @@ from profiler.core.stats import interval
 PLAIN, EVERY = "", " every"  # every stage kept, every stage checkpointed; save options stand beside them by name
 DOUBT = 0.5  # how far what a step takes is thought to be from what its stages take, as a fraction
 LEAST_FACTOR, MOST_FACTOR = 0.5, 3.0
+MOST_DOUBT = 0.9  # of what a recompute takes: it has FLOPs, and so takes time, however noisy the machine
 
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +98,7 @@ def _extra(
     parts = by_stage(recompute, works, lambda work: work.forward)
     noise = _relative_noise(recompute, works)
     if plain is None:
-        return parts, [part * noise[place] for place, part in enumerate(parts)]
+        return parts, [part * min(MOST_DOUBT, noise[place]) for place, part in enumerate(parts)]
     longer = [
         tuple(mine - theirs for mine, theirs in zip(sample.forward, other.forward, strict=True))
         for sample, other in zip(taken, plain, strict=True)
@@ -110,7 +111,7 @@ def _extra(
     factor, doubt = _factor([difference / inside for difference in differences])
     return (
         [part * factor for part in parts],
-        [part * (doubt + factor * min(1.0, noise[place])) for place, part in enumerate(parts)],
+        [part * min(MOST_DOUBT * factor, doubt + factor * noise[place]) for place, part in enumerate(parts)],
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -32,6 +34,30 @@ class OwnCheckpoint(NamedTuple):
 BlockSegment = Sequence[Any] | OwnCheckpoint
 
 
+class SegmentChoice:
+    """What a strategy chose to checkpoint, and what was seen of the blocks. `is_all`: nothing is to be changed."""
+
+    def __init__(self, *, is_all: bool) -> None:
+        self.is_all = is_all
+        self.segments: list[BlockSegment] | None = None  # None where it checkpoints in another way
+        self.has_own_checkpoint = False
+        self.seen: Observation | None = None
+
+
+_CHOICE: ContextVar[SegmentChoice | None] = ContextVar("_CHOICE", default=None)
+
+
+@contextmanager
+def chosen_segments(*, is_all: bool = False) -> Iterator[SegmentChoice]:
+    """Note what `checkpoint_segments` is given within; with `is_all`, that is all it does."""
+    choice = SegmentChoice(is_all=is_all)
+    token = _CHOICE.set(choice)
+    try:
+        yield choice
+    finally:
+        _CHOICE.reset(token)
+
+
 def checkpoint_segments(
     workload: Workload, segments: Iterable[BlockSegment], *, checkpoint: Checkpoint | None = None
 ) -> Switch:
@@ -49,8 +75,15 @@ def checkpoint_segments(
     refuse_none(workload.blocks)
     chosen = list(segments)
     _refuse_twice(workload, chosen)
+    choice = _CHOICE.get()
+    if choice:
+        choice.segments, choice.has_own_checkpoint = chosen, checkpoint is not None
+        if choice.is_all:
+            return unswitched
     together = [pair for segment in chosen for pair in pairwise(flat(segment))]
     seen = _refuse_unlinked(workload, together) if together else None
+    if choice:
+        choice.seen = seen
     routed = [
         _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in chosen
     ]

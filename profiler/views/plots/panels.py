@@ -13,6 +13,7 @@ from profiler.core.errors import UserError
 from profiler.training import models
 from profiler.views.tables.columns import groups
 
+MOST_CELLS = 100_000  # of a plane: they take a second
 Panels = list[list[Row]]
 
 
@@ -26,7 +27,7 @@ def alike(rows: Sequence[Row], over: Sequence[str]) -> Panels:
 def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     """Rows that differ in two settings, one plane for each value of the others; those that were named, else chosen.
 
-    Raises UserError where no two settings vary together.
+    Raises UserError where no two settings vary together, and for a plane that is too large.
     """
     space = space_of(rows)
     chosen = axes.two(space, over)
@@ -38,7 +39,16 @@ def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     if not panels:
         names = " and ".join(axis.label for axis in chosen)
         raise UserError(f"nothing to lay out over two axes: {names} do not vary together", hint=axes.HINT)
+    for panel in panels:
+        _refuse_large(*axes.two(space_of(panel)))
     return panels
+
+
+def _refuse_large(across: axes.Axis, up: axes.Axis) -> None:
+    """A plane has a cell for each pair of values, measured or not: the square of what a run may have."""
+    if len(across.values) * len(up.values) > MOST_CELLS:
+        size = f"{len(across.values):,} values of the {across.label} and {len(up.values):,} of the {up.label}"
+        raise UserError(f"too many to lay out: {size}", hint="name two settings of fewer values with --over")
 
 
 def has_plane(rows: Sequence[Row]) -> bool:

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 GAP = "  "
 NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)"  # the comma of 1,021 and the colon of cuda:0 hold together
+MOST_STYLED = 5_000  # rows whose cells have styles: those of more take longer than all of the table
 PIECE = re.compile(rf"(?:[^,: ]|{NUMBER})*[,: ]?")  # text may break behind a comma, a colon or a space
 
 
@@ -39,8 +40,8 @@ def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str]
 
 def _each_once(cells: Iterable[str]) -> tuple[str, ...]:
     """The cells, equal ones as one object: of 100,000 numbers of a table a few hundred are different."""
-    made = list(cells)
-    return tuple(map({}.setdefault, made, made))
+    first: dict[str, str] = {}
+    return tuple([first.setdefault(cell, cell) for cell in cells])
 
 
 class GridLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -62,7 +63,7 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
     lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
     lines.append(GridLine(row=-2, text=GAP.join("-" * column_width for column_width in widths)))
     cells = [_set(column, size) for column, size in zip(columns, widths, strict=True)]
-    is_styled = any(column.styles for column in columns)
+    is_styled = any(column.styles for column in columns) and len(cells[0]) <= MOST_STYLED
     for row, texts in enumerate(zip(*cells, strict=True)):
         if None in texts:
             whole = [column.cells[row] for column in columns]
@@ -122,13 +123,17 @@ def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
         size if column.is_number else _longest_piece(column) for size, column in zip(natural, columns, strict=True)
     ]
     excess = sum(natural) + len(GAP) * (len(columns) - 1) - width
-    while excess > 0:  # the widest text column gives way first
-        room = [size - floor for size, floor in zip(natural, least, strict=True)]
-        widest = max((index for index in range(len(columns)) if room[index] > 0), key=natural.__getitem__, default=None)
-        if widest is None:
+    while excess > 0:  # the widest text columns give way first, by turns and as far as the next one is wide
+        giving = [index for index in range(len(columns)) if natural[index] > least[index]]
+        if not giving:
             return None
-        natural[widest] -= 1
-        excess -= 1
+        widest = max(natural[index] for index in giving)
+        first = [index for index in giving if natural[index] == widest]
+        stops = [natural[index] for index in giving if natural[index] < widest] + [least[index] for index in first]
+        turns = min(widest - max(stops), excess // len(first))
+        for index in first if turns else first[:excess]:
+            natural[index] -= turns or 1
+        excess -= turns * len(first) if turns else excess
     return natural
 
 

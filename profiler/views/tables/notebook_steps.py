@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,11 +20,9 @@ from profiler.views.tables.grid import Column, numbers, words
 def explanation_html(explained: Explanation, *, title: str, notes: Sequence[str]) -> str:
     """The explanation as a page: sentences, two tables beside each other, what could lower the peak, notes."""
     tables = "".join(f'<td style="vertical-align:top">{html.table(columns)}</td>' for columns in live_tables(explained))
-    lines = [*sentences(explained), f'<table style="{html.TABLE}"><tr>{tables}</tr></table>', *_below(explained, notes)]
-    first = len(sentences(explained))
-    return html.page(
-        [html.heading(title), *(line if at == first else html.line(line) for at, line in enumerate(lines))]
-    )
+    said = [html.line(in_python(line)) for line in sentences(explained)]
+    below = [html.line(line) for line in _below(explained, notes)]
+    return html.page([html.heading(title), *said, f'<table style="{html.TABLE}"><tr>{tables}</tr></table>', *below])
 
 
 def explanation_markdown(explained: Explanation, *, title: str, notes: Sequence[str]) -> str:
@@ -33,6 +32,11 @@ def explanation_markdown(explained: Explanation, *, title: str, notes: Sequence[
         [f"- {escaped(line)}" for line in lines] for lines in (sentences(explained), _below(explained, notes))
     )
     return "\n\n".join([f"### {escaped(title)}", "\n".join(said), *tables, "\n".join(below)]) + "\n"
+
+
+def in_python(text: str) -> str:
+    """The command line's `--blocks 'x'` as Python's `blocks='x'`."""
+    return re.sub(r"--blocks (?=')", "blocks=", text).replace("--blocks", "blocks")
 
 
 def _below(explained: Explanation, notes: Sequence[str]) -> list[str]:

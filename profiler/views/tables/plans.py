@@ -33,7 +33,6 @@ from profiler.views.tables.terminal import fitted, titled
 COSTS_OFF = ("costs", "off by")
 MARK = "*"  # of the way that is chosen
 SHORTENED = 3  # stages of which the first and the last are written
-TOO_NOISY = 2.0  # the width of a range of ratios, from which on it tells nothing
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,21 +157,21 @@ def _peaks(rows: Sequence[Row | None]) -> list[Column]:
 
 
 def _times(lines: Sequence[Shown], none: Way) -> list[Column]:
-    """What the step was measured to take, in ranges over the rounds, and how far the costs are off; and gradients."""
+    """What the step was measured to take, with its interval, and how far the costs are off; and gradients."""
     rows = [line.measured for line in lines]
     return [
         numbers("time", "measured", [change_text(row.time_ratio if row else None) for row in rows]),
-        numbers("range", "of rounds", [_range(row) for row in rows]),
+        numbers("range", "measured", [_range(row) for row in rows]),
         numbers(*COSTS_OFF, [_cost_error(line, none) for line in lines]),
         words("gradients", "", [row.gradients if row else MISSING for row in rows]),
     ]
 
 
 def _range(row: Row | None) -> str:
-    ends = row.time_ratio_range if row else None
-    if ends is None or ends[0] == ends[1]:
+    time = row.time if row else None
+    if time is None or time.interval is None:
         return MISSING
-    return "too noisy" if ends[1] - ends[0] > TOO_NOISY else change_range_text(ends)
+    return "too noisy" if time.is_noisy else change_range_text(time.interval)
 
 
 def _cost_error(line: Shown, none: Way) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
@@ -109,7 +109,11 @@ def clean(column: Column, *, encoding: str) -> Column:
 
 def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
     """Prints the text as it is; in colours only on a terminal and without NO_COLOR, or `always`, or `never`."""
-    asked = {"always": {"force_terminal": True, "no_color": False}, "never": {"color_system": None}}.get(color, {})
+    asked: dict[str, Any] = {}
+    if color == "always":
+        asked = {"force_terminal": True, "no_color": False}
+    elif color == "never":
+        asked = {"color_system": None}
     console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False, **asked)
     if console.color_system is None or (console.no_color and color == "auto"):
         file.write(f"{text.plain}\n")

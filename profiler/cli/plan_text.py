@@ -1,0 +1,105 @@
+"""What `gcprof plan` says of a plan, or of there being none, besides its table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from profiler.cli.output import aside, next_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from profiler.workflows.plan_fitting import FittedPlan
+    from profiler.workflows.planner import Planned
+
+
+def say_infeasible(planned: Planned, budget: int) -> None:
+    """Says that no plan fits, which stage sets the smallest peak, and what else would fit."""
+    from profiler.core.units import bytes_text
+    from profiler.planning.candidates import largest_stage
+
+    chain = planned.chain
+    name, working = largest_stage(chain)
+    gradients = sum(stage.gradient_bytes for stage in chain.stages)
+    smallest = planned.frontier.peak_bytes[0]
+    more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
+    if own := planned.own:
+        needed = f"`own` needs {bytes_text(own.peak_bytes)} ({own.evidence})"
+        rest = f"no plan of these blocks does: their smallest peak is {bytes_text(smallest)}{more}"
+        aside(f"the model's own checkpoints fit {bytes_text(budget)}: {needed}; {rest}")
+    else:
+        aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
+    aside(
+        f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
+        f"every step, and up to {bytes_text(gradients)} are gradients of parameters"
+    )
+    if planned.better_blocks:
+        aside(planned.better_blocks)
+    aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
+    if planned.own:
+        next_command("gcprof", "run", "--model", *planned.words, "--strategies", "own")
+
+
+def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
+    """What the user should know of the plan besides its line."""
+    from profiler.core.units import bytes_text
+    from profiler.planning.candidates import largest_stage
+
+    frontier = planned.frontier
+    name, floor = largest_stage(planned.chain)
+    lost = frontier.lost_fraction
+    faster = f"faster by {lost * 100:.2g} %" if lost else "faster"
+    peak = bytes_text(fitted.point.peak_bytes)
+    lines = [
+        f"floor of these blocks: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
+        f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
+        f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
+        f"{len(frontier)} plans are on the frontier",
+    ]
+    if fitted.reserve_bytes:
+        reserve = bytes_text(fitted.reserve_bytes)
+        lines.append(f"{reserve} are kept in reserve: the step needs more than its stages tell")
+    return lines
+
+
+def remarks(planned: Planned) -> list[str]:
+    """What went wrong, what recomputes do to buffers, once, what is chosen and why, and where the records are."""
+    from profiler.views.tables.evidence import outcome
+    from profiler.workflows.plan_choice import doubted, listed, sentences
+
+    comparison = planned.comparison
+    if comparison is None:
+        return []
+    rows = [(plan.way.label, row) for plan in comparison.plans for row in (plan.measured, plan.predicted) if row]
+    lines = [
+        f"{label}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
+        for label, row in rows
+        if row.outcome != "ok"
+    ]
+    notes = {note.code: note.text for plan in comparison.plans if plan.measured for note in plan.measured.notes}
+    lines += [f"note: GCP004: {notes['GCP004']}"] if "GCP004" in notes else []
+    if names := doubted(comparison.plans, planned.none.cost.step_seconds):
+        more = "they compute" if len(names) > 1 else "it computes"
+        lines.append(f"note: GCP061: {listed(names)} measured faster than without checkpointing, although {more} more")
+    if comparison.chosen:
+        lines += sentences(comparison.chosen)
+    elif comparison.is_timed:
+        lines.append("none of these was measured to fit the budget: no plan is chosen")
+    return [*lines, *([f"plans and records: {comparison.folder}"] if comparison.folder else [])]
+
+
+def say_next(planned: Planned, words: list[str], *, budget: str, written: Path | None) -> None:
+    """Names the next command; `written` is the file of the plan that was asked for."""
+    has_calls = any("#" in block.name for stage in planned.chain.stages for block in stage.blocks)  # they have no code
+    if written is None and planned.comparison:
+        written = planned.comparison.file
+    if planned.plan is None:
+        next_command("gcprof", "plan", *words, "--frontier")
+    elif written and planned.case and has_calls:
+        next_command("gcprof", "run", *planned.words, "--strategies", f"plan:file={written}")
+    elif written and not has_calls:
+        next_command("gcprof", "plan", "--from", str(written), "--emit", "python")
+    elif any(stage.blocks for stage in planned.chain.stages):
+        next_command("gcprof", "plan", *words, "--budget", budget, "--emit", "python")
+    else:
+        next_command("gcprof", "plan", *words, "--frontier", "-o", "frontier.png")

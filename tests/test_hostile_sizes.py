@@ -1,0 +1,158 @@
+"""Runs made to keep a reader busy: what is done grows with what is read, not with its square."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.analysis import device_conditions, progress
+from profiler.analysis.rows import TwinPeak, TwinPeaks, foretells, rows
+from profiler.core.case import Case, Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Conditions, Record
+from profiler.views.plots.panels import MOST_CELLS, planes
+from profiler.views.tables import grid as grids
+from profiler.views.tables.grid import words
+from tests import make
+
+FEW, MANY = 50, 200
+BASE = make.record("none")
+DEVICES = st.sampled_from(["cuda:0", "cuda:1", "fake:cuda", "fake:h100", "fake:t4", "rehearse:h100", "rehearse:t4"])
+
+
+def num_calls(work: Callable[[], object]) -> int:
+    """How many functions are called, of Python and of C."""
+    number = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return number
+
+
+def on(device: str) -> Record:
+    return msgspec.structs.replace(BASE, case=msgspec.structs.replace(BASE.case, device=device))
+
+
+def refused(batch_size: int) -> Record:
+    case = msgspec.structs.replace(BASE.case, batch_size=batch_size)
+    return msgspec.structs.replace(BASE, case=case, outcome="failed", built=None)
+
+
+def calls_for_predictions(number: int) -> float:
+    records = [on("cuda:0"), *(on(f"fake:x{at}") for at in range(number))]
+    return num_calls(lambda: rows(records)) / number
+
+
+def calls_for_refusals(number: int) -> float:
+    refusals = [refused(at + 1) for at in range(number)]
+    plan = [Trial(case=refused(10_000 + at).case) for at in range(number)]
+    return num_calls(lambda: progress.owed(plan, refusals)) / number
+
+
+@pytest.mark.parametrize("calls", [calls_for_predictions, calls_for_refusals])
+def test_of_many_no_more_functions_are_called_for_each(calls):
+    assert calls(MANY) < 1.2 * calls(FEW)
+
+
+class Counted(float):
+    """A clock that counts how often it is compared."""
+
+    number = 0
+
+    def __lt__(self, other: float) -> bool:
+        Counted.number += 1
+        return float(self) < other
+
+    def __gt__(self, other: float) -> bool:
+        Counted.number += 1
+        return float(self) > other
+
+
+def test_a_clock_that_rises_is_compared_with_the_highest_before_alone(monkeypatch):
+    monkeypatch.setattr(Counted, "number", 0)
+    moments = [Conditions(at_seconds=at, clock_hertz=Counted(1e9 + at)) for at in range(MANY)]
+
+    assert not device_conditions._falls(moments)
+    assert Counted.number <= 4 * MANY  # and not MANY * MANY / 2
+
+
+@given(clocks=st.lists(st.floats(1e8, 2e9), max_size=12))
+def test_a_clock_falls_where_any_was_higher_before(clocks):
+    moments = [Conditions(at_seconds=at, clock_hertz=clock) for at, clock in enumerate(clocks)]
+    falls = any(later < device_conditions.SLOWED * before for at, later in enumerate(clocks) for before in clocks[:at])
+
+    assert device_conditions._falls(moments) == falls
+
+
+def one_by_one(natural: list[int], least: list[int], width: int) -> list[int] | None:
+    """The widths where the widest column gives way by one, as often as it takes."""
+    excess = sum(natural) + len(grids.GAP) * (len(natural) - 1) - width
+    for _ in range(excess):
+        giving = [at for at in range(len(natural)) if natural[at] > least[at]]
+        if not giving:
+            return None
+        natural[max(giving, key=natural.__getitem__)] -= 1
+    return natural
+
+
+@given(
+    cells=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5),
+    width=st.integers(1, 90),
+)
+def test_columns_give_way_as_if_by_one_at_a_time(cells, width):
+    columns = [words("", "", [" ".join("x" * size for size in sizes)]) for sizes in cells]
+    natural = [len(column.cells[0]) for column in columns]
+
+    expected = one_by_one(natural, [max(sizes) for sizes in cells], width)
+
+    assert grids._widths(columns, width) == expected
+
+
+def test_a_long_name_gives_way_in_few_steps():
+    number = 4000
+    columns = [words("", "", ["a"]), words("", "", ["a " * number])]
+
+    calls = num_calls(lambda: grids._widths(columns, 40))
+
+    assert calls < 5 * number  # four look at each of its words; one at a time each of its 8,000 letters takes more
+
+
+@given(devices=st.lists(DEVICES, unique=True, max_size=7))
+def test_a_peak_is_held_against_the_first_that_its_prediction_is_of(devices):
+    cases = [on(device).case for device in devices]
+    kept = [(case, TwinPeak(_evidence(case), place, place)) for place, case in enumerate(cases)]
+    peaks = TwinPeaks()
+    for case, peak in kept:
+        peaks.add(case, peak)
+
+    for case in cases:
+        held = [peak for other, peak in kept if foretells(case, other) or foretells(other, case)]
+        assert peaks.of(case) == min(held, key=lambda peak: peak.evidence, default=None)
+
+
+def _evidence(case: Case) -> str:
+    return "predicted" if case.is_predicted else "rehearsed" if case.is_rehearsed else "measured"
+
+
+def test_a_plane_of_more_cells_than_a_run_has_is_refused():
+    side = int(MOST_CELLS**0.5) + 1
+    cases = [msgspec.structs.replace(BASE.case, batch_size=at + 1, precision=f"p{at}") for at in range(side)]
+    table = rows([msgspec.structs.replace(BASE, case=case) for case in cases])
+
+    assert len(planes(table[:-1], ["batch_size", "precision"])) == 1
+    with pytest.raises(UserError, match="too many to lay out: 317 values of the batch size and 317 of the precision"):
+        planes(table, ["batch_size", "precision"])

@@ -1,0 +1,148 @@
+"""What makes large runs quick to show changes nothing that is read or printed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from profiler.analysis import trust
+from profiler.analysis.rows import rows
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.runs import store
+from profiler.runs.sharing import Shared
+from profiler.views.sanitize import plain, plain_cells
+from profiler.views.tables import grid as grids
+from profiler.views.tables import samples, terminal
+from profiler.views.tables.columns import UNSHOWN
+from profiler.views.tables.grid import words
+from tests import examples, fuzz_mutations, make
+
+ROOT = Path(__file__).parents[1]
+REFERENCES = sorted(path.parent for path in (ROOT / "results" / "reference").glob("**/manifest.json"))
+RUNS = {
+    "troubled": examples.troubled(),
+    "batches": examples.batches(),
+    "rounds": [*examples.sweep(), *examples.sweep(round=2)],
+    "predicted": [*examples.sweep((2,), device="fake:cuda"), *examples.sweep((2,), device="cuda:0")],
+}
+FEW = st.lists(st.text(alphabet=st.characters(codec="utf-8"), max_size=12), max_size=8)
+
+
+def of_line(line: bytes, shared: Shared | None) -> Record | str:
+    """The record of a line, or why there is none."""
+    try:
+        return shared.read(line, "here") if shared else store.read_record(line, "here")
+    except UserError as error:
+        return error.message
+
+
+def plan(records: list[Record]) -> list[Trial]:
+    return [Trial(case=record.case, round=record.round) for record in records]
+
+
+def test_a_line_says_the_same_whatever_lines_are_before_it():
+    records = [*examples.troubled(), *examples.sweep(round=2)]
+    text = b"".join(encode(record) + b"\n" for record in records)
+    said: set[str] = set()
+
+    for seed in range(300):
+        shared = Shared(plan(records))
+        for line in fuzz_mutations.mutated(text, random.Random(seed), kind="jsonl").splitlines():
+            found = of_line(line, shared)
+            assert found == of_line(line, None)
+            said.add(found if isinstance(found, str) else found.outcome)
+
+    assert {"ok", "skipped"} < said
+    assert len(said) > 100
+
+
+@pytest.mark.parametrize("part", ["case", "built", "readings", "equality", "environment"])
+def test_a_key_that_is_there_twice_is_refused_behind_any_number_of_sound_lines(part):
+    record = make.record("none")
+    line = encode(record)
+    name, value = next(pair for pair in json.loads(line)[part].items() if not isinstance(pair[1], dict))
+    first = f'"{part}":{{'.encode()
+    twice = line.replace(first, first + f'"{name}":{json.dumps(value)},'.encode())
+    shared = Shared(plan([record, record]))
+
+    assert of_line(line, shared) == of_line(line, shared) == record
+    assert of_line(twice, shared) == f"here: the key '{name}' is there twice"
+    assert of_line(line, shared) == record
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 2, 0, 1), (1, 3)])
+def test_cases_are_those_of_the_plan_in_any_order_of_records(order):
+    records = [make.record(name) for name in ("none", "all", "segments:k=2", "segments:k=3")]
+    trials = plan(records)
+    shared = Shared(trials)
+
+    found = [shared.read(encode(records[place]), "here") for place in order]
+
+    assert [record.case for record in found] == [records[place].case for place in order]
+    assert all(record.case is trials[place].case for record, place in zip(found, order, strict=True))
+    assert all(type(record.case.strategy) is Choice for record in found)
+
+
+@pytest.mark.parametrize("folder", REFERENCES, ids=lambda folder: folder.name)
+def test_the_tables_of_committed_runs_need_no_reading_that_is_dropped(folder):
+    assert tables(store.load(folder, without=UNSHOWN)) == tables(store.load(folder))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_table_needs_no_reading_that_is_dropped(tmp_path, name):
+    examples.run(tmp_path / "run", RUNS[name])
+
+    brief = store.load(tmp_path / "run", without=UNSHOWN)
+
+    assert tables(brief) == tables(store.load(tmp_path / "run"))
+    assert all(getattr(record.readings, reading) is None for record in brief.records for reading in UNSHOWN)
+
+
+def tables(run: store.Run) -> list[str]:
+    table = rows(run.records)
+    shown = [terminal.table(table, width=width) for width in (None, 80)]
+    return [text.plain for text in (*shown, samples.ranks(table) or Text())]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rules_about_the_device_find_nothing_where_a_record_tells_nothing_of_it(name, monkeypatch):
+    quick = rows(RUNS[name])
+
+    monkeypatch.setattr(trust, "_tells_device", lambda record: True)
+
+    assert rows(RUNS[name]) == quick
+
+
+@given(texts=FEW, encoding=st.sampled_from(["utf-8", "ascii", "latin-1"]))
+def test_a_column_is_cleaned_as_each_of_its_cells(texts, encoding):
+    assert plain_cells(texts, encoding=encoding) == tuple(plain(text, encoding=encoding) for text in texts)
+
+
+@given(first=FEW, second=FEW)
+def test_rich_would_find_nothing_in_what_it_is_not_asked_to_look_through(first, second):
+    rows = min(len(first), len(second))
+    columns = [words("a", "", first[:rows]), words("b", "", second[:rows])]
+
+    text = terminal.fitted(columns, width=None, encoding="utf-8").plain if rows else ""
+
+    assert Text(text).plain == text
+
+
+def test_cells_of_many_rows_are_printed_alike_without_their_styles(monkeypatch):
+    column = words("name", "", ["a", "bb", "a"], ["red", "", "green"])
+    styled = grids.grid([column], width=None)
+    monkeypatch.setattr(grids, "MOST_STYLED", 2)
+
+    bare = grids.grid([column], width=None)
+
+    assert [line.text for line in bare] == [line.text for line in styled]
+    assert [line.spans for line in bare[2:]] == [(), (), ()]
+    assert [line.spans for line in styled[2:]] == [((0, 1, "red"),), (), ((0, 1, "green"),)]

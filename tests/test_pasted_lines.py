@@ -1,0 +1,134 @@
+"""Every command line of README, docs and help is pasted into a shell: all are parsed, and what runs here is run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from profiler.cli import application
+from tests import examples, make
+from tests.pasted_lines import ROOT, every, lines_of, pages
+from tests.program import PATIENCE_SECONDS, environment
+
+# What is not run as it is pasted, and why; the first pattern that a line begins with counts.
+PARSED = {
+    r"gcprof .*--engine |gcprof run --engine": "needs a cluster",
+    r"gcprof merge|gcprof run --config sweep|gcprof report FIRST": "needs the reader's own runs: test_merge.py",
+    r"gcprof run --data DIR": "needs MNIST's files",
+    r"gcprof .*timm:": "needs an extra",
+    r"gcprof run .*plan:file": "needs the plan of the line before: test_plan_strategy.py",
+    r"gcprof show results/(trainer|lightning)": "test_trainers.py",
+    r"gcprof reproduce": "takes minutes: just bench-published",
+    r"gcprof rehearse|gcprof .*rehearse": "test_rehearse.py; needs a C compiler",
+    r"gcprof run --resume": "needs an interrupted run: test_resume.py",
+    r"gcprof (plan|max-batch|stages) (?!.*(--device (fake:)?\w|--no-measure))": "measures: test_plan_command.py",
+    r"gcprof predict (llama|torchvision)|gcprof plan torchvision": "takes minutes: benchmarks/ranks.py",
+    r"gcprof export .*tensorboard": "needs an extra",
+    r"gcprof (plot|compare|show).* (heat|growth|before --fail-on|--over batch_size|torch)": "needs a sweep",
+    r"gcprof compare last +#": "needs a run on several kinds of GPU: test_ray.py",
+    r"gcprof (timeline|explain) last": "needs a run of a model that is here: test_explanation.py",
+}
+DRY = r"gcprof run "  # measures: pasted with --dry-run, which checks all and runs nothing
+WRITTEN = (".html", ".png", ".svg", ".pdf", ".csv", ".md")
+SHIM = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" >> "$PASTED"\nprintf "\\1" >> "$PASTED"\n'
+REAL = f'#!/usr/bin/env bash\nexec "{sys.executable}" -m profiler "$@"\n'
+NAMED = "20261120T174900Z-mlp-3fa9c1"
+
+
+def why_not(line: str) -> str | None:
+    """Why a line is parsed alone; None where it is run."""
+    return next((reason for pattern, reason in PARSED.items() if re.match(pattern, line)), None)
+
+
+def shell(folder: Path, program: str, *lines: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """The lines in one shell, where `gcprof` is the program."""
+    where = folder / "bin"
+    where.mkdir(exist_ok=True)
+    (where / "gcprof").write_text(program)
+    (where / "gcprof").chmod(0o755)
+    words = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
+    variables = environment(PATH=f"{where}:/usr/bin:/bin", BROWSER="true", COLUMNS="120", **more)
+    return subprocess.run(
+        words, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_pages_have_lines_and_a_comment_or_a_prompt_is_none_of_the_command():
+    assert {"README.md", "help", "docs/tutorial.md", "docs/recipes.md"} <= set(pages())
+    assert len(set(every())) > 120
+    assert lines_of("```\n$ gcprof show  # a run\nother\n```\n```python\ngcprof x\n```\n") == ["gcprof show  # a run"]
+
+
+def test_a_shell_makes_of_every_line_one_command_with_words_that_gcprof_knows(tmp_path):
+    """The shell runs all lines; their words are then read as the command line reads them."""
+    lines = [line for _, line in every()]
+    (tmp_path / "parts").mkdir()
+    for name in ("1", "2"):
+        (tmp_path / "parts" / name).touch()
+
+    done = shell(tmp_path, SHIM, *lines, PASTED=str(tmp_path / "pasted"))
+    found = [call.split("\0")[:-1] for call in (tmp_path / "pasted").read_text().split("\1")[:-1]]
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert len(found) == len(lines)
+    assert [line for line, words in zip(lines, found, strict=True) if not is_read(words)] == []
+
+
+def is_read(words: list[str]) -> bool:
+    """Whether the command takes these words."""
+    name, *others = words
+    try:
+        group = typer.main.get_command(application([name]))
+        with group.commands[name].make_context(name, list(others)):  # type: ignore[attr-defined]
+            return True
+    except (Exception, SystemExit):  # noqa: BLE001  whatever refuses it
+        return False
+
+
+def test_a_line_with_a_wrong_option_or_an_open_pipe_would_be_seen(tmp_path):
+    assert not is_read(["show", "--nothing"])
+    assert is_read(["show", "last"])
+    assert shell(tmp_path, SHIM, "gcprof run mlp --strategies none,segments:k=2|4", PASTED="x").returncode != 0
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Path:
+    """A folder as a reader of the pages has it: a model, and some runs, of which NAMED is the last."""
+    shutil.copy(ROOT / "docs" / "examples" / "mine.py", tmp_path / "mine.py")
+    shutil.copy(ROOT / "docs" / "examples" / "mine.py", tmp_path / "train.py")
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    shutil.copytree(ROOT / "results" / "reference" / "cpu", tmp_path / "results" / "reference" / "cpu")
+    for name in ("before", "after", "20261120T174901Z-mlp-77ab02", NAMED):
+        examples.run(tmp_path / "results" / name, [make.record("none"), make.record("all")])
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages())
+def test_the_lines_of_a_page_run_in_a_shell(page, reader):
+    lines = [line for line in dict.fromkeys(pages()[page]) if not why_not(line)]
+    rm = [line for line in lines if line.startswith("gcprof rm")]
+
+    for line in lines:
+        for path in reader.iterdir():  # alternatives on a page write files of one name
+            if path.suffix in WRITTEN:
+                path.unlink()
+        command, _, _ = line.partition("  #")
+        is_dry = re.match(DRY, line) and "--dry-run" not in line
+        done = shell(reader, REAL, f"{command.strip()} --dry-run" if is_dry else line)
+        expected = 2 if line in rm and "--yes" not in line else 0
+        assert done.returncode == expected, f"{line}\n{done.stdout[-500:]}{done.stderr}"
+
+
+def test_most_lines_are_run():
+    run = [line for _, line in every() if not why_not(line)]
+
+    assert len(run) > len(list(every())) / 2

@@ -1,0 +1,90 @@
+"""Rows that are composed of one trace are what each is by a trace of its own, to the byte and to the second."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from profiler.core.case import Choice, Trial
+from profiler.core.record import Record
+from profiler.predicting import shared_traces
+from profiler.predicting.prediction import predict
+from profiler.predicting.shared_traces import SharedTraces
+from profiler.predicting.traced_case import trace_case
+from tests import make
+
+MODELS = (
+    "mnist-cnn:channels=4,layers=6",
+    "mlp",
+    "cifar-resnet",
+    pytest.param("transformer:layers=4,width=32", marks=pytest.mark.slow),
+    pytest.param("torchvision:vgg11:size=32", marks=pytest.mark.slow),
+    pytest.param("torchvision:resnet18:size=32", marks=pytest.mark.slow),
+)
+STRATEGIES = (
+    "none", "segments:k=1", "segments:k=2", "segments:k=3", "segments:k=4", "sqrt", "all", "every", "first:n=2",
+    "segments:k=2,split=balanced", "selective", "recursive",
+)  # fmt: skip
+FOLLOWS = {"none", "segments:k=1", "segments:k=3", "segments:k=4", "sqrt", "all", "every", "first:n=2"}
+
+
+def plan(model: str, strategies=STRATEGIES, **fields) -> list[Trial]:
+    fields = {"batch_size": 2, **fields}
+    cases = [make.case(strategy, model=Choice(model), **fields) for strategy in strategies]
+    return [Trial(case=case, passes=("memory",)) for case in cases]
+
+
+def bare(record: Record) -> Record:
+    """Without when it was, and without the steps between views."""
+    readings, timeline = record.readings, record.readings.timeline
+    peak = msgspec.structs.replace(timeline, phases=(), nbytes={})
+    environment = msgspec.structs.replace(record.environment, started=None)
+    return msgspec.structs.replace(
+        record, readings=msgspec.structs.replace(readings, timeline=peak), stage_seconds={}, environment=environment
+    )
+
+
+def traced_by_itself(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The strategies that are traced while rows are shared, but for the first."""
+    names: list[str] = []
+
+    def counted(case, **keywords):
+        names.append(str(case.strategy))
+        return trace_case(case, **keywords)
+
+    monkeypatch.setattr(shared_traces, "trace_case", counted)
+    return names
+
+
+@pytest.mark.parametrize("device", ["fake:t4", "fake:cpu"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_composed_row_is_the_traced_one(model: str, device: str, monkeypatch: pytest.MonkeyPatch):
+    shared, names = SharedTraces(), traced_by_itself(monkeypatch)
+
+    for trial in plan(model, device=device):
+        assert bare(predict(trial, shared=shared)) == bare(predict(trial)), trial.case.strategy
+
+    assert names[0] == "none"
+    assert not FOLLOWS.intersection(names[1:])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"optimizer": Choice("adamw")}, {"precision": "amp-bf16"}, {"accumulate": 2, "keep_gradients": True}],
+    ids=str,
+)
+def test_so_it_is_however_one_trains(fields):
+    shared = SharedTraces()
+
+    for trial in plan("mnist-cnn:channels=4,layers=6", STRATEGIES[:7], device="fake:t4", **fields):
+        assert bare(predict(trial, shared=shared)) == bare(predict(trial)), trial.case.strategy
+
+
+def test_blocks_that_run_several_times_are_traced(monkeypatch: pytest.MonkeyPatch):
+    names = traced_by_itself(monkeypatch)
+    shared = SharedTraces()
+
+    for trial in plan("hf:albert:num_hidden_layers=4", ("none", "all", "segments:k=2"), device="fake:cpu"):
+        assert bare(predict(trial, shared=shared)) == bare(predict(trial))
+
+    assert names == ["none", "none", "all", "segments:k=2"]
