@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from profiler.analysis.rows import Row
 
 SURE = ("faster", "slower")
-MOST_BEATING = 64
+MOST_COMPARED = 2048  # pairs of rows, as far as each row can then be compared with one
 
 
 def paired(rounds: Iterable[Record]) -> TimeRatio | None:
@@ -73,15 +73,16 @@ def beats(row: Row, other: Row) -> bool:
 def unbeaten(rows: Sequence[Row]) -> list[Row]:
     """The rows of one group that none surely beats that itself is unbeaten, of those with a peak and a time.
 
-    Only the MOST_BEATING fastest are asked, so that many rows take no longer than their number.
+    Of many rows only the fastest are asked, which beat most, so that a run takes no longer than its rows are many.
     """
     points = [row for row in rows if row.outcome == "ok" and row.step_seconds is not None]
+    most = max(1, MOST_COMPARED // max(1, len(points)))
     kept: list[Row] = []
     beating: list[Row] = []
     for row in sorted(points, key=lambda row: (row.readings.peak_bytes or 0, slowness(row))):
         if row.readings.peak_bytes is not None and not any(beats(other, row) for other in beating):
             kept.append(row)
-            beating = sorted([*beating, row], key=slowness)[:MOST_BEATING]
+            beating = sorted([*beating, row], key=slowness)[:most]
     return kept
 
 
