@@ -1,7 +1,8 @@
 """Whether `gcprof plan` takes the best of what it measures, on the CPU: `python -m benchmarks.chosen [NAME ...]`.
 
 - `best`: for each model a plan is made at 60 % of the peak without checkpointing. Then all ways of its table are
-  measured anew, in rounds of their own: the chosen one is slower, where that can be told, than none that needs no more.
+  measured anew, in processes of their own: the chosen one is slower, where that can be told, than none that needs no
+  more.
 - `again`: ten plans of one model beside four busy processes choose one way, or ways that a run could not tell apart.
 
 Each line has the time of the whole command's work and of `import torch` beside it, and how far the costs are off what
@@ -23,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.analysis.rows import rows
-from profiler.core import schedule
+from profiler.core.case import Trial
 from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
 from profiler.request.spec import Request
@@ -31,7 +32,6 @@ from profiler.workflows.plan_choice import ComparedPlan, is_slower
 from profiler.workflows.planner import Planned, PlanRequest, plan
 
 BUDGET = "60%"
-ROUNDS = 4  # of the second measurement
 AGAIN, BUSY = 10, 4
 ROOT = Path(__file__).parents[1]
 MODELS = {  # with their batches
@@ -41,7 +41,7 @@ MODELS = {  # with their batches
     "torchvision:resnet18:size=96": 8,
     f"{ROOT}/benchmarks/uneven.py:images": 8,
 }
-SMALL = "transformer:layers=4,width=64,sequence=64", 4
+SMALL = "transformer:layers=4,width=64,sequence=32", 4
 SPIN = "while True: pass"
 
 
@@ -106,8 +106,8 @@ def _planned(model: str, batch_size: int) -> tuple[Planned, str]:
 def _measured_anew(plans: tuple[ComparedPlan, ...]) -> list[ComparedPlan]:
     cases = [plan.measured.case for plan in plans if plan.measured]
     with Local(stage_seconds=600) as engine:
-        trials = schedule.in_rounds([cases[0].baseline, *cases], ROUNDS)
-        records = list(engine.run([msgspec.structs.replace(trial, passes=("memory", "time")) for trial in trials]))
+        trials = [Trial(case=case, passes=("memory", "time")) for case in cases]
+        records = list(engine.run([Trial(case=cases[0].baseline, passes=("memory",)), *trials]))
     by_case = {row.case: row for row in rows(records)}
     return [
         msgspec.structs.replace(plan, measured=by_case[plan.measured.case] if plan.measured else None) for plan in plans

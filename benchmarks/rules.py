@@ -2,16 +2,18 @@
 
 Runs the trials of a run, `none` and `all` in three rounds of 20 timed steps, each trial in a fresh process, with the
 rules that look at more than the first step's gradients and without them, in pairs of alternating order. A trial
-includes its start. Left out are: the second step, the generators of Python, numpy and the model, what it keeps in plain
-Python, warnings, the model's own checkpoints, parameters without a gradient, growth from step to step, the graph that
-leads nowhere, and what hangs on ctx. What is compared is seconds of the processor, which other work on the machine
-changes little. Fails where a run costs more than 5 % with them, by the median of the pairs.
+includes its start, and a run its own. Left out are: the second step, the generators of Python, numpy and the model,
+what it keeps in plain Python, warnings, the model's own checkpoints, parameters without a gradient, growth from step to
+step, the graph that leads nowhere, and what hangs on ctx. What is compared is seconds of the processor, which other
+work on the machine changes little. Fails where a run costs more than 5 % with them, by the median of the pairs.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import subprocess
 import sys
 import time
 from contextlib import ExitStack, nullcontext
@@ -34,9 +36,12 @@ def main(words: list[str]) -> int:
     """Print the ratio of each model's runs; 1 where one is above the tolerance."""
     num_pairs = int(words[0]) if words else PAIRS
     failed = False
+    start_seconds = _start_seconds()
+    print(f"a run without its trials: {start_seconds:.2f} s")
     with Local(stage_seconds=600.0) as engine:
         for model, batch_size in MODELS.items():
-            ratios = [_pair(engine, model, batch_size, number) for number in range(num_pairs)]
+            pairs = [_pair(engine, model, batch_size, number) for number in range(num_pairs)]
+            ratios = [(start_seconds + pair[True]) / (start_seconds + pair[False]) for pair in pairs]
             low, high = interval(ratios) or (min(ratios), max(ratios))
             print(
                 f"{model:24} with / without: median {median(ratios):.3f} ({low:.3f}..{high:.3f}), "
@@ -47,10 +52,17 @@ def main(words: list[str]) -> int:
     return int(failed)
 
 
-def _pair(engine: Local, model: str, batch_size: int, number: int) -> float:
+def _start_seconds() -> float:
+    """What a run takes besides its trials: its interpreter, torch in the server, the look at the devices."""
+    words = [sys.executable, "-m", "profiler", "run", "mlp", "--dry-run"]
+    subprocess.run(words, check=True, capture_output=True)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _pair(engine: Local, model: str, batch_size: int, number: int) -> dict[bool, float]:
     order = (True, False) if number % 2 else (False, True)
-    seconds = {with_rules: _run_seconds(engine, model, batch_size, with_rules=with_rules) for with_rules in order}
-    return seconds[True] / seconds[False]
+    return {with_rules: _run_seconds(engine, model, batch_size, with_rules=with_rules) for with_rules in order}
 
 
 def _run_seconds(engine: Local, model: str, batch_size: int, *, with_rules: bool) -> float:

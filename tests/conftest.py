@@ -136,7 +136,7 @@ def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """To start a server, which is to import torch, is a bug: exit code 70."""
 
-    def fail(visible: str | None, *, rehearses: bool = False) -> None:
+    def fail(visible: str | None, **words: object) -> None:
         raise AssertionError("a server was started")
 
     monkeypatch.setattr(local, "_Server", fail)

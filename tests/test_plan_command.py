@@ -20,9 +20,12 @@ from profiler.engines import local
 from profiler.planning import chain as chains
 from profiler.planning.chain import StageModule
 from profiler.planning.plan import parse
+from profiler.planning.plan_code import emit
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.runs import run_diff, store
+from profiler.views.strategy_label import strategy_label
+from profiler.workflows.plan_comparison import file_of
 from tests import killed
 from tests.commands import gcprof
 from tests.conftest import run_folder
@@ -481,15 +484,20 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
     }
     assert set(run.manifest.sources) == {str(path) for path in (Path("results") / run.folder.name / "plans").iterdir()}
     assert run.manifest.sources == run_diff.code_digests(trial.case for trial in run.manifest.plan)
-    assert plan_file.read(run.folder / "plans" / "plan.json") == plan_file.read(Path("plan.json"))
+    (chosen,) = (way for way in found["ways"] if way["chosen"])
+    assert chosen["measured_peak_bytes"] <= found["budget_bytes"]
+    assert plan_file.read(file_of(run.folder, chosen["way"])) == plan_file.read(Path("plan.json"))
     words = next_words(said.err)
-    assert words[-2:] == ["--strategies", "plan:file=plan.json"]
+    assert words == ["plan", "--from", "plan.json", "--emit", "python"]
+    assert answer(words) == 0
+    assert capsys.readouterr().out == emit(plan_file.read(Path("plan.json")), "python")
 
-    assert answer([*words, "--rounds", "1", "--samples", "1", "--json", "-o", "again"]) == 0
+    again = ("--strategies", "none,plan:file=plan.json", "--rounds", "1", "--samples", "1", "--json", "-o", "again")
+    assert answer(["run", *WORDS, *again]) == 0
 
     none, planned = json.loads(capsys.readouterr().out)["records"]
     assert planned["case"]["batch_size"] == 2
-    assert planned["readings"]["peak_bytes"] == found["ways"][0]["measured_peak_bytes"]
+    assert planned["readings"]["peak_bytes"] == chosen["measured_peak_bytes"]
     assert none["readings"]["peak_bytes"] > found["budget_bytes"] >= planned["readings"]["peak_bytes"]
 
 
@@ -502,7 +510,8 @@ def test_without_measuring_each_is_traced(here, capsys):
     assert "predicted" in out
     assert "measured" not in out
     measured = [one for one in store.load(run_folder(here / "results")).records if not one.case.is_predicted]
-    assert [one.case.strategy for one in measured] == ["none"]  # whose operators calibrate the predictions
+    assert measured == []  # what operators hide was read before
+    assert {one.outcome for one in store.load(run_folder(here / "results")).records} == {"ok"}
 
 
 @pytest.mark.slow
@@ -580,7 +589,8 @@ def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here
         done = run.end()
 
     printed = killed.printed(done.stderr)
-    kept = {(str(one.case.strategy), one.round) for one in store.load(run_folder(here / "results")).records}
+    records = store.load(run_folder(here / "results")).records
+    kept = {(strategy_label(one.case.strategy), one.round) for one in records}
     assert done.returncode == 130
     assert "interrupted; what was printed is safe" in done.stderr.splitlines()
     assert any(line.startswith("plan ") for line in done.stdout.splitlines())

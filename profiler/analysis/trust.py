@@ -53,8 +53,8 @@ def _tells_device(record: Record) -> bool:
     """Whether there is any of what `_of_device` looks at; of 100,000 records most often none has it."""
     readings, environment = record.readings, record.environment
     is_known = environment is not None and (environment.device_bytes or environment.device_uuid)
-    is_plain = readings.conditions is None and readings.host_share is None and readings.stopped is None
-    return not is_plain or readings.steps_per_sample != 1 or bool(is_known)
+    told = (readings.conditions, readings.host_share, readings.stopped)
+    return told != (None, None, None) or readings.steps_per_sample != 1 or bool(is_known)
 
 
 def between_rounds(rounds_of: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:

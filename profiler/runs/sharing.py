@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from profiler.runs import reading
 
 _OF_CASE = ("model", "optimizer", "device", "precision", "data", "verify")
 _OF_ENVIRONMENT = ("gcprof", "python", "system", "torch", "cuda", "driver", "device_name", "device_uuid")
-_TEXTS: dict[tuple[str, ...], attrgetter[tuple[Any, ...]]] = {
+_TEXTS: dict[tuple[str, ...], Callable[[Any], tuple[str | None, ...]]] = {
     names: attrgetter(*names) for names in (_OF_CASE, _OF_ENVIRONMENT)
 }
 _FIELDS = {field.name: field.type for field in msgspec.structs.fields(Record)}

@@ -11,8 +11,8 @@ import msgspec
 from profiler.core.stats import interval
 
 PLAIN, EVERY = "", " every"  # every stage kept, every stage checkpointed; save options stand beside them by name
-DOUBT = 0.5  # how far what a step takes is thought to be from what its stages take, as a fraction
-LEAST_FACTOR, MOST_FACTOR = 0.5, 3.0
+DOUBT = 1.0  # how far what a step takes is thought to be from what its stages take, as a fraction
+LEAST_FACTOR, MOST_FACTOR = 0.5, 10.0
 MOST_DOUBT = 0.9  # of what a recompute takes: it has FLOPs, and so takes time, however noisy the machine
 
 

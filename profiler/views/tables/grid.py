@@ -40,8 +40,8 @@ def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str]
 
 def _each_once(cells: Iterable[str]) -> tuple[str, ...]:
     """The cells, equal ones as one object: of 100,000 numbers of a table a few hundred are different."""
-    first: dict[str, str] = {}
-    return tuple([first.setdefault(cell, cell) for cell in cells])
+    made, first = list(cells), dict[str, str]()
+    return tuple(map(first.setdefault, made, made))
 
 
 class GridLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
