@@ -26,7 +26,11 @@ def plan(model: str) -> list[Trial]:
 def bare(record: Record) -> Record:
     """Without what no two processes have in common."""
     environment = record.environment and msgspec.structs.replace(record.environment, started=None)
-    return msgspec.structs.replace(record, stage_seconds={}, environment=environment)
+    timeline = record.readings.timeline
+    if timeline:  # a composed step has no views, in which something may have been freed
+        timeline = msgspec.structs.replace(timeline, phases=(), nbytes={})
+    readings = msgspec.structs.replace(record.readings, timeline=timeline)
+    return msgspec.structs.replace(record, stage_seconds={}, environment=environment, readings=readings)
 
 
 @pytest.fixture
