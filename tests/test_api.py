@@ -342,7 +342,9 @@ def test_what_is_no_plan_of_the_model_is_refused():
 
 def test_the_package_lists_what_is_public():
     assert sorted(dir(profiler)) == sorted(profiler.__all__)
-    assert set(profiler.__all__) == {"__version__", "apply", "block", "load", "measure", "plan", "predict"}
+    assert set(profiler.__all__) == {
+        "__version__", "apply", "block", "explain", "load", "measure", "plan", "predict", "timeline",
+    }  # fmt: skip
 
 
 @pytest.mark.slow

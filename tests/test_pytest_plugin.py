@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ FITS = MODEL + "def test_it_fits(model, peak_memory):\n    assert peak_memory(mo
 def run(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str]:
     """pytest with the plugin on a file of tests."""
     (folder / "test_mine.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-p", "no:xdist", "-q", *words]
+    by_name = [] if find_spec("pytest_gcprof") else ["-p", PLUGIN]  # where it is installed, pytest finds it
+    command = [sys.executable, "-m", "pytest", *by_name, "-p", "no:cacheprovider", "-p", "no:xdist", "-q", *words]
     more = environment(COLUMNS="200")
     return subprocess.run(command, cwd=folder, env=more, capture_output=True, text=True, check=False)
 

@@ -169,9 +169,10 @@ class Local:
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         """Each trial in a fresh child; predictions of one baseline share one, but where users' code runs."""
         refusals: list[Record] = []
-        for _, several in groupby(trials, key=lambda trial: self._shared(trial) or trial):
+        for key, several in groupby(trials, key=lambda trial: self._shared(trial) or trial):
             group = [trial for trial in several if not any(progress.stops(refusal, trial.case) for refusal in refusals)]
-            for record in self._shared_child(group) if len(group) > 1 else map(self._alone, group):
+            is_shared = isinstance(key, Case) and len(group) > 1
+            for record in self._shared_child(group) if is_shared else map(self._alone, group):
                 if self._is_stopped:
                     return
                 refusals += [record] if progress.is_refusal(record) else []

@@ -14,6 +14,7 @@ from profiler.core import strict_files
 from profiler.core.case import encode
 from profiler.core.errors import UserError
 from profiler.runs import store
+from profiler.runs.sharing import Shared
 from tests import examples, make
 from tests.program import environment
 
@@ -188,8 +189,8 @@ def test_twin_42_without_the_strict_look_it_would_pass(kind, results, monkeypatc
 
 
 def test_twin_42_a_number_that_came_past_the_bounds_would_be_a_fault_of_ours(results, monkeypatch, capsys):
-    huge, read = make.record("all", peak=10**400), store.read_record
-    monkeypatch.setattr(store, "read_record", lambda line, where: huge if line == b"huge" else read(line, where))
+    huge, read = make.record("all", peak=10**400), Shared.read
+    monkeypatch.setattr(Shared, "read", lambda self, line, where: huge if line == b"huge" else read(self, line, where))
     damage(results, b"huge")
 
     assert told(["show", "damaged"], capsys)[0] == 70

@@ -62,7 +62,7 @@ def after_a_kill(
     monkeypatch.setattr(local, "still_held", partial(still_held, clock=clock, sleep=clock.sleep))
     monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing, **how: answered[entry])
     child = SimpleNamespace(messages=[], damage=None, flooded=False, last_words=lambda: "")
-    child.wait = lambda limit: Ended(status=status, stage="memory")
+    child.wait = lambda limit, until=None: Ended(status=status, stage="memory")
     monkeypatch.setattr(Local, "_child", lambda self, entry, text, log, **how: nullcontext(child))
     engine.survey()
     found = []
