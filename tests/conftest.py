@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and tiny models gain nothing by threads
 
-from profiler.cli import crash_report
+from profiler.cli import crash_report, output
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.engines import local
@@ -86,6 +87,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     """One fork server for all tests that need real processes."""
     with Local(stage_seconds=PATIENCE_SECONDS, logs=tmp_path_factory.mktemp("logs")) as engine:
         yield engine
+
+
+@pytest.fixture(autouse=True)
+def _no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said after so many seconds is said by the machine's speed."""
+    monkeypatch.setattr(output, "SIGN_SECONDS", threading.TIMEOUT_MAX)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shlex
 import subprocess
@@ -29,9 +30,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": machines.python_path(), **more}
 
 
+SIGN_OF_LIFE = re.compile(r"^.*: \d+ s so far\n", re.MULTILINE)  # how many there are is the machine's to say
+
+
 def gcprof(*words: str, cwd: Path, **more: str) -> Done:
-    """The program from its first word to its end."""
-    return subprocess.run(
+    """The program from its first word to its end, without its signs of life."""
+    done = subprocess.run(
         [sys.executable, "-m", "profiler", *words],
         cwd=cwd,
         env=environment(**more),
@@ -40,6 +44,8 @@ def gcprof(*words: str, cwd: Path, **more: str) -> Done:
         timeout=PATIENCE_SECONDS,
         check=False,
     )
+    done.stderr = SIGN_OF_LIFE.sub("", done.stderr)
+    return done
 
 
 def next_words(stderr: str) -> list[str]:
@@ -102,7 +108,8 @@ class Started:
         out, err = self._process.communicate(timeout=PATIENCE_SECONDS)
         self.stderr += err.decode()
         code = self._process.returncode
-        return subprocess.CompletedProcess(self._process.args, code, (out or b"").decode(), self.stderr)
+        said = SIGN_OF_LIFE.sub("", self.stderr)
+        return subprocess.CompletedProcess(self._process.args, code, (out or b"").decode(), said)
 
 
 class Endless:
