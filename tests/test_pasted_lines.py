@@ -32,6 +32,7 @@ PARSED = {
     r"gcprof export .*tensorboard": "needs an extra",
     r"gcprof (plot|compare|show).* (heat|growth|before --fail-on|--over batch_size|torch)": "needs a sweep",
     r"gcprof compare last +#": "needs a run on several kinds of GPU: test_ray.py",
+    r"gcprof compare last ref:cpu/mnist-cnn": "needs a run of that model: test_compare_command.py",
     r"gcprof (timeline|explain) last": "needs a run of a model that is here: test_explanation.py",
 }
 DRY = r"gcprof run "  # measures: pasted with --dry-run, which checks all and runs nothing

@@ -107,3 +107,10 @@ def test_they_are_listed_and_shown_by_their_names(here: Path, capsys: pytest.Cap
 
 def test_a_folder_has_no_effect_on_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["list", "--ref", "--folder", str(tmp_path)]) == 2
+
+
+def test_the_first_page_shows_the_measured_table_as_the_command_prints_it(capsys):
+    _, _, rest = (ROOT / "README.md").read_text().partition("<!-- table -->\n```\n")
+
+    assert answer(["show", "ref:cpu/mnist-cnn"]) == 0
+    assert rest.partition("```")[0].strip() == capsys.readouterr().out.strip()
