@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from itertools import combinations
-from types import FrameType
 
 import pytest
 
@@ -15,6 +12,7 @@ from profiler.analysis.ranking import MOST_STRATEGIES
 from profiler.core.record import Record
 from profiler.views.tables.comparison_parts import parts
 from tests.compared_runs import against, record
+from tests.counted_calls import num_calls
 from tests.make import MIB
 
 SHAPES = {"one group": 10**9, "groups of 20": 20}  # strategies in each
@@ -26,23 +24,6 @@ def rows(number: int, *, per_group: int) -> list[Record]:
         record(f"segments:k={at % per_group + 1}", batch_size=at // per_group + 1, slower=1 + at / 1000)
         for at in range(number)
     ]
-
-
-def num_calls(work: Callable[[], object]) -> int:
-    """How many functions are called, of Python and of C."""
-    number = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal number
-        number += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return number
 
 
 def calls_a_row(number: int, shape: str) -> float:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -20,27 +16,11 @@ from profiler.views.plots.panels import MOST_CELLS, planes
 from profiler.views.tables import grid as grids
 from profiler.views.tables.grid import words
 from tests import make
+from tests.counted_calls import num_calls
 
 FEW, MANY = 50, 200
 BASE = make.record("none")
 DEVICES = st.sampled_from(["cuda:0", "cuda:1", "fake:cuda", "fake:h100", "fake:t4", "rehearse:h100", "rehearse:t4"])
-
-
-def num_calls(work: Callable[[], object]) -> int:
-    """How many functions are called, of Python and of C."""
-    number = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal number
-        number += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return number
 
 
 def on(device: str) -> Record:
