@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -32,7 +34,7 @@ from profiler.training.models.transformer import build as transformer
 from profiler.views.tables import columns, samples
 from tests import killed, make
 from tests.plans import written
-from tests.program import PATIENCE_SECONDS, Started
+from tests.program import PATIENCE_SECONDS, Started, environment
 
 MODELS = {
     "transformer": ("transformer:layers=4,width=32,sequence=16,vocabulary=64", 2),
@@ -331,6 +333,34 @@ def test_the_process_that_starts_the_ranks_asks_nothing_of_cuda(monkeypatch):
     assert asked == []
     LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
     assert asked  # as it would by itself
+
+
+FORKED_SLOWLY = """
+import os, sys, time
+from profiler.measuring import ranks
+
+log = open(sys.argv[1], "a", buffering=1)
+tried = ranks._connected
+def connected(device):
+    print("connects", file=log)
+    return tried(device)
+ranks._connected = connected
+launcher = os.getpid()
+os.register_at_fork(before=lambda: os.getpid() == launcher and (time.sleep(0.3), print("fork", file=log)))
+print(ranks.launch(3, "cpu", lambda group: b"%d ranks" % group.size, failed=lambda error, rank: b"").decode())
+"""
+
+
+def test_no_rank_connects_to_the_launcher_while_it_forks_others(tmp_path):
+    """A thread of the launcher may hold a lock of the C library for each that connects, and forks copy held locks."""
+    log = tmp_path / "log"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKED_SLOWLY, log], env=environment(), capture_output=True, text=True
+    )
+
+    assert ended.stdout == "3 ranks\n", ended.stderr
+    assert log.read_text().split() == ["fork"] * 3 + ["connects"] * 3
 
 
 class Slower(Group):

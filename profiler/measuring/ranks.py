@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.synchronize import Barrier
 from typing import Any, TypeVar
 
 import torch
@@ -102,8 +104,10 @@ def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
     mine, theirs = os.pipe()
     os.set_blocking(mine, False)
     parent = os.getpid()
+    forked = multiprocessing.get_context("fork").Barrier(count)
+    run = elastic_launch(_configuration(count), _rank)
     try:
-        results: dict[int, bytes] = elastic_launch(_configuration(count), _rank)(device, work, failed, theirs, parent)
+        results: dict[int, bytes] = run(device, work, failed, theirs, parent, forked)
     except ChildFailedError as error:
         first = min(error.failures.values(), key=lambda failure: failure.timestamp)
         raise Lost(first.local_rank, first.exitcode, _word(mine)) from None
@@ -133,13 +137,18 @@ def _word(pipe: int) -> bytes:
         return b""
 
 
-def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int) -> bytes:
-    """Run one rank; it ends when the launcher ends."""
+def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int, forked: Barrier) -> bytes:
+    """Run one rank; it ends when the launcher ends.
+
+    Ranks connect once all are forked: for each that connects, a thread of the launcher looks up its name, under a lock
+    of the C library, which a rank that is forked meanwhile would wait for without end.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT comes when the launcher dies
         signal.signal(number, signal.SIG_DFL)  # the launcher's own handler would wait for Python to run
     if os.getppid() != parent:
         os._exit(1)
     try:
+        forked.wait()
         return work(_connected(device))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         rank = int(os.environ["RANK"])
