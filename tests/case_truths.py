@@ -289,9 +289,21 @@ def routed() -> dict[str, Facts]:
     return with_facts(found, all={"buffers_difference": 1 / 2, "GCP004": "(0.load, 1.load, 2.load)"})
 
 
+def sent(way: str, routing: str) -> dict[str, Facts]:
+    """The bytes of a step whose tokens go there."""
+    build = partial(experts.make, batch_size=96, width=64, way=way, sent=routing)
+
+    def without_loss() -> tuple[nn.Module, torch.Tensor]:
+        net, batch, _ = build()
+        return net, batch
+
+    loss = build()[2]
+    return {"none": {"peak_bytes": _peak(without_loss, lambda net, batch: loss(net(batch))), "GCP062": "routed"}}
+
+
 def data_dependent() -> dict[str, Facts]:
-    """The first operator whose size hangs on the data is `bincount`, as no other gives a size that nobody knows."""
-    return {"none": {"outcome": "skipped", "detail": "depends on its data (aten.bincount"}}
+    """How many rows a mask of the data gathers, only the data tell."""
+    return {"none": {"outcome": "skipped", "detail": "depends on its data (aten.nonzero"}}
 
 
 def breaking() -> dict[str, Facts]:
@@ -345,4 +357,8 @@ def _peak(build: Callable[[], Any], forward: Forward) -> int:
 
 def tensors_of(net: nn.Module, batch: Any) -> list[torch.Tensor]:
     """All tensors that are there before a step."""
-    return [*net.parameters(), *(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))]
+    return [
+        *net.parameters(),
+        *net.buffers(),
+        *(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)),
+    ]

@@ -52,6 +52,7 @@ from tests.case_truths import (
     own_bytes,
     packed,
     routed,
+    sent,
     towers,
     watched,
 )
@@ -107,8 +108,9 @@ class Case(NamedTuple):
         asked = [strategy for strategy in self.strategies if strategy != "none"] or ["none"]
         if self.ask in (explained, remedied):
             return f"gcprof explain {self.model} --strategy {asked[0]} --device cpu"
-        if self.ask is predicted:
-            return f"gcprof predict {self.model} --strategies {','.join(asked)} --device cpu"
+        if self.ask in (predicted, one_way):
+            routing = " --routing worst" if self.ask is one_way else ""
+            return f"gcprof predict {self.model} --strategies {','.join(asked)} --device cpu{routing}"
         return f"gcprof run --model {self.model} --strategies {','.join(asked)}"
 
 
@@ -126,11 +128,16 @@ def _digests(baseline: SpecCase) -> dict[str, str] | None:
     return equality.digests if equality else None
 
 
-def predicted(model: Choice, strategy: str, facts: Facts) -> Answer:
+def predicted(model: Choice, strategy: str, facts: Facts, **fields: Any) -> Answer:
     """What `gcprof predict` says."""
-    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu")
+    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu", **fields)
     record = attempt(Trial(case=case), on_pass=lambda name: None, by=lambda trial, on_pass: predict(trial))
     return _of_record(record, facts)
+
+
+def one_way(model: Choice, strategy: str, facts: Facts) -> Answer:
+    """What `gcprof predict --routing worst` says."""
+    return predicted(model, strategy, facts, routing="worst")
 
 
 def explained(model: Choice, strategy: str, facts: Facts) -> Answer:
@@ -210,7 +217,18 @@ CASES = (
     Case(GROWS, "keeps.py:averaging", BOTH, kept_means),
     Case(CALLS, "marked_loop.py:make", ("none", "segments:k=3"), calls),
     Case(ROUTED, "experts.py:make", BOTH, routed),
-    Case(ROUTED, "experts.py:make", ("none",), data_dependent, predicted),
+    *(
+        Case(
+            ROUTED,
+            f"experts.py:make:batch_size=96,width=64,way={way},sent={there}",
+            ("none",),
+            partial(sent, way, there),
+            predicted if there == "balanced" else one_way,
+        )
+        for way in ("masked", "two")
+        for there in ("balanced", "worst")
+    ),
+    Case(ROUTED, "data_dependent.py:positive", ("none",), data_dependent, predicted),
     Case(FAILURES, "breaks.py:make", ("none",), breaking),
     Case(FAILURES, "elsewhere.py:make", ("none",), imported),
     Case(FAILURES, "elsewhere.py:training", ("none",), imported),

@@ -31,6 +31,7 @@ def explain(
     precision: options.Precision = None,
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
+    routing: options.Routing = None,
     switches: Switches | None = None,
     device: options.TracedDevice = None,
     snapshot: Annotated[
@@ -62,7 +63,7 @@ def explain(
     chosen = strategies or strategy or "none"
     words = prediction(
         strategies=chosen, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
-        blocks=blocks, device=device, **switches or {},
+        blocks=blocks, routing=routing, device=device, **switches or {},
     )  # fmt: skip
     explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
     step, why = explained.step, explained.explanation

@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, in wo
 PANELS: dict[str, tuple[str, ...]] = {  # panel -> the names of its options, in any command
     "Model": (
         "model_flag", "optimizer", "batch_size", "precision", "accumulate", "blocks", "pattern", "parallel", "ranks",
-        "keep_grads", "repair_batchnorm", "data", "seed", "stages",
+        "keep_grads", "repair_batchnorm", "routing", "data", "seed", "stages",
     ),
     "Strategies": ("segments", "strategies", "strategy", "budget", "levels", "frontier"),
     "Device": (

@@ -40,6 +40,7 @@ def max_batch(
     precision: options.Precision = None,
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
+    routing: options.Routing = None,
     device: options.PlannedDevice = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Find where PyTorch itself runs out, on a --device that is not there.")
@@ -67,6 +68,7 @@ def max_batch(
         raise UserError("--rounds has no effect where no step is timed", hint="leave it out")
     words = Request(
         model=model, strategies="none", optimizer=optimizer, precision=precision, accumulate=accumulate, blocks=blocks,
+        routing=routing,
         device=device,
     )  # fmt: skip
     request = MaxBatchRequest(

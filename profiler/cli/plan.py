@@ -53,6 +53,7 @@ def plan(
     precision: options.Precision = None,
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
+    routing: options.Routing = None,
     device: options.PlannedDevice = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 1]")] = None,
     output: Annotated[
@@ -79,7 +80,7 @@ def plan(
 
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, device=planned(device),
+        accumulate=accumulate, blocks=blocks, routing=routing, device=planned(device),
     )  # fmt: skip
     request = PlanRequest(
         words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds,

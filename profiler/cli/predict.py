@@ -29,6 +29,7 @@ def predict(
         str | None, typer.Option(help="Processes that train together: what one of them holds. [default: 1]")
     ] = None,
     blocks: options.FoundBlocks = None,
+    routing: options.Routing = None,
     switches: Switches | None = None,
     device: Annotated[str, typer.Option(help="cuda, cpu, or GPUs: t4, a100-80, h100, rtx-4090, ...")] = "cuda",
     calibrate: Annotated[
@@ -64,7 +65,7 @@ def predict(
         raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
-        precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks,
+        precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks, routing=routing,
         calibrate=calibrate, predict=rehearse or None, **switches or {},
         device=to_rehearse(device) if rehearse else to_predict(device),
     )  # fmt: skip

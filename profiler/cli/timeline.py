@@ -30,6 +30,7 @@ def timeline(
     precision: options.Precision = None,
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
+    routing: options.Routing = None,
     device: options.TracedDevice = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="A png, svg or pdf.")] = Path("timeline.png"),
     force: options.ForceIfThere = False,
@@ -46,7 +47,7 @@ def timeline(
 
     words = prediction(
         strategies=strategies, segments=segments, optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, device=device,
+        accumulate=accumulate, blocks=blocks, routing=routing, device=device,
     )  # fmt: skip
     steps = followed_steps(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
 

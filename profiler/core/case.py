@@ -69,8 +69,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """How users ask for a field of a case that all cases of a run share, and where they see it.
 
     The parsing of requests, the keys of sweep files, flags, headings, exported columns and the comparability of runs
-    are made from it. A switch is a field that is on or off; a new one is UNSET where it is off, so that the ids of all
-    cases without it stay as they are.
+    are made from it. Where a field with choices is UNSET, it is the first of them. A switch is a field that is on or
+    off; a new one is UNSET where it is off, so that the ids of all cases without it stay as they are.
     """
 
     key: str = ""  # in a sweep file, and of a flag; "": the field's name
@@ -112,6 +112,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     sampling: Sampling | UnsetType = UNSET  # until when there are more samples
     parallel: Choice | UnsetType = UNSET  # how several ranks train the model together: ddp, fsdp2
     ranks: Whole | UnsetType = UNSET  # how many, each a process with a batch and a device of its own
+    routing: Annotated[str | UnsetType, Setting(choices=("balanced", "worst"))] = UNSET  # predicted; UNSET: balanced
 
     @property
     def id(self) -> str:
@@ -151,7 +152,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
         """The point that a measurement and its prediction share: the same on the kind of device."""
         device = self.device.removeprefix(FAKE)
         kind = device if device == "cpu" or gpu_kinds.of(device) else "cuda"
-        return msgspec.structs.replace(self, device=kind)
+        return msgspec.structs.replace(self, device=kind, routing=UNSET)
 
 
 def _settings() -> tuple[dict[str, Setting], list[str]]:

@@ -24,11 +24,15 @@ from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.trace import roofline
 from profiler.predicting.trace.allocator import read_settings
 from profiler.predicting.trace.replay import replay
-from profiler.predicting.traced_case import kind_of, known_rates, trace_case
+from profiler.predicting.traced_case import Assumed, kind_of, known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
 from profiler.training.checkpointing import own_checkpoints
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
+ROUTED = {
+    "balanced": "the step depends on its data: tokens are taken to be routed evenly; --routing worst sends all one way",
+    "worst": "the step depends on its data: all tokens are taken to be routed to the same experts",
+}
 
 
 def predict(
@@ -47,9 +51,9 @@ def predict(
     on_pass("build")
     case = trial.case
     if shared:
-        built, trace, num_guesses = shared.traced(trial, on_pass)
+        built, trace, assumed = shared.traced(trial, on_pass)
     else:
-        built, trace, num_guesses = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
+        built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
     rates = known_rates(case.device, trial.calibration)
     seconds = _seconds(trial, trace, rates, build)
     trace, reserved = _allocated(trace)
@@ -62,7 +66,7 @@ def predict(
             **memory_readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds
         ),
         environment=_environment(rates),
-        notes=(*_notes(built, case), *_stated(trial, None if case.parallel else rates, num_guesses)),
+        notes=(*_notes(built, case), *_stated(trial, None if case.parallel else rates, assumed)),
         stage_seconds={"build": time.monotonic() - began},
     )
 
@@ -85,10 +89,8 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
 
     `with_choices` also tells what other blocks would come to, of a step without checkpointing.
     """
-    built, trace, num_guesses = trace_case(
-        trial.case, calibration=trial.calibration, with_saves=with_choices, build=build
-    )
-    notes = (*_notes(built, trial.case), *_stated(trial, None, num_guesses))
+    built, trace, assumed = trace_case(trial.case, calibration=trial.calibration, with_saves=with_choices, build=build)
+    notes = (*_notes(built, trial.case), *_stated(trial, None, assumed))
     return Followed(
         trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # which nobody reads outside
         blocks=built.workload.blocks,
@@ -154,15 +156,16 @@ def _measured_seconds(trial: Trial, rates: Rates) -> float | None:
     return calibration.step_seconds if calibration and calibration.device_name == rates.name else None
 
 
-def _stated(trial: Trial, rates: Rates | None, num_guesses: int) -> list[Note]:
+def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
     """Returns notes on how sure the prediction is."""
     blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
     guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
     texts = {
         "GCP015": blind if trial.calibration is None else None,
         "GCP016": _stated_error(trial, rates) if rates else None,
-        "GCP017": guessed if num_guesses else None,
+        "GCP017": guessed if assumed.num_guesses else None,
         "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
+        "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
     }
     return [Note(code=code, text=text) for code, text in texts.items() if text]
 

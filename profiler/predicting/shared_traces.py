@@ -15,7 +15,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.core.trace_data import Building, Trace
 from profiler.predicting.trace.compose import compose
-from profiler.predicting.traced_case import trace_case
+from profiler.predicting.traced_case import Assumed, trace_case
 from profiler.training import strategies
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.block_segments import OwnCheckpoint, SegmentChoice, chosen_segments
@@ -25,7 +25,7 @@ from profiler.training.checkpointing.observed_forward import Observation
 COMPOSED = ("none", "segments", "sqrt", "all", "every", "first")  # strategies whose steps follow from that of `none`
 VIEW = "aten.detach"  # which checkpoints and saved-tensor hooks run to pack a tensor; it takes and holds nothing
 
-Traced = tuple[Assembled, Trace, int]
+Traced = tuple[Assembled, Trace, Assumed]
 
 
 class _Baseline(NamedTuple):
@@ -40,7 +40,7 @@ class SharedTraces:
     """Traces of one model and setting. What is composed has the bytes and times of a trace of its own, to the byte.
 
     What cannot be composed surely is traced: other strategies, several ranks, blocks that do not run once in a forward
-    or do not feed each other alone, values that were guessed.
+    or do not feed each other alone, steps that take values for granted.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class SharedTraces:
         self._building: Building | None = None  # with that forward in it
 
     def traced(self, trial: Trial, on_pass: Callable[[str], None]) -> Traced:
-        """The trial's built case, its step, and how many values were guessed. Raises as `trace_case` does."""
+        """The trial's built case, its step, and what that takes for granted. Raises as `trace_case` does."""
         if trial.case == trial.case.baseline and self._begin(trial, on_pass):
             assert self._baseline is not None
             built, trace = self._baseline.built, self._baseline.trace
-            return built, replace(_without_views(compose(trace, (), ())), building=trace.building), 0
+            return built, replace(_without_views(compose(trace, (), ())), building=trace.building), Assumed()
         composed = self._composed(trial)
         if composed is not None:
             on_pass("memory")
@@ -70,14 +70,12 @@ class SharedTraces:
         if case.parallel or case.repair_batchnorm:
             return False
         try:
-            built, trace, num_guesses = trace_case(
-                case, calibration=trial.calibration, on_pass=on_pass, with_saves=True
-            )
+            built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, with_saves=True)
         except Unsupported:  # perhaps of the saves alone
             return False
         calls = Counter(call.module for call in trace.calls)
         once = all(calls[name] == case.accumulate for name in built.workload.blocks)
-        if num_guesses or not once or len(built.workload.blocks) <= FEW or built.workload.calls:
+        if assumed != Assumed() or not once or len(built.workload.blocks) <= FEW or built.workload.calls:
             return False
         self._baseline = _Baseline(trial, built, trace)
         return True
@@ -101,7 +99,7 @@ class SharedTraces:
         building = self._building if together else baseline.trace.building
         notes = (*applied.notes, *baseline.built.applied.notes)
         built = replace(baseline.built, case=trial.case, applied=replace(applied, notes=notes, switch=None))
-        return built, replace(_without_views(trace), building=building), 0
+        return built, replace(_without_views(trace), building=building), Assumed()
 
     def _are_linked(self, pairs: Sequence[tuple[int, int]]) -> bool:
         seen = self._seen

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from profiler.core import gpu_kinds, gpu_specs
-from profiler.core.case import FAKE, Calibration, Case
+from profiler.core.case import FAKE, SETTINGS, Calibration, Case
 from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
@@ -30,6 +30,18 @@ from profiler.training.checkpointing.observed_forward import Observation, observ
 from profiler.training.workload import Step
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+T = TypeVar("T")
+
+
+class Assumed(NamedTuple):
+    """What a trace takes for granted that the data would decide."""
+
+    num_guesses: int = 0  # tests taken as passed, numbers taken as 0
+    routing: str | None = None  # where tokens go, where the step has sizes that hang on it
+
+
+class _DependsOnData(Unsupported):
+    """What the step does depends on its data."""
 
 
 def trace_case(
@@ -41,39 +53,52 @@ def trace_case(
     with_calls: bool = False,
     build: Build | None = None,
     in_calls: bool = False,
-) -> tuple[Assembled, Trace, int]:
-    """Returns the case's fake model with its strategy, one traced step of it, and how many values were guessed.
+) -> tuple[Assembled, Trace, Assumed]:
+    """Returns the case's fake model with its strategy, one traced step of it, and what that takes for granted.
 
-    `with_saves` and `with_calls` are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
+    A step whose sizes depend on its data is traced once more, with the case's routing. `with_saves` and `with_calls`
+    are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), products.keeps_workspaces()
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
     hidden = _hidden(case, calibration, 0 if is_kept else workspace)
-    builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
-    with _rank(case) as rank, _fakes(case) as fakes:
-        with builder.follow() if builder else nullcontext():
-            built = assemble(case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
-        if built.applied.changes_kernels:
-            raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
-        on_pass("memory")
-        optimizer, step = _trainer(built, kind)
-        on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
-        with on_host, on_parts(optimizer) if rank else nullcontext(), unseen():
-            trace = follow(
-                built.workload,
-                optimizer,
-                step,
-                device=kind,
-                hidden=hidden,
-                kept_bytes=workspace if is_kept else 0,
-                with_saves=with_saves,
-                with_calls=with_calls,
-                buckets=rank.buckets.values if rank else None,
-                builder=builder,
-            )
-        if rank:
-            rank.refuse_unused()
-    return built, trace, fakes.num_guesses
+
+    def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
+        builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
+        with _rank(case) as rank, _fakes(case, routing) as fakes:
+            with builder.follow() if builder else nullcontext():
+                built = assemble(case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
+            if built.applied.changes_kernels:
+                raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
+            on_pass("memory")
+            optimizer, step = _trainer(built, kind)
+            on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
+            with on_host, on_parts(optimizer) if rank else nullcontext(), unseen():
+                trace = follow(
+                    built.workload,
+                    optimizer,
+                    step,
+                    device=kind,
+                    hidden=hidden,
+                    kept_bytes=workspace if is_kept else 0,
+                    with_saves=with_saves,
+                    with_calls=with_calls,
+                    buckets=rank.buckets.values if rank else None,
+                    builder=builder,
+                )
+            if rank:
+                rank.refuse_unused()
+        return built, trace, Assumed(fakes.num_guesses, routing)
+
+    return _as_data_allow(case, traced)
+
+
+def _as_data_allow(case: Case, work: Callable[[str | None], T]) -> T:
+    """What `work` gives without a routing; with the case's where the data would decide."""
+    try:
+        return work(None)
+    except _DependsOnData:
+        return work(case.routing or SETTINGS["routing"].choices[0])
 
 
 def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -> Hidden:
@@ -97,8 +122,12 @@ def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
 
 def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = False) -> Observation:
     """How the blocks of the case's model work together. Raises as `predict` does."""
-    with _fakes(case):
-        return observe(assemble(case.baseline, build=build, in_calls=in_calls).workload)
+
+    def observed(routing: str | None) -> Observation:
+        with _fakes(case, routing):
+            return observe(assemble(case.baseline, build=build, in_calls=in_calls).workload)
+
+    return _as_data_allow(case, observed)
 
 
 def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
@@ -108,15 +137,19 @@ def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
 
 
 @contextmanager
-def _fakes(case: Case) -> Iterator[FakeTensors]:
+def _fakes(case: Case, routing: str | None) -> Iterator[FakeTensors]:
     rates = known_rates(case.device)
     capability = (rates.compute_capability,) if rates else ()
     on_cuda = kind_of(case) == "cuda"
-    with fake_tensors() as fakes, user_hooks(on_cuda=on_cuda), cuda_like(*capability) if on_cuda else nullcontext():
+    with (
+        fake_tensors(routing) as fakes,
+        user_hooks(on_cuda=on_cuda),
+        cuda_like(*capability) if on_cuda else nullcontext(),
+    ):
         try:
             yield fakes
         except DATA_DEPENDENT as error:
-            raise Unsupported(f"what the model does depends on its data ({error})") from error
+            raise _DependsOnData(f"what the model does depends on its data ({error})") from error
 
 
 @contextmanager

@@ -106,6 +106,7 @@ FIELDS: dict[str, Check] = {  # every field of a case
     "data": partial(_is_one_of, words=("synthetic", "files")),  # whose folder is always typed
     "precision": partial(_is_one_of, words=PRECISIONS),
     "verify": partial(_is_one_of, words=SETTINGS["verify"].choices),
+    "routing": lambda value, _: value is UNSET or value in SETTINGS["routing"].choices,
     "batch_size": _has_no_word,
     "accumulate": _has_no_word,
     "keep_gradients": _has_no_word,

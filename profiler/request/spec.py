@@ -42,6 +42,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     parallel: str | None = None
     ranks: str | None = None
     blocks: str | None = None
+    routing: str | None = None
     device: str | None = None
     gpus: str | None = None
     predict: bool | None = None
@@ -161,6 +162,8 @@ def _refuse_secrets(request: Request) -> None:
 def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
     """Measurements, predictions, or both: whichever the device and the request say."""
     device = cases[0].device
+    if request.routing is not None and not device.startswith(FAKE):
+        raise UserError(f"--routing has no effect on '{device}', where the data decide", hint="leave it out")
     if device.startswith(REHEARSE) and request.rounds is not None:
         raise UserError("--rounds has no effect on a rehearsal, whose bytes are exact", hint="leave it out")
     if not device.startswith(FAKE):
@@ -191,7 +194,8 @@ def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any
         return _within(setting.least, setting.most, option, value, default)
     if value is None or not setting.choices:
         return default if value is None else value
-    return _one_of(option, value, setting.choices)
+    word = _one_of(option, value, setting.choices)
+    return default if default is UNSET and word == setting.choices[0] else word
 
 
 def _sampling(request: Request, device: str) -> Sampling | UnsetType:

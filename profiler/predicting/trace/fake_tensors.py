@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.core.errors import Unsupported
+from profiler.predicting.trace import routing as routes
 from profiler.predicting.trace import temporaries
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
 
@@ -61,8 +62,11 @@ def without_guesses() -> Iterator[None]:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[FakeTensors]:
-    """Make every tensor created within fake; modules are neither initialised nor copied for a conversion."""
+def fake_tensors(routing: str | None = None) -> Iterator[FakeTensors]:
+    """Make every tensor created within fake; modules are neither initialised nor copied for a conversion.
+
+    `routing` (balanced, worst) says where tokens go that the data would send; None leaves that unknown.
+    """
     initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
     with ExitStack() as stack:
         for name in initialisers:
@@ -70,9 +74,10 @@ def fake_tensors() -> Iterator[FakeTensors]:
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
         stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _copied))
         stack.enter_context(uncollected())
-        stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN))
+        fakes = FakeTensors(routing)
+        stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", fakes.most_known))
         stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))  # it prints what it raises, at length
-        yield stack.enter_context(FakeTensors())
+        yield stack.enter_context(fakes)
 
 
 @contextmanager
@@ -136,10 +141,13 @@ class FakeTensors(CachingFakeMode):
 
     changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # by operator: its results on another device
 
-    def __init__(self) -> None:
+    def __init__(self, routing: str | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.fake_tensor_converter = _Converter(copy_data=False, export=False)
         self.num_guesses = 0
+        self.most_known = routes.NUM_KNOWN if routing else KNOWN
+        self._routing = routing
+        self._has_chosen = False  # among entries, by values that are not known
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
@@ -155,7 +163,14 @@ class FakeTensors(CachingFakeMode):
             return args[0] if isinstance(args[0], torch.Tensor) else None
         if is_sum_in_place(func, args):
             return super().__torch_dispatch__(aten.alias.default, (), (args[0],))
-        return self._completed(super().__torch_dispatch__(func, types, args, kwargs), func, args)
+        if self._routing:
+            with self:
+                args = routes.without_masks(func, args)
+        out = self._completed(super().__torch_dispatch__(func, types, args, kwargs), func, args)
+        if not routes.chooses(func, args):
+            return out
+        self._has_chosen = True
+        return routes.with_choices(out, func, args, kwargs or {}, self._routing, self._known) if self._routing else out
 
     def _completed(self, out: Any, func: Any, args: Any) -> Any:
         """The result as the operator's own kernel returns it on the device that is stood for."""
@@ -169,10 +184,13 @@ class FakeTensors(CachingFakeMode):
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A small tensor with its values, any other without."""
         out: Any = super().__torch_dispatch__(func, (), args, kwargs)
-        if out.numel() > KNOWN or out.device.type != "cpu":
+        if out.numel() > self.most_known or out.device.type != "cpu":
             return out
         with no_dispatch():
             real = func(*args, **kwargs)
+        return self._known(real)
+
+    def _known(self, real: torch.Tensor) -> torch.Tensor:
         return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
 
     def _as_stored(self, out: Any, func: Any, args: Any) -> Any:
@@ -188,6 +206,8 @@ class FakeTensors(CachingFakeMode):
             return value
         if not tensor.is_floating_point() and tensor.dtype != torch.bool:
             raise DataDependentOutputException(func)
+        if self._has_chosen and tensor.dtype == torch.bool and not self._routing:
+            raise DataDependentOutputException(func)  # perhaps whether an expert has tokens
         self._guess(func)
         return _passed(tensor) if tensor.dtype == torch.bool else 0.0
 

@@ -2,7 +2,8 @@
 
 Losses write all elements before they reduce them: into temporaries, or into the result, whose storage stays as large
 when it is resized to one element (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu). Folds are made
-like their input before they are resized (Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu beside them).
+like their input before they are resized (Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu beside them). Masks
+that index become places (aten/src/ATen/native/IndexingUtils.h).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ TEMPORARIES = {  # of all elements, besides the result: where it is reduced, and
     aten.soft_margin_loss_backward: (2, 2),
 }
 FOLDS = (aten.im2col, aten.col2im)
+INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+PLACE_BYTES = 8  # an int64
 
 
 def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
@@ -33,6 +36,9 @@ def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
     if func._overloadpacket in FOLDS:
         num_copies = (not args[0].is_contiguous()) + _grows(func, *args)
         return num_copies * tensor_bytes(args[0])
+    if func._overloadpacket in INDEXING:
+        masks = (index.constant for index in args[1] if is_known_mask(index))
+        return sum(int(mask.count_nonzero()) * mask.ndim * PLACE_BYTES for mask in masks)
     numbers = TEMPORARIES.get(func._overloadpacket)
     if numbers is None:
         return 0
@@ -50,6 +56,12 @@ def stored_shape(func: Any, args: Any, out: torch.Tensor) -> torch.Size:
         shape: torch.Size = args[0].shape
         return shape
     return out.shape
+
+
+def is_known_mask(index: torch.Tensor | None) -> bool:
+    """Whether an index is a mask whose values are known."""
+    is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+    return is_mask and getattr(index, "constant", None) is not None
 
 
 def _element_shape(args: Any) -> torch.Size:
