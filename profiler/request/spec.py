@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from profiler.core import catalogue, plan_file, schedule, secret_filter
 from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
-from profiler.core.errors import UserError, nearest
+from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.schedule import Shard
 from profiler.core.stats import Sampling
@@ -299,8 +299,7 @@ def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> li
 
 def _one_of(option: str, word: str, allowed: tuple[str, ...]) -> str:
     if word not in allowed:
-        hint = nearest(word, allowed, before=f"{option} ") or f"choose from {', '.join(allowed)}"
-        raise UserError(f"{option}: '{word}' is not known", hint=hint)
+        raise UserError(f"{option}: '{word}' is not known", hint=nearest_or_all(word, allowed, before=f"{option} "))
     return word
 
 

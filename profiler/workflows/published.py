@@ -15,7 +15,7 @@ from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core import catalogue, strict_files
 from profiler.core.case import Case, Choice
-from profiler.core.errors import UserError, nearest
+from profiler.core.errors import UserError, nearest, nearest_or_all
 from profiler.core.record import evidence
 from profiler.request import spec, sweep
 from profiler.request.spec import Request
@@ -88,8 +88,7 @@ def names() -> tuple[str, ...]:
 def find(name: str) -> System:
     """The system of that name. Raises UserError, naming the nearest, where there is none."""
     if name not in names():
-        hint = nearest(name, names()) or f"choose from {', '.join(names())}"
-        raise UserError(f"no published system is called '{name}'", hint=hint)
+        raise UserError(f"no published system is called '{name}'", hint=nearest_or_all(name, names()))
     return read(folder() / f"{name}.toml")
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from profiler import engines
 from profiler.analysis import progress
-from profiler.core import catalogue, gpu_kinds, schedule
+from profiler.core import catalogue, function_source, gpu_kinds, schedule
 from profiler.core.case import FAKE, Trial
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
@@ -202,7 +202,7 @@ def opening(plan: Sequence[Trial], devices: Mapping[str, Environment], remarks: 
     yield f"{doing} ({where})"
     for model in dict.fromkeys(trial.case.model.name for trial in plan):
         if catalogue.is_code(model, models.TABLE):
-            yield f"note: {model} is the code in {catalogue.place(model).resolve()}"
+            yield f"note: {model} is the code in {function_source.place(model).resolve()}"
     for remark in remarks:
         yield f"note: {remark}"
 

@@ -15,7 +15,7 @@ import torch
 
 from profiler import cli
 from profiler.cli import answer, crash_report
-from profiler.core import catalogue, optional_deps
+from profiler.core import function_source, optional_deps
 from profiler.core.case import Trial
 from profiler.request.device_choice import choose_device
 from profiler.runs import store
@@ -220,7 +220,7 @@ def test_twin_63_a_file_in_a_zip_cannot_be_read_as_one(here: Path):
 
     with pytest.raises(OSError, match="Not a directory"):
         inside.read_text()
-    assert "def build" in catalogue._source("profiler.training.models.mlp")[1]()
+    assert "def build" in function_source._source("profiler.training.models.mlp")[1]()
 
 
 # 65: an error of gcprof's own
