@@ -15,6 +15,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Note
 from profiler.request import spec
 from profiler.runs import store
+from profiler.runs.writer import Writer
 from profiler.workflows import published
 from profiler.workflows.published import SIZES, System
 from tests import make
@@ -215,7 +216,7 @@ def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
     records = [make.record(case=trial.case, round=trial.round, notes=notes) for trial in plan]
     folder = here / "run"
     store.create(folder, plan=plan, command="gcprof", environment=records[0].environment, sources={})
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     for record in records:
         writer.append(record)
     writer.close()
