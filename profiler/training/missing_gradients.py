@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from profiler.training.checkpointing.observed_forward import TensorUses
+from profiler.training.checkpointing.one_forward import TensorUses
 from profiler.training.workload import Workload, restored, tensors
 
 MOST_NAMED = 3
