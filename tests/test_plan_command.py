@@ -19,7 +19,6 @@ from profiler.core.units import bytes_text
 from profiler.engines import local
 from profiler.planning import chain as chains
 from profiler.planning.chain import StageModule
-from profiler.planning.plan import parse
 from profiler.planning.plan_code import emit
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
@@ -29,6 +28,7 @@ from profiler.workflows.plan_comparison import file_of
 from tests import killed
 from tests.commands import gcprof
 from tests.conftest import run_folder
+from tests.plan_text import parse
 from tests.planning_chains import FOLDER, equal_stages
 from tests.program import PATIENCE_SECONDS, Started, next_words
 

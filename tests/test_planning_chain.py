@@ -8,8 +8,9 @@ import pytest
 
 from profiler.core.errors import UserError
 from profiler.planning.chain import Chain, SaveOption, Stage, encoded, read
-from profiler.planning.plan import Plan, parse, render
+from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
+from tests.plan_text import parse
 from tests.planning_chains import FOLDER, NAMED, random_chain
 
 STAGE = {

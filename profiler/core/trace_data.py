@@ -12,7 +12,6 @@ WORKSPACES = "workspaces"  # what libraries keep for themselves
 BUCKETS = "communication buckets"  # what gradients are averaged in, where that is not the gradients themselves
 GATHERED = "gathered parameters"  # of other ranks, and whole on this one
 CATEGORIES = (*STATIC, WORKSPACES, BUCKETS, GATHERED, "saved", "recomputed", "temporaries")
-PHASES = ("zero", "forward", "backward", "optimizer")
 
 
 class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
