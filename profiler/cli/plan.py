@@ -240,7 +240,8 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
 
 def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     """The file that was asked for: the plan, or the frontier as a table or a picture."""
-    from profiler.core import optional_deps, plan_file
+    from profiler.core import optional_deps
+    from profiler.core.case import encode_indented
     from profiler.planning.plan import recipe
     from profiler.views.export.files import write_whole
     from profiler.views.tables import plans
@@ -251,7 +252,7 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     if _is_plan(path):
         if planned.plan is None:
             return
-        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.plan)), force=force)
+        write_whole(path, encode_indented(recipe(planned.chain, planned.plan)), force=force)
     elif path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:

@@ -117,15 +117,9 @@ def _refused(path: Path, text: str, error: msgspec.ValidationError) -> UserError
     message, _, place = str(error).partition(" - at ")
     named = re.search(r"(unknown |required )field `(\w+)`", message)
     key = named[2] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
-    where = f"{path}:{_line(text, key)}"
+    where = f"{path}:{strict_files.line_of(text, key)}"
     if named and named[1] == "unknown ":
         allowed = (*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__)
         hint = nearest(key, allowed) or f"the keys are {', '.join(allowed)}"
         return UserError(f"{where}: no key is called '{key}'", hint=hint)
     return UserError(f"{where}: {key}: {message}", hint="examples are in configs/devices/")
-
-
-def _line(text: str, key: str) -> int:
-    """The line that gives a key, the first where none does."""
-    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
-    return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.core import safe_files, strict_files
+from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 
 SCHEMA = 1
@@ -77,12 +78,7 @@ def read(path: Path) -> Recipe:
 
 def write(recipe: Recipe, path: Path) -> None:
     """As JSON, over what is there. Raises UserError (exit code 74) where the file cannot be written."""
-    safe_files.write(path, encoded(recipe))
-
-
-def encoded(recipe: Recipe) -> bytes:
-    """As `write` writes it."""
-    return msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n"
+    safe_files.write(path, encode_indented(recipe))
 
 
 def changes(recipe: Recipe, fingerprint: dict[str, tuple[str, ...]]) -> list[str]:

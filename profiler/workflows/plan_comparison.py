@@ -12,7 +12,7 @@ from profiler.analysis import progress
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
-from profiler.core.case import Calibration, Case, Trial
+from profiler.core.case import Calibration, Case, Trial, encode_indented
 from profiler.core.plan_file import Recipe
 from profiler.core.stats import Sampling
 from profiler.planning.candidates import Way
@@ -63,9 +63,7 @@ def compare_plans(
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
     digests = run_diff.code_digests(trial.case for trial in trials)
-    digests |= {
-        str(path): run_diff.digest(plan_file.encoded(recipe)) for path, recipe in files.items()
-    }  # written below
+    digests |= {str(path): run_diff.digest(encode_indented(recipe)) for path, recipe in files.items()}  # written below
     store.create(
         folder,
         plan=trials,
