@@ -97,7 +97,8 @@ class Child:
             os.close(self._channel)
             os.close(channel)
             raise not_started(error) from error
-        self._open = {self._channel: self._take_messages, self._output: lambda data: self._log.write(data)}
+        self._open: dict[int, Callable[[bytes], None]] = {self._channel: self._take_messages}
+        self._open[self._output] = lambda data: self._log.write(data)  # which `go_on` replaces
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
         try:
