@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from profiler.cli import answer
+from profiler.core import user_code
 from profiler.core.errors import UserError
 from profiler.core.record import Note
 from profiler.request import spec
@@ -143,7 +144,7 @@ def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, mon
 
     assert wheel["force-include"]["configs/published"] == "profiler/configs/published"
     assert published.folder() == ROOT / "configs" / "published"
-    monkeypatch.setattr(published, "files", lambda package: tmp_path)
+    monkeypatch.setattr(user_code, "OURS", tmp_path)
     assert published.folder() == tmp_path / "configs" / "published"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from profiler.core import catalogue, strict_files
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError, nearest, nearest_or_all
 from profiler.core.record import evidence
+from profiler.core.user_code import shipped
 from profiler.request import spec, sweep
 from profiler.request.spec import Request
 from profiler.runs.store import Run
@@ -76,9 +76,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def folder() -> Path:
-    """Where the files are: in the installed package, else in the checkout."""
-    installed = Path(str(files("profiler"))) / "configs" / "published"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "configs" / "published"
+    """The folder of the files that come with gcprof."""
+    return shipped("configs", "published")
 
 
 def names() -> tuple[str, ...]:
