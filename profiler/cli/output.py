@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from profiler.cli.signals import end_at_once, heeded
+from profiler.cli.process import end_at_once, heeded
 from profiler.core.errors import UserError, nearest, nearest_or_all
 from profiler.workflows import Interrupted, Screen
 

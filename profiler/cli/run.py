@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
+from profiler.cli.added_options import Switches
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -22,7 +23,6 @@ from profiler.cli.output import (
     shard_text,
     width,
 )
-from profiler.cli.switches import Switches
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:

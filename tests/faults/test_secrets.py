@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from profiler.cli import answer, crash_report
+from profiler.cli import answer, process
 from profiler.core import secret_filter
 from profiler.core.errors import UserError
 from profiler.engines import capped_log, child, error_record
@@ -336,9 +336,9 @@ def test_fault_58_no_line_takes_long_to_look_through():
 
 def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
-    monkeypatch.setattr(crash_report, "FOLDER", str(here))
+    monkeypatch.setattr(process, "FOLDER", str(here))
 
-    path = crash_report.keep(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
+    path = process.keep_error(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
 
     assert Path(str(path)).read_text() == "RuntimeError: 401 for [hidden]\n"
 

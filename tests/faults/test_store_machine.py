@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from profiler.core.case import Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.migration import STEPS, Step
 from profiler.core.record import Environment, Record
 from profiler.runs import merge as merging
 from profiler.runs import reading, store
+from profiler.runs.reading import STEPS, Step
 from profiler.runs.writer import Writer
 from tests import make
 
