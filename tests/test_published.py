@@ -54,7 +54,7 @@ def written(folder: Path, text: str) -> Path:
 
 def cases(system: System, size: str, device: str = "cuda:0"):
     request = getattr(system, size).request
-    return list(dict.fromkeys(trial.case for trial in spec.plan(request, lambda word: device).trials))
+    return list(dict.fromkeys(trial.case for trial in spec.check(request, lambda word: device).trials))
 
 
 def test_every_system_of_the_issue_has_a_file():
@@ -212,7 +212,7 @@ def test_the_published_size_runs_where_it_is_asked_for_and_wherever_there_is_a_g
 
 @pytest.mark.parametrize(("notes", "code"), [((), 4), ((Note(code="GCP020", text="a real run"),), 0)])
 def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
-    plan = spec.plan(published.find("hf-trainer").cpu.request, lambda word: "cpu").trials
+    plan = spec.check(published.find("hf-trainer").cpu.request, lambda word: "cpu").trials
     records = [make.record(case=trial.case, round=trial.round, notes=notes) for trial in plan]
     folder = here / "run"
     store.create(folder, plan=plan, command="gcprof", environment=records[0].environment, sources={})

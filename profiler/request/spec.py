@@ -73,8 +73,8 @@ if not TYPE_CHECKING:
     )
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked request: what to measure, in order, and what the user should know first."""
+class CheckedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request comes to: the trials in order, and what the user should know first."""
 
     trials: tuple[Trial, ...]
     data_directory: str | None
@@ -82,10 +82,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     shard: Shard | None = None  # which part of a sweep the trials are, where they are not all
 
 
-def part_of(plan: Plan, shard: Shard) -> Plan:
-    """That part of a plan."""
-    trials, placed = schedule.cut(plan.trials, shard)
-    return msgspec.structs.replace(plan, trials=trials, shard=placed)
+def part_of(checked: CheckedRequest, shard: Shard) -> CheckedRequest:
+    """The same request with that part of its trials."""
+    trials, placed = schedule.cut(checked.trials, shard)
+    return msgspec.structs.replace(checked, trials=trials, shard=placed)
 
 
 def override(base: Request, words: Request) -> Request:
@@ -95,7 +95,7 @@ def override(base: Request, words: Request) -> Request:
     return msgspec.structs.replace(base, **{**dict.fromkeys(lost), **given})
 
 
-def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
+def check(request: Request, choose_device: Callable[[str], str]) -> CheckedRequest:
     """All cases of a request, checked, and their trials in rounds.
 
     Any list is an axis: there is a case for every combination. `choose_device` turns a device's word into its name; it
@@ -140,8 +140,8 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
         )
         for device, model, optimizer, size, accumulate, precision, (way, ranks), strategy in points
     ]
-    planned = _trials(request, cases, rounds)
-    return Plan(trials=planned, data_directory=request.data, remarks=tuple(remarks))
+    trials = _trials(request, cases, rounds)
+    return CheckedRequest(trials=trials, data_directory=request.data, remarks=tuple(remarks))
 
 
 def _refuse_secrets(request: Request) -> None:

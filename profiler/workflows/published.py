@@ -59,8 +59,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
         """The size whose every case is among these, whatever the device; None where neither is."""
         for size in (self.full, self.cpu):
             for device in {case.device for case in cases}:
-                plan = spec.plan(msgspec.structs.replace(size.request, device=device), lambda word: word)
-                if {_compared(trial.case) for trial in plan.trials} <= {_compared(case) for case in cases}:
+                checked = spec.check(msgspec.structs.replace(size.request, device=device), lambda word: word)
+                if {_compared(trial.case) for trial in checked.trials} <= {_compared(case) for case in cases}:
                     return self.size_on(device, full=True) if size is self.full else size
         return None
 

@@ -371,8 +371,8 @@ def test_twin_58_without_hiding_the_stored_command_would_hold_it(monkeypatch: py
 def test_twin_58_without_the_check_every_case_would_hold_it(monkeypatch: pytest.MonkeyPatch):
     request = Request(model="mlp", blocks=f"layers.{SHAPED}")
     with pytest.raises(UserError, match="looks like a secret"):
-        spec.plan(request, lambda word: "cpu")
+        spec.check(request, lambda word: "cpu")
 
     monkeypatch.setattr(secret_filter, "is_in", lambda text: False)
 
-    assert {trial.case.blocks for trial in spec.plan(request, lambda word: "cpu").trials} == {f"layers.{SHAPED}"}
+    assert {trial.case.blocks for trial in spec.check(request, lambda word: "cpu").trials} == {f"layers.{SHAPED}"}
