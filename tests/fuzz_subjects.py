@@ -93,7 +93,7 @@ OF_STAGES = (
     "plan --stages costs.json --budget 60% --levels 2", "plan --stages costs.json --budget 60% --emit python",
 )  # fmt: skip
 PLAN = encode_indented(
-    plan_file.Recipe(
+    plan_file.PlanFile(
         plan="[1-2] 3:matmul [4 [5] 6]",
         segments=(
             plan_file.Segment(blocks=("a", "b")),

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.core.errors import UserError
-from profiler.core.plan_file import Recipe, Segment
+from profiler.core.plan_file import PlanFile, Segment
 from profiler.planning.chain import Chain, Stage, StageModule
-from profiler.planning.plan import Item, Plan, fault, recipe, render
+from profiler.planning.plan import Item, Plan, fault, plan_file_of, render
 from tests.plan_text import parse, read
 
 
@@ -104,9 +104,9 @@ def of_modules(*names_by_stage):
 def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kept_under_an_option():
     chain = of_modules(["a"], ["b", "c"], ["d"], [], ["e"], ["f"])
 
-    made = recipe(chain, parse("[[1] 2] 3:matmul 4 [5] 6", 6))
+    made = plan_file_of(chain, parse("[[1] 2] 3:matmul 4 [5] 6", 6))
 
-    assert made == Recipe(
+    assert made == PlanFile(
         plan="[[1] 2] 3:matmul 4 [5] 6",
         segments=(
             Segment(blocks=(Segment(blocks=("a",)), "b", "c")),
@@ -119,7 +119,7 @@ def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kep
 
 def test_stages_of_no_modules_have_no_plan_file():
     with pytest.raises(UserError) as caught:
-        recipe(of_modules([], []), parse("[1] 2", 2))
+        plan_file_of(of_modules([], []), parse("[1] 2", 2))
 
     assert str(caught.value) == "these stages are of no known blocks: their plan can be carried out nowhere"
     assert caught.value.hint == "`gcprof stages MODEL -o costs.json` writes stages with their blocks"

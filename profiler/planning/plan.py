@@ -8,7 +8,7 @@ from itertools import groupby
 import msgspec
 
 from profiler.core.errors import UserError
-from profiler.core.plan_file import Recipe, Segment
+from profiler.core.plan_file import PlanFile, Segment
 from profiler.planning.chain import Chain
 
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
@@ -96,7 +96,7 @@ def _group_key(numbered_item: tuple[int, Item], options: dict[int, str]) -> tupl
     return ("alone", place, "") if isinstance(item, tuple) else ("range", place - item, options.get(item, ""))
 
 
-def recipe(chain: Chain, plan: Plan) -> Recipe:
+def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
     """The plan as a file for the model: named blocks. Raises UserError where the chain does not say which they are."""
     blocks = {block.name: block.parameters for stage in chain.stages for block in stage.blocks}
     if not blocks:
@@ -105,7 +105,7 @@ def recipe(chain: Chain, plan: Plan) -> Recipe:
     options = dict(plan.options)
     pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
     changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # blocks that are plainly kept stand alone
-    return Recipe(plan=render(plan), segments=changed, fingerprint=blocks)
+    return PlanFile(plan=render(plan), segments=changed, fingerprint=blocks)
 
 
 def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
