@@ -15,8 +15,7 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.trace_data import live
 from profiler.planning.candidates import all_stages, largest_stage, none
 from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan
-from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.plan import Plan, plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from profiler.predicting.staging import stage_seconds
@@ -66,7 +65,7 @@ def plans(chain: Chain) -> list[Plan]:
 
 def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path) -> int:
     path = folder / "plan.json"
-    plan_file.write(recipe_of(chain, plan), path)
+    plan_file.write(plan_file_of(chain, plan), path)
     _, trace, _ = trace_case(case(model, strategy=Choice.of("plan", {"file": path}), device=device))
     return max(live(trace))
 

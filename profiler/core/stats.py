@@ -108,12 +108,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_seconds: float = 2.0  # of timed steps
 
 
-def is_look(count: int) -> bool:
+def is_look(count: int, *, first: int = FIRST_LOOK) -> bool:
     """Whether this many samples are looked at: 6, 8, 10, 12, 15, 18, 22, ..., each a fifth more.
 
     Each look is a chance to stop by luck, so there are few.
     """
-    look = FIRST_LOOK
+    look = first
     while look < count:
         look = ceil(look * 1.2)
     return look == count

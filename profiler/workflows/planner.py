@@ -16,7 +16,7 @@ from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan, recipe
+from profiler.planning.plan import Plan, plan_file_of
 from profiler.planning.solver import Frontier, best, frontier
 from profiler.request import device_choice
 from profiler.request.spec import Request
@@ -116,7 +116,7 @@ class _Planning:
         """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
         request, model, none = self.request, self.model, candidates.none(self.chain)
         if model or request.has_recipe:
-            recipe(self.chain, none.plan)  # refuse stages of no known blocks before there is work
+            plan_file_of(self.chain, none.plan)  # refuse stages of no known blocks before there is work
         planned = Planned(
             chain=self.chain,
             case=model.case if model else None,

@@ -126,9 +126,9 @@ class ModelOnDevice:
         return better_text(choices, better) if better and better.floor_bytes < below_bytes else None
 
     def _checked(self, choose_device: Callable[[str], str]) -> Case:
-        plan = spec.plan(self._words, choose_device)
-        self.remarks = plan.remarks
-        cases = list(dict.fromkeys(trial.case for trial in plan.trials))
+        checked = spec.check(self._words, choose_device)
+        self.remarks = checked.remarks
+        cases = list(dict.fromkeys(trial.case for trial in checked.trials))
         if len(cases) > 1:
             raise UserError("only one model can be planned at once", hint="name one model, batch size and precision")
         return cases[0]

@@ -19,6 +19,7 @@ from profiler.core.units import (
     count_text,
     error_text,
     exact_error_text,
+    few,
     scaled,
     second_unit,
     spread_text,
@@ -153,12 +154,6 @@ def below(rows: Sequence[Row]) -> list[str]:
     """The lines that stand below a table: why rows are not ok, and the notes."""
     notes = [f"note: {remark}" for remark in remarks(rows)]
     return [*reasons(rows), *_floor(rows), *notes, *files_of_labels(row.case.strategy for row in rows)]
-
-
-def few(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
