@@ -181,6 +181,16 @@ def test_a_way_that_does_not_fit_the_memory_is_not_tried(a_second_a_mark, monkey
     assert none(chain).cost.step_seconds == pytest.approx(22 - 3 * 1)
 
 
+def test_stages_of_which_none_can_fit_the_budget_are_not_timed(a_second_a_mark):
+    case = make.case(model=Choice("transformer:layers=2,width=32,sequence=16,vocabulary=64"), batch_size=2)
+
+    never, perhaps = (stages(Trial(case=case, budget=budget)) for budget in ("1KiB", "99%"))
+
+    assert {stage.forward_seconds for stage in never.stages} == {0.0}
+    assert {stage.forward_seconds for stage in perhaps.stages} != {0.0}
+    assert [stage.saved_bytes for stage in never.stages] == [stage.saved_bytes for stage in perhaps.stages]
+
+
 def test_a_device_of_unknown_rates_is_refused():
     with pytest.raises(UserError, match="nothing is known of the time"):
         stages(Trial(case=case("mlp", device="fake:cuda")))

@@ -84,7 +84,8 @@ def plan(
     )  # fmt: skip
     request = PlanRequest(
         words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds,
-        is_compared=emit is None or measure, has_recipe=emit is not None or _is_plan(output), typed=COMMAND.get(),
+        is_compared=emit is None or measure, has_recipe=emit is not None or _is_plan(output),
+        has_frontier=frontier or json, typed=COMMAND.get(),
     )  # fmt: skip
     asked = _Asked(frontier=frontier, emit=emit, output=output, force=force, json=json)
     _refuse(request, asked)
@@ -136,7 +137,9 @@ def _refuse(request: PlanRequest, asked: _Asked) -> None:
     """Raises UserError for what cannot be, or would have no effect."""
     from profiler.views.export.files import refuse_existing_file
 
-    request.check(has_frontier=asked.frontier)
+    request.check()
+    if request.budget is None and not asked.frontier:
+        raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
     if request.budget is None and asked.emit:
         raise UserError("--emit needs a budget", hint="--budget 60% --emit python")
     if asked.output is not None:

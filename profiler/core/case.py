@@ -190,6 +190,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     limit_seconds: float | None = None  # that each of its stages may take
     is_paired: bool = True  # whether steps without the strategy, where it can be switched off, alternate with its own
     if_own: bool | UnsetType = UNSET  # only where its baseline finds checkpoints that the model calls itself
+    budget: str | UnsetType = UNSET  # of plans: stages of which none can fit it are not timed
 
 
 def encode(value: Any, *, order: Any = None) -> bytes:
