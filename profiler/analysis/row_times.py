@@ -41,7 +41,7 @@ def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) ->
 class Timed:
     """A row with what comparisons of its time ask of it: looked up once, where it is held against several."""
 
-    __slots__ = ("_sample", "is_paired", "is_predicted", "peak_bytes", "row", "slowness")
+    __slots__ = ("_sample", "is_predicted", "paired", "peak_bytes", "row", "slowness")
 
     def __init__(self, row: Row) -> None:
         time = row.time
@@ -49,8 +49,8 @@ class Timed:
         self.peak_bytes = row.readings.peak_bytes
         self.slowness = slowness(row)
         self.is_predicted = row.case.is_predicted
-        self.is_paired = time is not None and (time.num_groups > 0 or time.interval is not None)
-        is_asked = row.step_seconds is not None and not (self.is_predicted or self.is_paired)
+        self.paired = time if time is not None and (time.num_groups > 0 or time.interval is not None) else None
+        is_asked = row.step_seconds is not None and not self.is_predicted and self.paired is None
         self._sample = _sample(row) if is_asked else None
 
     @property
@@ -67,8 +67,8 @@ class Timed:
         if self.is_predicted and other.is_predicted:
             ratio = estimated(theirs, mine).ratio
             return None if ratio is None else TimeRatio(ratio=ratio, low=ratio, high=ratio)
-        if self.is_paired and other.is_paired:
-            return quotient(self.row.time, other.row.time)
+        if self.paired is not None and other.paired is not None:
+            return quotient(self.paired, other.paired)
         return ratio_of(other.sample, self.sample)
 
     def verdict(self, other: Timed) -> TimeVerdict:
