@@ -137,17 +137,23 @@ def _nothing_fits(rows: Sequence[Row]) -> list[str]:
 
 def remarks(rows: Iterable[Row]) -> list[str]:
     """Returns a line for each code of note, which docs/notes explains, with the strategies it concerns."""
-    strategies: dict[str, list[str]] = {}
-    texts: dict[str, dict[str, None]] = {}
+    strategies: dict[str, list[Choice]] = {}
+    texts: dict[str, str] = {}
+    differing: set[str] = set()  # codes of texts that differ from row to row: one is quoted
     for row in rows:
         for note in row.notes:
-            strategies.setdefault(note.code, []).append(strategy_label(row.case.strategy))
-            texts.setdefault(note.code, {})[note.text] = None
-    lines = []
-    for code, (text, *others) in ((code, list(of_code)) for code, of_code in texts.items()):
-        example = "for example: " if others else ""  # a text that differs from row to row is quoted once
-        lines.append(f"{code} {few(strategies[code], MAX_NAMED)}: {example}{text}")
-    return lines
+            strategies.setdefault(note.code, []).append(row.case.strategy)
+            if texts.setdefault(note.code, note.text) != note.text:
+                differing.add(note.code)
+    return [
+        f"{code} {_few_labels(strategies[code])}: {'for example: ' if code in differing else ''}{text}"
+        for code, text in texts.items()
+    ]
+
+
+def _few_labels(strategies: Sequence[Choice]) -> str:
+    """The first labels, and how many more there are."""
+    return few([*map(strategy_label, strategies[:MAX_NAMED]), *strategies[MAX_NAMED:]], MAX_NAMED)
 
 
 def below(rows: Sequence[Row]) -> list[str]:
