@@ -25,7 +25,7 @@ from profiler.core.record import (
     evidence,
     is_reproducible,
 )
-from profiler.core.stats import interval, spread
+from profiler.core.stats import spread
 
 ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
 
@@ -79,7 +79,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peak_ratio: float | None  # to the same case without checkpointing; None where the outcome is not ok: no saving
     step_seconds: float | None  # median over all rounds
     step_spread: float | None  # half the interquartile range over the median
-    step_interval: tuple[float, float] | None  # that holds the median at 95 %, over all rounds
     rounds: tuple[Record, ...]  # in order, each with its own samples
     time: TimeRatio | None  # of the step to the baseline's: of neighbours in one process, else of rounds
     time_verdict: TimeVerdict | None  # of the step against the baseline's
@@ -200,7 +199,6 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
         peak_ratio=_ratio(record.readings.peak_bytes, baseline.peak_bytes) if is_ok else None,
         step_seconds=_middle(seconds),
         step_spread=spread(seconds) if seconds else None,
-        step_interval=interval(seconds) if seconds else None,
         rounds=tuple(rounds) if len(rounds) == 1 else tuple(sorted(rounds, key=lambda record: record.round)),
         time=time,
         time_verdict=None,
