@@ -21,8 +21,7 @@ from profiler.core.record import Record
 from profiler.core.units import bytes_text, error_text
 from profiler.engines.local import Local
 from profiler.planning.chain import Chain
-from profiler.planning.plan import recipe as recipe_of
-from profiler.planning.plan import render
+from profiler.planning.plan import plan_file_of, render
 from profiler.planning.solver import Point, frontier
 from profiler.training import models
 from profiler.workflows.plan_fitting import under
@@ -80,7 +79,7 @@ def proved(engine: Local, case: Case, path: Path) -> Iterator[tuple[Point, int, 
     (baseline,) = engine.run([Trial(case=case, passes=("equality",))])
     assert baseline.equality, baseline.detail
     for point in walked(chain):
-        plan_file.write(recipe_of(chain, point.plan), path)
+        plan_file.write(plan_file_of(chain, point.plan), path)
         real = under(case, path)
         fake = msgspec.structs.replace(real, device=FAKE + real.twin.device)
         predicted, measured = engine.run(

@@ -37,8 +37,7 @@ from profiler.engines.local import Local
 from profiler.planning import candidates
 from profiler.planning.candidates import none
 from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan, render
-from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.plan import Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.workflows.plan_fitting import under
@@ -86,7 +85,7 @@ class _Bench:
         cases = {}
         for number, plan in enumerate(dict.fromkeys(plans)):
             path = self._folder / f"{number}.json"
-            plan_file.write(recipe_of(self.chain, plan), path)
+            plan_file.write(plan_file_of(self.chain, plan), path)
             cases[render(plan)] = under(self._case, path)
         for number in range(ROUNDS):
             order = list(cases.items())[:: 1 if number % 2 else -1]
@@ -106,7 +105,7 @@ class _Bench:
     def peak(self, plan: Plan) -> int:
         """Measured, in bytes."""
         path = self._folder / "plan.json"
-        plan_file.write(recipe_of(self.chain, plan), path)
+        plan_file.write(plan_file_of(self.chain, plan), path)
         (record,) = self._engine.run([Trial(case=under(self._case, path), passes=("memory",))])
         assert record.readings.peak_bytes, record.detail
         return record.readings.peak_bytes

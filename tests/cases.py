@@ -1,35 +1,38 @@
 """The table of docs/cases.md: users' steps that are easily read wrong, what gcprof says, and the truth it is held to.
 
 `python -m tests.cases` writes the page from a run of every case. A case is one entry of CASES: a file of
-tests/user_models, the strategies that are asked for, a function of `tests.case_truths` that works the truth out without
-gcprof, and who is asked where it is not `gcprof run`.
+tests/user_models, the strategies that are asked for, a function of `tests.case_truths` or `tests.case_bytes` that works
+the truth out without gcprof, and who of `tests.case_answers` is asked where it is not `gcprof run`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from profiler.analysis.explanation import better_blocks, explain
-from profiler.analysis.rows import verdict
-from profiler.core.case import Case as SpecCase
-from profiler.core.case import Choice, Trial
-from profiler.core.record import Record
-from profiler.engines.worker import attempt
-from profiler.predicting.prediction import follow_case, predict
-from profiler.views.tables.explanation import REMEDIES
-from tests import make
-from tests.case_truths import (
+from profiler.core.case import Choice
+from tests.case_answers import TOLD, Answer, explained, one_way, predicted, remedied, run
+from tests.case_bytes import (
     FLOAT,
-    Facts,
     better,
-    breaking,
     calls,
+    in_chunks,
+    kept_means,
+    left,
+    on_ctx,
+    own_bytes,
+    packed,
+    sent,
+    towers,
+    watched,
+)
+from tests.case_truths import (
+    Facts,
+    breaking,
     counted_twice,
     data_dependent,
     drawn,
@@ -38,59 +41,19 @@ from tests.case_truths import (
     hooked,
     imported,
     in_a_dataclass,
-    in_chunks,
     in_mode,
     kept,
-    kept_means,
-    left,
     lossy,
     named,
     needs_data,
     no_gradients,
-    on_ctx,
     overlooked,
-    own_bytes,
-    packed,
     routed,
-    sent,
-    towers,
-    watched,
 )
 from tests.pages import DOCS
 
-WARNED = "GCP046"  # what PyTorch warned of, in the words of its version
 PAGE = DOCS / "cases.md"
 FILES = Path(__file__).parent / "user_models"
-NUMBERS = ("num_parameters", "saved_bytes")  # which the page shows of what gcprof says
-# the pass that tells of these; else equality alone
-PASSES = {
-    "saved_bytes": "memory",
-    "GCP048": "memory",
-    "GCP054": "flops",
-    "GCP055": "flops",
-}
-TOLD = {  # how a fact is told
-    "gradients": "{}",
-    "largest_difference": "the largest difference is {:.1e}",
-    "num_without_gradient": "{} parameters train without a gradient",
-    "num_parameters": "{:,} parameters",
-    "saved_bytes": "{:,} bytes are saved",
-    "buffers_difference": "buffers differ by {:.1e}",
-    "outcome": "the outcome is {}",
-    "detail": "the reason says: {}",
-    "all_bytes": "the peak is {:,} bytes",
-    "peak_bytes": "the peak is {:,} bytes",
-    "remedy": "it is lowest with {}",
-    "better_blocks": "it is lowest with `--blocks {}`",
-    "better_bytes": "{:,} bytes",
-}
-
-
-class Answer(NamedTuple):
-    """What is said of a strategy: in words for the page, and each fact that is asked for."""
-
-    words: str
-    told: Facts
 
 
 class Case(NamedTuple):
@@ -112,53 +75,6 @@ class Case(NamedTuple):
             routing = " --routing worst" if self.ask is one_way else ""
             return f"gcprof predict {self.model} --strategies {','.join(asked)} --device cpu{routing}"
         return f"gcprof run --model {self.model} --strategies {','.join(asked)}"
-
-
-def run(model: Choice, strategy: str, facts: Facts) -> Answer:
-    """What `gcprof run` says, with the passes that the facts speak of."""
-    passes = tuple(dict.fromkeys(["equality", *(PASSES[word] for word in facts if word in PASSES)]))
-    case = make.case(strategy, model=model, batch_size=None, warmup=0, samples=1)
-    trial = Trial(case=case, passes=passes, digests=_digests(case.baseline) if strategy != "none" else None)
-    return _of_record(attempt(trial, on_pass=lambda name: None), facts)
-
-
-@cache
-def _digests(baseline: SpecCase) -> dict[str, str] | None:
-    equality = attempt(Trial(case=baseline, passes=("equality",)), on_pass=lambda name: None).equality
-    return equality.digests if equality else None
-
-
-def predicted(model: Choice, strategy: str, facts: Facts, **fields: Any) -> Answer:
-    """What `gcprof predict` says."""
-    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu", **fields)
-    record = attempt(Trial(case=case), on_pass=lambda name: None, by=lambda trial, on_pass: predict(trial))
-    return _of_record(record, facts)
-
-
-def one_way(model: Choice, strategy: str, facts: Facts) -> Answer:
-    """What `gcprof predict --routing worst` says."""
-    return predicted(model, strategy, facts, routing="worst")
-
-
-def explained(model: Choice, strategy: str, facts: Facts) -> Answer:
-    """What `gcprof explain` says of the blocks and of better ones, which it works out from the trace of `none`."""
-    case = make.case(model=model, batch_size=None, device="fake:cpu")
-    choices = follow_case(Trial(case=case), with_choices=True).choices
-    better = better_blocks(choices)
-    told = {"all_bytes": choices.own.all_bytes, "better_blocks": better.pattern, "better_bytes": better.all_bytes}
-    words = f"the peak of `{strategy}` is {told['all_bytes']:,} bytes, and {better.all_bytes:,} bytes"
-    return Answer(f"{words} with `--blocks {better.pattern}`", told)
-
-
-def remedied(model: Choice, strategy: str, facts: Facts) -> Answer:
-    """What `gcprof explain` says of the peak, and what would lower it most."""
-    case = make.case(strategy, model=model, batch_size=None, device="fake:cpu")
-    followed = follow_case(Trial(case=case))
-    explained = explain(followed.trace, blocks=followed.blocks)
-    first, *_ = explained.remedies
-    name, cost = REMEDIES[first.kind].removesuffix(")").split(" (")
-    told = {"peak_bytes": explained.peak.nbytes, "remedy": name}
-    return Answer(f"the peak is {told['peak_bytes']:,} bytes; {name} ({cost}) could lower it by {first.nbytes:,}", told)
 
 
 ELSEWHERE, BASELINE, MODES = "1 numbers from elsewhere", "2 a broken baseline", "3 train or eval"
@@ -257,31 +173,6 @@ def _is_told(word: str, value: Any, told: Any) -> bool:
     return bool(told == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value))
 
 
-def _of_record(record: Record, facts: Facts) -> Answer:
-    told = {word: _told(record, word) for word in facts}
-    return Answer(_words(record, told), told)
-
-
-def _told(record: Record, word: str) -> Any:
-    if word.startswith("GCP"):
-        return next((note.text for note in record.notes if note.code == word), None)
-    if word == "gradients":
-        return verdict(record)
-    parts = (record.equality, record.readings, record.built, record)
-    return next((getattr(part, word) for part in parts if hasattr(part, word)), None)
-
-
-def _words(record: Record, told: Facts) -> str:
-    """Outcome, gradients, the numbers that are asked for, the reason and the notes; without what chance has made."""
-    gradients = [verdict(record)] if record.equality else []
-    numbers = [TOLD[word].format(told[word]) for word in NUMBERS if told.get(word) is not None]
-    parts = [", ".join([f"**{record.outcome}**", *gradients]), *numbers, *([record.detail] if record.detail else [])]
-    text = "; ".join([*parts, *(f"{note.code} {note.text}" for note in record.notes if note.code != WARNED)])
-    if verdict(record) == "not verifiable":
-        text = re.sub(r"differ by \S+, worst in \S+:", "differ:", text)
-    return text
-
-
 def line(case: Case, answers: Mapping[str, Answer], truth: Mapping[str, Facts]) -> str:
     """The case's row of the page."""
     file, *_ = case.model.partition(":")
@@ -301,9 +192,9 @@ def _facts(facts: Facts) -> str:
 HEAD = """# Cases
 
 Steps of users that are easily read wrong: what gcprof says of each, and what is true. The files are those of
-`tests/user_models`. The last column is worked out by `tests/case_truths.py` without gcprof: by two steps in plain
-PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by
-hand; by arithmetic or PyTorch's own allocator where it is bytes. `tests/test_cases.py` holds the one to the other
+`tests/user_models`. The last column is worked out without gcprof: in `tests/case_truths.py` by two steps in plain
+PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by hand;
+in `tests/case_bytes.py` by arithmetic or PyTorch's own allocator. `tests/test_cases.py` holds the one to the other
 whenever the tests run. `just cases` writes this page, each row from the trials that it runs, with all notes but those
 of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`, and models
 that others wrote are in [verdicts](verdicts.md).

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and tiny models gain nothing by threads
 
-from profiler.cli import crash_report, output
+from profiler.cli import output, process
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.engines import local
@@ -98,7 +98,7 @@ def _no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _logs_of_bugs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of our own, which some tests provoke, leave nothing behind."""
-    monkeypatch.setattr(crash_report, "FOLDER", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setattr(process, "FOLDER", str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(scope="session")
@@ -127,8 +127,8 @@ def tag() -> Iterator[str]:
     """Marks the processes of a test; what it leaves is ended."""
     tag = f"{os.getpid()}-{random.getrandbits(64):x}"
     yield tag
-    for process in killed.tagged(tag):
-        process.kill()
+    for left in killed.tagged(tag):
+        left.kill()
 
 
 @pytest.fixture

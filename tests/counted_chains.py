@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from tests.chain_models import Counted
 from tests.plans import plan_of
 
@@ -14,7 +14,7 @@ def chain(length: int = 4) -> nn.Sequential:
     return nn.Sequential(*[Counted() for _ in range(length)])
 
 
-def plan(length: int = 4, runs: tuple[list[int], ...] = ([0, 1],)) -> Recipe:
+def plan(length: int = 4, runs: tuple[list[int], ...] = ([0, 1],)) -> PlanFile:
     return plan_of(chain(length), [str(index) for index in range(length)], runs)
 
 

@@ -11,6 +11,7 @@ from profiler.analysis.rows import Row, rows
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
 from profiler.runs import store
+from profiler.runs.writer import Writer
 from tests import make
 from tests.make import MIB
 
@@ -132,7 +133,7 @@ def run(folder: Path, records: list[Record], *, more: tuple[Trial, ...] = ()) ->
     """A run folder on disk with these records; `more` are trials of its plan that were not run."""
     plan = (*(Trial(case=record.case, round=record.round) for record in records), *more)
     store.create(folder, plan=plan, command="gcprof run mnist-cnn", environment=ENVIRONMENT, sources={})
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     for record in records:
         writer.append(record)
     writer.close()

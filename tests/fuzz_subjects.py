@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from profiler.core import plan_file
+from profiler.core.case import encode_indented
 from profiler.planning import chain as chains
 from profiler.planning.chain import StageModule
 from tests import examples
@@ -71,7 +72,7 @@ def _named(path: Path) -> bytes:
     """The chain as one of known modules, which code can be written for."""
     chain = chains.read(path)
     stages = (msgspec.structs.replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in chain.stages)
-    return chains.encoded(msgspec.structs.replace(chain, stages=tuple(stages)))
+    return encode_indented(msgspec.structs.replace(chain, stages=tuple(stages)))
 
 
 PICTURES = ("frontier", "memory", "time", "samples", "heat", "growth")
@@ -91,8 +92,8 @@ OF_STAGES = (
     "plan --stages costs.json --budget max", "plan --stages costs.json --budget 1GiB -o plan.json",
     "plan --stages costs.json --budget 60% --levels 2", "plan --stages costs.json --budget 60% --emit python",
 )  # fmt: skip
-PLAN = plan_file.encoded(
-    plan_file.Recipe(
+PLAN = encode_indented(
+    plan_file.PlanFile(
         plan="[1-2] 3:matmul [4 [5] 6]",
         segments=(
             plan_file.Segment(blocks=("a", "b")),

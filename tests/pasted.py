@@ -11,7 +11,7 @@ from torch import nn
 
 from profiler.core import catalogue
 from profiler.core.case import Choice
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.training import models
 from profiler.training.blocks import find_blocks
 from profiler.training.workload import Workload
@@ -103,7 +103,7 @@ def counting(forward: Callable[..., Any], calls: list[int], index: int) -> Calla
     return counted
 
 
-def planned(built: Workload, runs: list[Any]) -> Recipe:
+def planned(built: Workload, runs: list[Any]) -> PlanFile:
     return plan_of(built.module, built.blocks, runs)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice
-from profiler.core.plan_file import Recipe, Segment
+from profiler.core.plan_file import PlanFile, Segment
 from profiler.training import models
 from profiler.training.blocks import find_blocks
 from profiler.training.strategies.plan import fingerprint
@@ -23,10 +23,10 @@ class Saving(NamedTuple):
     save: str
 
 
-def plan_of(module: nn.Module, blocks: Sequence[str], runs: Sequence[Any]) -> Recipe:
+def plan_of(module: nn.Module, blocks: Sequence[str], runs: Sequence[Any]) -> PlanFile:
     """`runs` are lists of indices of the blocks, and of runs within the run."""
     segments = tuple(_segment(run, blocks) for run in runs)
-    return Recipe(plan="by hand", segments=segments, fingerprint=fingerprint(module, tuple(blocks)))
+    return PlanFile(plan="by hand", segments=segments, fingerprint=fingerprint(module, tuple(blocks)))
 
 
 def all_sorts(length: int) -> list[Any]:

@@ -14,9 +14,11 @@ from profiler.analysis.rows import rows
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.integrations.trainers import lightning_callback
+from profiler.integrations.trainers import steps as trainer_steps
 from profiler.integrations.trainers.steps import Steps, add
 from profiler.measuring.devices import Span
 from profiler.runs import run_diff, store
+from profiler.runs.writer import Writer
 from profiler.training.assemble import assemble
 from tests import make
 
@@ -141,15 +143,14 @@ def test_a_round_that_another_process_writes_meanwhile_is_counted(tmp_path, monk
     steps = Steps(make.case(warmup=0, samples=1))
     record = steps.record(nn.Linear(1, 1))
     add(record, tmp_path / "run", command="a test")
-    writer = store.Writer
 
     def after_another(folder):
         """Its lock was held by one that wrote the same case."""
-        monkeypatch.setattr(store, "Writer", writer)
+        monkeypatch.setattr(trainer_steps, "Writer", Writer)
         add(record, folder, command="a test")
-        return writer(folder)
+        return Writer(folder)
 
-    monkeypatch.setattr(store, "Writer", after_another)
+    monkeypatch.setattr(trainer_steps, "Writer", after_another)
 
     assert add(record, tmp_path / "run", command="a test").round == 3
     assert [one.round for one in store.load(tmp_path / "run").records] == [1, 2, 3]

@@ -150,7 +150,7 @@ def test_no_other_key_of_a_sweep_file_takes_such_a_word(key: str):
         return  # a number or a switch
 
     with pytest.raises(UserError):
-        spec.plan(Request(**{"ranks": "2", key: "evilpkg.sub:make"}), device_choice.any_device)
+        spec.check(Request(**{"ranks": "2", key: "evilpkg.sub:make"}), device_choice.any_device)
 
 
 def test_what_comes_with_gcprof_says_nothing_that_must_be_typed():

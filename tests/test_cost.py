@@ -21,7 +21,7 @@ from profiler.core.schedule import DDP_SETTLING
 from profiler.core.stats import Sampling
 from profiler.engines import EngineChoice
 from profiler.engines.local import Local
-from profiler.request.spec import Plan
+from profiler.request.spec import CheckedRequest
 from profiler.training.workload import Workload
 from profiler.views.tables.progress import cost_lines
 from profiler.workflows import dry_run
@@ -136,9 +136,9 @@ def test_what_a_cpu_costs_has_no_seconds():
     assert steps.startswith("steps: 31 to 215; a round is timed for up to 2 s, or 8 steps")
 
 
-def plan_of(*strategies: str, **fields: Any) -> Plan:
+def plan_of(*strategies: str, **fields: Any) -> CheckedRequest:
     cases = [trial(strategy, model=Choice("mlp"), **fields).case for strategy in strategies]
-    return Plan(trials=schedule.measured(cases, 2), data_directory=None)
+    return CheckedRequest(trials=schedule.measured(cases, 2), data_directory=None)
 
 
 def told(*what: Any) -> list[str]:

@@ -100,7 +100,7 @@ from profiler.training.assemble import assemble
 from profiler.views.tables.columns import setting
 
 def steps(name):  # the norm of the gradients that the optimizer sees
-    (trial,) = spec.plan(sweep.read(pathlib.Path(name)), lambda word: "cpu").trials[:1]
+    (trial,) = spec.check(sweep.read(pathlib.Path(name)), lambda word: "cpu").trials[:1]
     built = assemble(trial.case)
     built.workload.batch[0].mul_(100)
     optimizer, step = built.trainer()
@@ -126,7 +126,7 @@ def test_the_example_of_an_option_is_two_files_and_every_view_has_it(tmp_path):
     words = 'model = "mlp"\nstrategies = "none"\nrounds = 1\nsamples = 1\n'
     (tmp_path / "off.toml").write_text(words, encoding="utf-8")
     (tmp_path / "on.toml").write_text(words + "clip_gradients = true\n", encoding="utf-8")
-    (mine,) = spec.plan(sweep.read(tmp_path / "off.toml"), lambda word: "cpu").trials
+    (mine,) = spec.check(sweep.read(tmp_path / "off.toml"), lambda word: "cpu").trials
 
     files = changed(tmp_path, example("option"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.planning.plan_code import KINDS, emit
 from profiler.predicting.prediction import memory_readings
 from profiler.training.strategies.plan import carry_out
@@ -128,7 +128,7 @@ def test_names_that_are_no_words_and_long_lists_are_written_as_they_are():
 
 
 def test_a_plan_of_several_lines_stays_in_its_comment():
-    odd = Recipe(plan='"""\nraise SystemExit\r[1]', segments=(), fingerprint={})
+    odd = PlanFile(plan='"""\nraise SystemExit\r[1]', segments=(), fingerprint={})
 
     for kind in KINDS:
         apply(emit(odd, kind), named(LLAMA).module)

@@ -14,7 +14,7 @@ from profiler.cli import answer
 from profiler.core.errors import UserError
 from profiler.runs import tags
 from profiler.runs.find import run_folder
-from profiler.runs.store import Writer
+from profiler.runs.writer import Writer
 from tests import examples, make
 
 FIRST, SECOND = "20261120T174900Z-mlp-3fa9c1", "20261121T090000Z-mlp-77ab02"

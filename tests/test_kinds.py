@@ -13,7 +13,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines import EngineChoice
 from profiler.request.device_choice import any_device, choose_device
-from profiler.request.spec import Request, plan
+from profiler.request.spec import Request, check
 from tests import make
 from tests.gpu_records import PAGES
 
@@ -53,7 +53,7 @@ def test_a_prediction_is_the_twin_of_its_own_kind_alone():
 
 
 def test_each_kind_is_a_device_of_the_sweep():
-    found = plan(Request(model="mlp", segments="1", gpus="a100, T4,a100", rounds=1), any_device)
+    found = check(Request(model="mlp", segments="1", gpus="a100, T4,a100", rounds=1), any_device)
 
     assert [(trial.case.device, str(trial.case.strategy)) for trial in found.trials] == [
         ("cuda:a100", "none"), ("cuda:a100", "segments:k=1"), ("cuda:t4", "none"), ("cuda:t4", "segments:k=1"),
@@ -79,7 +79,7 @@ def test_each_kind_is_predicted_with_what_was_read_on_it():
 )
 def test_what_is_no_list_of_kinds_is_refused(words, message):
     with pytest.raises(UserError, match=message):
-        plan(Request(model="mlp", **words), any_device)
+        check(Request(model="mlp", **words), any_device)
 
 
 def test_a_kind_that_is_not_there_is_refused_with_those_that_are():

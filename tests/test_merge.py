@@ -137,10 +137,10 @@ def test_another_device_by_another_name_is_no_harm(tmp_path):
 
 
 def test_a_run_of_an_old_schema_is_merged_in_the_present_one(shards, tmp_path, monkeypatch):
-    from profiler.core import migration
+    from profiler.runs import reading
 
     expected = merge(shards)
-    monkeypatch.setitem(migration.STEPS, 0, migration.Step(manifest=dict, record=dict))
+    monkeypatch.setitem(reading.STEPS, 0, reading.Step(manifest=dict, record=dict))
     for name in ("manifest.json", "trials.jsonl"):
         path = shards[1] / name
         path.write_text(re.sub('"schema": ?1', '"schema": 0', path.read_text(), count=1))

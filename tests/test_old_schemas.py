@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.core.migration import STEPS, Step, lifted
 from profiler.runs import store
+from profiler.runs.reading import STEPS, Step, lifted
 from tests import examples, make
 
 RECORDS = [make.record("none"), make.record("segments:k=2")]

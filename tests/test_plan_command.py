@@ -15,11 +15,11 @@ import pytest
 from profiler import engines
 from profiler.cli import answer
 from profiler.core import plan_file
+from profiler.core.case import encode_indented
 from profiler.core.units import bytes_text
 from profiler.engines import local
 from profiler.planning import chain as chains
 from profiler.planning.chain import StageModule
-from profiler.planning.plan import parse
 from profiler.planning.plan_code import emit
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
@@ -29,6 +29,7 @@ from profiler.workflows.plan_comparison import file_of
 from tests import killed
 from tests.commands import gcprof
 from tests.conftest import run_folder
+from tests.plan_text import parse
 from tests.planning_chains import FOLDER, equal_stages
 from tests.program import PATIENCE_SECONDS, Started, next_words
 
@@ -53,7 +54,7 @@ def costs(here: Path) -> Path:
 def named(here: Path) -> Path:
     """Costs of stages that name their modules."""
     stages = (msgspec.structs.replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in CHAIN.stages)
-    (here / "named.json").write_bytes(chains.encoded(msgspec.structs.replace(CHAIN, stages=tuple(stages))))
+    (here / "named.json").write_bytes(encode_indented(msgspec.structs.replace(CHAIN, stages=tuple(stages))))
     return Path("named.json")
 
 
@@ -355,7 +356,7 @@ def nested(here: Path) -> Path:
     """Eight stages of a byte each that save ten: 24 bytes at one level, less only by checkpoints in checkpoints."""
     chain = equal_stages(8, saved=10, own=9)
     stages = tuple(msgspec.structs.replace(one, name=f"s{at}") for at, one in enumerate(chain.stages))
-    (here / "nested.json").write_bytes(chains.encoded(msgspec.structs.replace(chain, stages=stages)))
+    (here / "nested.json").write_bytes(encode_indented(msgspec.structs.replace(chain, stages=stages)))
     return Path("nested.json")
 
 

@@ -44,7 +44,7 @@ class Scripted:
         self.asked: list[tuple[bool, str]] = []
 
     def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        from profiler.planning.plan import parse
+        from tests.plan_text import parse
 
         for trial in trials:
             text = plan_file.read(Path(dict(trial.case.strategy.options)["file"])).plan

@@ -12,7 +12,7 @@ from torch import nn
 import profiler
 from profiler.core import plan_file
 from profiler.core.errors import Unsupported, UserError
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.training.checkpointing.block_segments import (
     OwnCheckpoint,
     checkpoint_segments,
@@ -126,7 +126,7 @@ def test_what_a_save_option_keeps_is_not_computed_again():
     assert flops([[0, 1, 2, 3]]) > none
 
 
-def work(module: nn.Module, found: Recipe) -> int:
+def work(module: nn.Module, found: PlanFile) -> int:
     """FLOPs of a step."""
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -17,7 +17,7 @@ from profiler.core.errors import UserError
 from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
 from profiler.planning.chain import Chain, SaveOption, Stage
-from profiler.planning.plan import Plan, parse, render
+from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point, best, frontier
 from profiler.views.plots import plan_curves
@@ -25,6 +25,7 @@ from profiler.views.tables import max_batch, plans, terminal
 from profiler.views.tables.max_batch import LargestBatch
 from profiler.views.tables.plans import Shown
 from tests import golden_files, make
+from tests.plan_text import parse
 from tests.planning_chains import FOLDER
 
 MIB = 2**20

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
+from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
-from profiler.planning.chain import Chain, SaveOption, Stage, encoded, read
-from profiler.planning.plan import Plan, parse, render
+from profiler.planning.chain import Chain, SaveOption, Stage, read
+from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
+from tests.plan_text import parse
 from tests.planning_chains import FOLDER, NAMED, random_chain
 
 STAGE = {
@@ -46,7 +48,7 @@ def test_a_chain_is_read_as_it_was_written(tmp_path):
     for seed in range(10):
         chain = random_chain(seed, 4, options=True, pins=True)
 
-        (tmp_path / "chain.json").write_bytes(encoded(chain))
+        (tmp_path / "chain.json").write_bytes(encode_indented(chain))
 
         assert read(tmp_path / "chain.json") == chain
 

@@ -19,7 +19,7 @@ from profiler.core.record import Readings
 from profiler.measuring import measure
 from profiler.predicting.prediction import predict
 from profiler.request import device_choice
-from profiler.request.spec import Request, plan
+from profiler.request.spec import Request, check
 from profiler.views.tables import max_batch
 from profiler.views.tables.progress import trial_line
 from tests import make
@@ -141,7 +141,7 @@ def test_calibrating_needs_the_device(here, capsys):
 def test_a_calibrated_prediction_measures_the_baselines_operators_first():
     request = Request(model="mlp", segments="2", device="fake:cpu", calibrate=True)
 
-    first, *others = plan(request, device_choice.any_device).trials
+    first, *others = check(request, device_choice.any_device).trials
 
     assert (first.case.device, first.case.strategy) == ("cpu", "none")
     assert OPERATORS in first.passes
@@ -151,7 +151,7 @@ def test_a_calibrated_prediction_measures_the_baselines_operators_first():
 def test_a_run_that_predicts_measures_everything_before_the_first_prediction():
     request = Request(model="mlp", segments="2", predict=True, rounds=2)
 
-    trials = plan(request, lambda word: "cpu").trials
+    trials = check(request, lambda word: "cpu").trials
 
     assert [trial.case.device for trial in trials] == ["cpu", "cpu", "fake:cpu", "fake:cpu", "cpu", "cpu"]
     assert [OPERATORS in trial.passes for trial in trials] == [True, False, False, False, False, False]

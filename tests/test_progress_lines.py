@@ -15,8 +15,7 @@ from rich.console import Console
 from profiler.analysis import progress
 from profiler.cli import answer, output
 from profiler.engines.local import Local
-from profiler.views.tables.live import LiveScreen
-from profiler.views.tables.progress import Follow
+from profiler.views.tables.progress import Follow, LiveScreen
 from tests import examples, golden_files, make
 from tests.program import PATIENCE_SECONDS, environment
 

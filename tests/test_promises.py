@@ -19,6 +19,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Readings, Record
 from profiler.core.units import MISSING
 from profiler.runs import store
+from profiler.runs.writer import Writer
 from profiler.views.export import csv, markdown
 from profiler.views.tables import terminal
 from profiler.views.tables.columns import groups, reasons
@@ -136,11 +137,11 @@ def test_promise_2_a_record_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
 
 
 def test_twin_of_promise_2_what_is_written_and_not_synced_would_be_lost(tmp_path, monkeypatch):
-    def written_alone(self: store.Writer, record: Record) -> None:
+    def written_alone(self: Writer, record: Record) -> None:
         os.write(self._file, encode(record) + b"\n")
 
-    monkeypatch.setattr(store.Writer, "append", written_alone)
-    monkeypatch.setattr(store.Writer, "check", lambda self: None)  # it knows what `append` has written
+    monkeypatch.setattr(Writer, "append", written_alone)
+    monkeypatch.setattr(Writer, "check", lambda self: None)  # it knows what `append` has written
 
     assert told_and_safe(tmp_path / "run", monkeypatch) == [(0, 1), (0, 2), (0, 3)]
     assert len(store.load(tmp_path / "run").records) == 3

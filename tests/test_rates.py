@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.core import gpu_specs
+from profiler.core import gpu_specs, user_code
 from profiler.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -138,7 +138,7 @@ def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, mon
 
     assert wheel["force-include"]["configs/devices"] == "profiler/configs/devices"
     assert gpu_specs.folder() == ROOT / "configs" / "devices"
-    monkeypatch.setattr(gpu_specs, "files", lambda package: tmp_path)
+    monkeypatch.setattr(user_code, "OURS", tmp_path)
     assert gpu_specs.folder() == tmp_path / "configs" / "devices"
 
 

@@ -11,7 +11,7 @@ import pytest
 import profiler
 from profiler.core import plan_file
 from profiler.core.errors import UserError
-from profiler.core.plan_file import Recipe, Segment
+from profiler.core.plan_file import PlanFile, Segment
 from tests.counted_chains import calls, chain, plan
 from tests.plans import Saving
 
@@ -81,4 +81,4 @@ def test_a_written_plan_is_read_as_it_was(tmp_path):
 
 def test_a_recipe_of_blocks_that_are_not_there_cannot_be_made():
     with pytest.raises(ValueError, match="'1' is none of its blocks"):
-        Recipe(plan="[1]", segments=(Segment(blocks=("1",)),), fingerprint={"0": ()})
+        PlanFile(plan="[1]", segments=(Segment(blocks=("1",)),), fingerprint={"0": ()})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from profiler.analysis import taken_besides
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.record import Conditions, PhaseBytes
 from profiler.core.units import GIB, MIB
+from profiler.workflows import rehearsal
 from profiler.workflows.rehearsal import calibrated
 from tests import examples, make
 
@@ -34,11 +34,11 @@ def measured(*, device_name: str = H100, others_bytes: int | None = None, contex
 
 
 def test_the_context_is_what_the_device_lost_beside_the_allocator_and_the_workspace_the_largest_of_a_convolution():
-    assert taken_besides.sizes([measured()], "h100") == {"context": 500 * MIB, "cudnn_workspace": 64 * MIB}
+    assert rehearsal.measured_sizes([measured()], "h100") == {"context": 500 * MIB, "cudnn_workspace": 64 * MIB}
 
 
 def test_the_memory_of_other_processes_is_no_context():
-    assert taken_besides.sizes([measured(others_bytes=GIB)], "h100") == {"cudnn_workspace": 64 * MIB}
+    assert rehearsal.measured_sizes([measured(others_bytes=GIB)], "h100") == {"cudnn_workspace": 64 * MIB}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_memory_of_other_processes_is_no_context():
 )
 def test_a_rehearsed_record_and_one_of_another_gpu_tell_nothing(record):
     with pytest.raises(UserError, match="nothing in it was measured on h100"):
-        taken_besides.sizes([record], "h100")
+        rehearsal.measured_sizes([record], "h100")
 
 
 def test_what_is_said_goes_before_what_was_measured(tmp_path):

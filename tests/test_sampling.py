@@ -17,7 +17,7 @@ from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
 from profiler.request import sweep
 from profiler.request.sampling import sampling
-from profiler.request.spec import Request, override, plan
+from profiler.request.spec import Request, check, override
 from profiler.runs.store import load
 from tests import make
 from tests.conftest import measured
@@ -108,7 +108,7 @@ def test_a_measured_record_holds_as_many_samples_as_its_precision_takes():
 
 
 def planned(**words) -> list[Case]:
-    return [trial.case for trial in plan(Request(segments="2", **words), lambda word: word).trials]
+    return [trial.case for trial in check(Request(segments="2", **words), lambda word: word).trials]
 
 
 def test_without_words_the_median_is_sampled_to_two_percent():

@@ -14,7 +14,8 @@ from profiler.core import catalogue, safe_files
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.engines import capped_log
-from profiler.runs import run_diff, store
+from profiler.runs import run_diff
+from profiler.runs.writer import Writer
 from profiler.training import models
 from profiler.views.export import files
 from profiler.views.sanitize import plain
@@ -243,7 +244,7 @@ def test_neither_records_nor_logs_follow_a_link(tmp_path):
     log.symlink_to(mine)
 
     with pytest.raises(UserError, match="cannot write"):
-        store.Writer(folder)
+        Writer(folder)
     written = capped_log.Log(log)
     written.write(b"new")
     written.close()
@@ -259,7 +260,7 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_written_to(name, tmp_path):
     (run.folder / name).symlink_to(tmp_path / "mine")
 
     with pytest.raises(UserError, match=f"{name}' is a link") as caught:
-        store.Writer(run.folder)
+        Writer(run.folder)
     if name == "derived":
         with pytest.raises(UserError, match="is a link"):
             files.write_tables(run)
@@ -273,7 +274,7 @@ def test_nor_does_the_signature_of_a_writer(tmp_path):
     folder = examples.run(tmp_path / "run", [make.record()]).folder
     link.rename(folder / ".writer")
 
-    writer = store.Writer(folder)
+    writer = Writer(folder)
 
     signed = (folder / ".writer").read_text()
     writer.close()

@@ -14,6 +14,7 @@ from torch import nn
 
 import profiler
 from profiler.core import plan_file
+from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 from profiler.views.tables.notebook_steps import in_python
 from tests.transformer import build as transformer
@@ -199,7 +200,7 @@ def test_a_plan_shows_itself_beside_what_one_would_pick_and_is_a_recipe_in_its_f
     assert "predicted, not measured" in page.words[0]
     assert {"none", "plan", "all"} <= set(page.words)
     assert "| plan |" in text
-    assert plan_file.encoded(plan_file.read(here / "plan.json")) == plan_file.encoded(plan)
+    assert encode_indented(plan_file.read(here / "plan.json")) == encode_indented(plan)
     assert set(json.loads((here / "plan.json").read_text())) == {"schema", "plan", "segments", "fingerprint"}
 
 

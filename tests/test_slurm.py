@@ -26,6 +26,7 @@ from profiler.engines.slurm_results import Gathered, ShardFolder
 from profiler.engines.slurm_shards import Array, write_agreed
 from profiler.runs import run_diff, store
 from profiler.runs.merge import merge
+from profiler.runs.writer import Writer
 from profiler.workflows import resume, runner, slurm_job
 from profiler.workflows.typed_words import resume_words
 from tests import make
@@ -178,7 +179,7 @@ def test_the_parts_are_merged_to_what_the_driver_gathered(run):
     for job in cluster.jobs:
         job.write(*(told(trial) for trial in job.plan))
         job.state = "COMPLETED"
-    writer = store.Writer(run)
+    writer = Writer(run)
     for record in records:
         writer.append(record)
     writer.close()
@@ -236,7 +237,7 @@ def test_a_part_that_somebody_writes_is_not_given_to_another_job(run, monkeypatc
     monkeypatch.setattr("profiler.core.safe_files.sleep", lambda seconds: None)
     before = Cluster(run)
     before.start(1)
-    writer = store.Writer(before.jobs[0].folder)
+    writer = Writer(before.jobs[0].folder)
 
     with pytest.raises(UserError, match="another gcprof is writing"):
         list(Array(run, Gathered(before.plan, ())).left_before(lambda job_id: None))
@@ -565,7 +566,7 @@ def begun(folder: Path, device_name: str | None) -> store.Run:
     """A run of a GPU of which nothing was known when it began; its first record knows."""
     plan = two_rounds("none", device="cuda:0")
     store.create(folder, plan=plan, command="", environment=LOGIN, sources={})
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     known = msgspec.structs.replace(LOGIN, device_name=device_name)
     writer.append(make.record(case=plan[0].case, environment=known))
     writer.close()

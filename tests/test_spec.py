@@ -12,15 +12,15 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.request.device_choice import any_device, choose_device
-from profiler.request.spec import Plan, Request, override, parse_segments, plan, strategies_of
+from profiler.request.spec import CheckedRequest, Request, check, override, parse_segments, strategies_of
 from tests import make
 
 
-def planned(device: str = "cpu", **words) -> Plan:
-    return plan(Request(**words), lambda word: device)
+def planned(device: str = "cpu", **words) -> CheckedRequest:
+    return check(Request(**words), lambda word: device)
 
 
-def strategies(found: Plan) -> list[str]:
+def strategies(found: CheckedRequest) -> list[str]:
     return list(dict.fromkeys(str(trial.case.strategy) for trial in found.trials))
 
 
@@ -229,7 +229,7 @@ def test_every_list_is_an_axis():
 def test_predictions_are_for_several_devices():
     request = Request(model="mlp", strategies="all", device="fake:t4, fake:h100,fake:t4")
 
-    found = plan(request, any_device)
+    found = check(request, any_device)
 
     assert [trial.case.device for trial in found.trials] == ["fake:t4"] * 2 + ["fake:h100"] * 2
     assert found.remarks == ("--device: fake:t4 was given more than once and is measured once",)
@@ -238,13 +238,13 @@ def test_predictions_are_for_several_devices():
 @pytest.mark.parametrize("device", ["cpu,cuda", "cuda:0,cuda:1", "fake:t4,cpu"])
 def test_a_run_measures_on_one_device(device):
     with pytest.raises(UserError, match="a run measures on one"):
-        plan(Request(model="mlp", device=device), any_device)
+        check(Request(model="mlp", device=device), any_device)
 
 
 @pytest.mark.parametrize("text", ["0", "1,two", "", "10001", "1.5", "-1"])
 def test_what_is_no_number_of_micro_batches_is_refused(text):
     with pytest.raises(UserError, match="is not a number of micro-batches"):
-        plan(Request(model="mlp", accumulate=text), any_device)
+        check(Request(model="mlp", accumulate=text), any_device)
 
 
 @pytest.mark.parametrize(

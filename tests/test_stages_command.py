@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from profiler.cli import answer
+from profiler.core.case import encode_indented
 from profiler.engines.local import Local
 from profiler.planning import chain as chains
 from profiler.planning.candidates import none
@@ -40,7 +41,7 @@ def test_what_was_written_is_read_and_planned_with(here, shared, capsys):
 
     said = capsys.readouterr()
     chain = chains.read(Path("costs.json"))
-    assert chains.encoded(chain) == Path("costs.json").read_bytes() == said.out.encode()
+    assert encode_indented(chain) == Path("costs.json").read_bytes() == said.out.encode()
     assert [block.name for stage in chain.stages for block in stage.blocks] == BLOCKS
     words = next_words(said.err)
     assert words == ["plan", "--stages", "costs.json", "--frontier"]

@@ -15,8 +15,7 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.trace_data import live
 from profiler.planning.candidates import all_stages, largest_stage, none
 from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan
-from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.plan import Plan, plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from profiler.predicting.staging import stage_seconds
@@ -66,7 +65,7 @@ def plans(chain: Chain) -> list[Plan]:
 
 def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path) -> int:
     path = folder / "plan.json"
-    plan_file.write(recipe_of(chain, plan), path)
+    plan_file.write(plan_file_of(chain, plan), path)
     _, trace, _ = trace_case(case(model, strategy=Choice.of("plan", {"file": path}), device=device))
     return max(live(trace))
 
@@ -179,6 +178,16 @@ def test_a_way_that_does_not_fit_the_memory_is_not_tried(a_second_a_mark, monkey
     assert [stage.options for stage in chain.stages] == [()] * 5
     # Of the step with all checkpointed, 4 + 3 x 4 + 3 x 2, the recomputes are taken off.
     assert none(chain).cost.step_seconds == pytest.approx(22 - 3 * 1)
+
+
+def test_stages_of_which_none_can_fit_the_budget_are_not_timed(a_second_a_mark):
+    case = make.case(model=Choice("transformer:layers=2,width=32,sequence=16,vocabulary=64"), batch_size=2)
+
+    never, perhaps = (stages(Trial(case=case, budget=budget)) for budget in ("1KiB", "99%"))
+
+    assert {stage.forward_seconds for stage in never.stages} == {0.0}
+    assert {stage.forward_seconds for stage in perhaps.stages} != {0.0}
+    assert [stage.saved_bytes for stage in never.stages] == [stage.saved_bytes for stage in perhaps.stages]
 
 
 def test_a_device_of_unknown_rates_is_refused():

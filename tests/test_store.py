@@ -12,6 +12,7 @@ from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.runs import reading, store
+from profiler.runs.writer import Writer
 from tests import make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux x86_64")
@@ -25,7 +26,7 @@ def new_run(folder: Path, *strategies: str) -> Path:
 
 def filled(folder: Path) -> Path:
     new_run(folder, "none", "segments:k=2", "segments:k=4")
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     for strategy in ("none", "segments:k=2", "segments:k=4"):
         writer.append(make.record(strategy))
     writer.close()
@@ -52,7 +53,7 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
     with (folder / "trials.jsonl").open("ab") as file:
         file.write(b'{"schema": 1, "case"')
 
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     writer.append(make.record("segments:k=8"))
     writer.close()
 
@@ -71,7 +72,7 @@ def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text, piece
     before = (folder / "trials.jsonl").read_bytes()
 
     with pytest.raises(UserError, match="damaged") as caught:
-        store.Writer(folder)
+        Writer(folder)
 
     assert caught.value.exit_code == 4
     assert (folder / "trials.jsonl").read_bytes() == before
@@ -118,7 +119,7 @@ def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
 
 def test_a_disk_that_takes_a_little_at_a_time_gets_the_whole_record(tmp_path, monkeypatch):
     folder = new_run(tmp_path / "run", "none")
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     write = os.write
 
     with monkeypatch.context() as patch:

@@ -25,7 +25,7 @@ def test_there_are_the_configs_that_the_documentation_names():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_a_plan(path):
-    assert spec.plan(sweep.read(path), lambda word: "cuda:0").trials
+    assert spec.check(sweep.read(path), lambda word: "cuda:0").trials
 
 
 def test_lists_and_numbers_are_read_as_on_the_command_line(tmp_path):

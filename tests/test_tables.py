@@ -13,6 +13,7 @@ from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.errors import UserError
+from profiler.core.optional_deps import load_function
 from profiler.views.export import csv
 from tests import examples, make
 
@@ -29,7 +30,7 @@ def expected(records):
 
 
 def read_parquet(folder, records):
-    text = views.load(views.EXPORTS["parquet"])(examples.run(folder / "run", records))
+    text = load_function(views.EXPORTS["parquet"])(examples.run(folder / "run", records))
     return parquet.read_table(io.BytesIO(text))
 
 
@@ -67,7 +68,7 @@ def test_a_column_that_nothing_was_measured_of_keeps_its_kind(tmp_path):
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_run_without_records_has_its_columns_still(tmp_path, kind):
-    text = views.load(views.EXPORTS[kind])(examples.run(tmp_path / "run", []))
+    text = load_function(views.EXPORTS[kind])(examples.run(tmp_path / "run", []))
 
     read = pd.read_csv if kind == "csv" else pd.read_parquet
     assert list(read(io.BytesIO(text)).columns) == list(COLUMNS)
@@ -103,7 +104,7 @@ def test_where_pyarrow_is_missing_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "profiler.views.export.parquet", raising=False)
 
     with pytest.raises(UserError) as refused:
-        views.load(views.EXPORTS["parquet"])
+        load_function(views.EXPORTS["parquet"])
 
     assert refused.value.message == "this needs pyarrow"
     assert refused.value.hint == "pip install 'gcprof[parquet]'"
@@ -111,4 +112,4 @@ def test_where_pyarrow_is_missing_the_extra_is_named(monkeypatch):
 
 def test_a_module_of_ours_that_is_missing_is_a_bug():
     with pytest.raises(ModuleNotFoundError):
-        views.load("profiler.views.not_there:render")
+        load_function("profiler.views.not_there:render")

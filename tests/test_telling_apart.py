@@ -247,7 +247,9 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
 
     # the pictures: on the frontier is all that is not surely beaten
     for row in table:
-        beaten_by = [other for other in table if other.on_frontier and row_times.beats(other, row)]
+        beaten_by = [
+            other for other in table if other.on_frontier and row_times.Timed(row).is_beaten_by(row_times.Timed(other))
+        ]
         assert row.on_frontier == (not beaten_by)
     kinds = {point.case: point.kind for point in report_frontier.frontier(table).points}
     assert all((kinds[row.case.id] == "beaten") == (not row.on_frontier) for row in table if row is not none)

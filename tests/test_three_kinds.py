@@ -25,7 +25,6 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.integrations.trackers.entries import entries
 from profiler.planning.candidates import Way
-from profiler.planning.plan import parse
 from profiler.planning.simulator import Cost
 from profiler.runs import store
 from profiler.runs.merge import merge
@@ -36,6 +35,7 @@ from profiler.views.tables.progress import trial_line
 from profiler.workflows.run import opening
 from tests import examples, three_kinds
 from tests.make import MIB
+from tests.plan_text import parse
 from tests.three_kinds import MEASURED_ON, REHEARSED_ON, of_every_kind
 
 KINDS = ("measured", "rehearsed", "predicted")

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from profiler.cli import answer
+from profiler.core.optional_deps import load_function
 from profiler.integrations import trackers
 from profiler.integrations.trackers.entries import entries
 from profiler.runs import store
@@ -90,7 +91,7 @@ def test_tensorboard_reads_the_scalars_back(run):
 
 
 def test_tensorboard_reads_the_hyper_parameters_back(run):
-    trackers.load(trackers.TRACKERS["tensorboard"])(run, Path("board"))
+    load_function(trackers.TRACKERS["tensorboard"])(run, Path("board"))
 
     read = EventAccumulator(f"board/segments-k=2-{entries(run)[1].id}").Reload()
     content = read.summary_metadata["_hparams_/session_start_info"].plugin_data.content

@@ -84,14 +84,19 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 def holders_at(trace: Trace, operator: int) -> tuple[Holder, ...]:
     """What is live while an operator runs, by operator, line and category, the largest first."""
+    return holders((one.nbytes, one.operator, one.line, one.category) for one in held_at(trace, operator))
+
+
+def holders(held: Iterable[tuple[int, str, str, str]]) -> tuple[Holder, ...]:
+    """What is held by operator, line and category, the largest first; of each storage its bytes and these three."""
     found: dict[tuple[str, str, str], list[int]] = {}
-    for one in held_at(trace, operator):
-        found.setdefault((one.operator, one.line, one.category), []).append(one.nbytes)
-    holders = [
-        Holder(nbytes=sum(sizes), count=len(sizes), operator=operator_name, line=line, category=category)
-        for (operator_name, line, category), sizes in found.items()
+    for size, operator, line, category in held:
+        found.setdefault((operator, line, category), []).append(size)
+    grouped = [
+        Holder(nbytes=sum(sizes), count=len(sizes), operator=operator, line=line, category=category)
+        for (operator, line, category), sizes in found.items()
     ]
-    return tuple(sorted(holders, key=lambda holder: -holder.nbytes))
+    return tuple(sorted(grouped, key=lambda holder: -holder.nbytes))
 
 
 def nbytes(allocations: Iterable[Allocation]) -> int:

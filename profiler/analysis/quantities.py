@@ -33,7 +33,6 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     about: str
     kind: str  # a key of UNITS
     read: Read
-    of_many: bool = False  # a fit over several rows, not a figure of one
     sampled: bool = False  # from times, which have a spread
 
 
@@ -206,11 +205,9 @@ TABLE = {
     "precision_difference": Quantity(
         about="largest relative difference of a gradient to fp32", kind="number", read=of_one(_precision_difference)
     ),
-    "saved_growth": Quantity(about="saved ~ blocks to the power of", kind="number", read=growth(_saved), of_many=True),
-    "peak_growth": Quantity(
-        about="step peak ~ blocks to the power of", kind="number", read=growth(_peak), of_many=True
-    ),
+    "saved_growth": Quantity(about="saved ~ blocks to the power of", kind="number", read=growth(_saved)),
+    "peak_growth": Quantity(about="step peak ~ blocks to the power of", kind="number", read=growth(_peak)),
     "time_growth": Quantity(
-        about="step ~ blocks to the power of", kind="number", read=growth(lambda row: row.step_seconds), of_many=True
+        about="step ~ blocks to the power of", kind="number", read=growth(lambda row: row.step_seconds)
     ),
 }  # fmt: skip

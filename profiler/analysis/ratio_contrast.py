@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from math import cos, exp, floor, fsum, log, pi, sin, sqrt, tan
-from statistics import fmean, median
+from statistics import median
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, verdict
+from profiler.core.stats import middle
 
 Rounds = Sequence[Sequence[float]]  # the samples of each round, in the order in which they were taken
 Verdict = TimeVerdict | Literal["better", "worse", "off"]  # of bytes; off: not the same, of two kinds of evidence
@@ -53,11 +54,10 @@ def estimated(before: float, after: float) -> Contrast:
     return Contrast(ratio=ratio, verdict=verdict(TimeRatio(ratio=ratio, low=ratio, high=ratio)))
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
     """What a comparison needs of the samples of one side."""
 
-    seconds: tuple[float, ...]  # in ascending order
-    middle: float
+    middle: float  # the median
     num_units: int
     mean: float | None = None  # of the logarithms of the units; None where one is not above zero, or there is one alone
     spread: float = 0.0  # their variance over their number
@@ -69,29 +69,42 @@ def sampled(before: Rounds, after: Rounds, *, floor: float | None = None) -> Con
     A side without noise (one prediction of seconds, beside what was measured) is given as equal samples. `floor` is the
     larger one of the runs that the sides are of, as in `telling_apart.verdict`.
     """
-    first, second = (_sample(tuple(map(tuple, side))) for side in (before, after))
-    ratio = second.middle / first.middle if first.middle > 0 else None
-    if ratio is None or min(first.seconds[0], second.seconds[0]) <= 0:
-        return Contrast(ratio=ratio, verdict="same" if first.seconds == second.seconds else UNTOLD)
-    if first.mean is None or second.mean is None:
-        return Contrast(ratio=ratio, verdict=UNTOLD)
-    low, high = _interval(first, second, ratio=ratio)
-    told = verdict(TimeRatio(ratio=ratio, low=low, high=high), floor=floor)
-    return Contrast(ratio=ratio, low=low, high=high, verdict=told)
+    time = ratio_of(*(_remembered(tuple(map(tuple, side))) for side in (before, after)))
+    if time is not None and time.interval is not None:
+        return Contrast(ratio=time.ratio, low=time.low, high=time.high, verdict=verdict(time, floor=floor))
+    first, second = sorted(_joined(before)), sorted(_joined(after))
+    is_same = first == second and first[0] <= 0
+    return Contrast(ratio=time.ratio if time else None, verdict="same" if is_same else UNTOLD)
+
+
+def ratio_of(before: Sample, after: Sample) -> TimeRatio | None:
+    """The ratio of `sampled`, without its verdict; None where that before takes no time."""
+    if before.middle <= 0:
+        return None
+    ratio = after.middle / before.middle
+    if before.mean is None or after.mean is None:
+        return TimeRatio(ratio=ratio)
+    low, high = _interval(before, after, ratio=ratio)
+    return TimeRatio(ratio=ratio, low=low, high=high)
+
+
+def sample(rounds: Rounds) -> Sample:
+    """What a comparison needs of a side that has samples."""
+    seconds = sorted(_joined(rounds))
+    independent = units(rounds)
+    if seconds[0] <= 0 or len(independent) < 2:
+        return Sample(middle(seconds), len(independent))
+    logarithms = list(map(log, independent))
+    spread = _variance(logarithms) / len(logarithms)
+    return Sample(middle(seconds), len(independent), fsum(logarithms) / len(logarithms), spread)
 
 
 @lru_cache(maxsize=MOST_SAMPLES)  # a row is held against many others
-def _sample(rounds: tuple[tuple[float, ...], ...]) -> _Sample:
-    seconds = tuple(sorted(_joined(rounds)))
-    independent = units(rounds)
-    if seconds[0] <= 0 or len(independent) < 2:
-        return _Sample(seconds, median(seconds), len(independent))
-    logarithms = [log(unit) for unit in independent]
-    spread = _variance(logarithms) / len(logarithms)
-    return _Sample(seconds, median(seconds), len(independent), fmean(logarithms), spread)
+def _remembered(rounds: tuple[tuple[float, ...], ...]) -> Sample:
+    return sample(rounds)
 
 
-def units(rounds: Rounds) -> list[float]:
+def units(rounds: Rounds) -> Sequence[float]:
     """What is taken to be independent: the medians of the rounds, each a process of its own.
 
     Of a single round, the medians of stretches of consecutive steps, since neighbours resemble each other.
@@ -100,36 +113,38 @@ def units(rounds: Rounds) -> list[float]:
     if len(measured) > 1:
         return [median(one) for one in measured]
     samples = _joined(measured)
-    number = min(len(samples), NUM_STRETCHES)
-    edges = [len(samples) * place // number for place in range(number + 1)]
-    return [median(samples[edges[place] : edges[place + 1]]) for place in range(number)]
+    if len(samples) <= NUM_STRETCHES:
+        return samples
+    edges = [len(samples) * place // NUM_STRETCHES for place in range(NUM_STRETCHES + 1)]
+    return [median(samples[edges[place] : edges[place + 1]]) for place in range(NUM_STRETCHES)]
 
 
-def _joined(rounds: Rounds) -> list[float]:
-    return [second for one in rounds for second in one]
+def _joined(rounds: Rounds) -> Sequence[float]:
+    return rounds[0] if len(rounds) == 1 else [second for one in rounds for second in one]
 
 
-def _interval(before: _Sample, after: _Sample, *, ratio: float) -> tuple[float, float]:
+def _interval(before: Sample, after: Sample, *, ratio: float) -> tuple[float, float]:
     """Of the ratio, from logarithms. The ratio of the medians is always within."""
     assert before.mean is not None, "it has two units or more"
     assert after.mean is not None, "so has this one"
     spread, centre = before.spread + after.spread, after.mean - before.mean
     if spread == 0:
         return min(ratio, exp(centre)), max(ratio, exp(centre))
-    freedom = _freedom((before.spread, after.spread), (before.num_units, after.num_units))
-    half = t_quantile(CONFIDENCE, freedom) * sqrt(spread)
+    half = t_quantile(CONFIDENCE, _freedom(before, after)) * sqrt(spread)
     return min(ratio, exp(centre - half)), max(ratio, exp(centre + half))
 
 
 def _variance(values: Sequence[float]) -> float:
-    middle = fmean(values)  # statistics.variance is exact, and takes twenty times as long
-    return fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
+    mean = fsum(values) / len(values)  # statistics.variance is exact, and takes twenty times as long
+    return fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1)
 
 
-def _freedom(spread: Sequence[float], sizes: tuple[int, int]) -> float:
+def _freedom(before: Sample, after: Sample) -> float:
     """Welch's degrees of freedom in the form for small samples (Biometrika 34, 1947), within what they can be."""
-    freedom = sum(spread) ** 2 / sum(one**2 / (size + 1) for one, size in zip(spread, sizes, strict=True)) - 2
-    return min(max(freedom, min(sizes) - 1), sum(sizes) - 2)
+    first, second = before.num_units, after.num_units
+    parts = before.spread**2 / (first + 1) + after.spread**2 / (second + 1)
+    freedom = (before.spread + after.spread) ** 2 / parts - 2
+    return min(max(freedom, min(first, second) - 1), first + second - 2)
 
 
 def t_quantile(confidence: float, freedom: float) -> float:
@@ -140,18 +155,19 @@ def t_quantile(confidence: float, freedom: float) -> float:
     the two against each other.
     """
     below = floor(freedom)
-    low, high = (log(_t_of_whole(confidence, whole)) for whole in (below, below + 1))
+    low, high = _log_t(confidence, below), _log_t(confidence, below + 1)
     share = (1 / below - 1 / freedom) * below * (below + 1)
     return exp(low + share * (high - low))
 
 
 @cache
-def _t_of_whole(confidence: float, freedom: int) -> float:
+def _log_t(confidence: float, freedom: int) -> float:
+    """The logarithm of the t of a whole number of degrees of freedom."""
     least, most = 0.0, pi / 2
     for _ in range(HALVINGS):
         middle = (least + most) / 2
         least, most = (middle, most) if _within(middle, freedom) < confidence else (least, middle)
-    return tan((least + most) / 2) * sqrt(freedom)
+    return log(tan((least + most) / 2) * sqrt(freedom))
 
 
 def _within(angle: float, freedom: int) -> float:

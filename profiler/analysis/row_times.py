@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from profiler.analysis import telling_apart
-from profiler.analysis.ratio_contrast import Contrast, estimated, sampled
+from profiler.analysis.ratio_contrast import Sample, estimated, ratio_of, sample
 from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, quotient
 from profiler.core.paired_steps import group_ratios
 from profiler.core.record import Record
@@ -38,23 +38,62 @@ def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) ->
     return telling_apart.of_rounds(ratios) if ratios else None
 
 
+class Timed:
+    """A row with what comparisons of its time ask of it: looked up once, where it is held against several."""
+
+    __slots__ = ("_sample", "is_predicted", "paired", "peak_bytes", "row", "slowness")
+
+    def __init__(self, row: Row) -> None:
+        time = row.time
+        self.row = row
+        self.peak_bytes = row.readings.peak_bytes
+        self.slowness = slowness(row)
+        self.is_predicted = row.case.is_predicted
+        self.paired = time if time is not None and (time.num_groups > 0 or time.interval is not None) else None
+        is_asked = row.step_seconds is not None and not self.is_predicted and self.paired is None
+        self._sample = _sample(row) if is_asked else None
+
+    @property
+    def sample(self) -> Sample:
+        if self._sample is None:
+            self._sample = _sample(self.row)
+        return self._sample
+
+    def over(self, other: Timed) -> TimeRatio | None:
+        """The step over that of another row, as `against` says."""
+        mine, theirs = self.row.step_seconds, other.row.step_seconds
+        if mine is None or theirs is None:
+            return None
+        if self.is_predicted and other.is_predicted:
+            ratio = estimated(theirs, mine).ratio
+            return None if ratio is None else TimeRatio(ratio=ratio, low=ratio, high=ratio)
+        if self.paired is not None and other.paired is not None:
+            return quotient(self.paired, other.paired)
+        return ratio_of(other.sample, self.sample)
+
+    def verdict(self, other: Timed) -> TimeVerdict:
+        """Whether it is faster or slower than the other, or the same, or cannot be told from it."""
+        return telling_apart.verdict(self.over(other), floor=self.row.time_floor)
+
+    def is_beaten_by(self, other: Timed) -> bool:
+        """Whether the other needs less memory and is surely no slower, or needs as much and is surely faster."""
+        mine, theirs = self.peak_bytes, other.peak_bytes
+        if mine is None or theirs is None or theirs > mine:
+            return False
+        return self.verdict(other) in (("slower",) if mine == theirs else ("slower", "same"))
+
+
 def against(row: Row, other: Row) -> TimeRatio | None:
     """The step of a row over that of another of its run: by their ratios to `none`, else by their seconds.
 
     What alternated with `none` is never held against another by its seconds, which hold the drift between them.
     """
-    if row.step_seconds is None or other.step_seconds is None:
-        return None
-    if row.case.is_predicted and other.case.is_predicted:
-        return _exact(estimated(other.step_seconds, row.step_seconds))
-    if row.time and other.time and all(time.interval or time.num_groups for time in (row.time, other.time)):
-        return quotient(row.time, other.time)
-    return _ratio(sampled(_samples(other), _samples(row)))
+    return Timed(row).over(Timed(other))
 
 
 def verdict(row: Row, other: Row) -> TimeVerdict:
     """Whether a row is faster or slower than another of its run, or the same, or cannot be told from it."""
-    return telling_apart.verdict(against(row, other), floor=row.time_floor)
+    return Timed(row).verdict(Timed(other))
 
 
 def is_apart(row: Row, other: Row) -> bool:
@@ -62,27 +101,19 @@ def is_apart(row: Row, other: Row) -> bool:
     return verdict(row, other) in SURE
 
 
-def beats(row: Row, other: Row) -> bool:
-    """Whether a row needs less memory and is surely no slower, or needs as much and is surely faster."""
-    mine, theirs = row.readings.peak_bytes, other.readings.peak_bytes
-    if mine is None or theirs is None or mine > theirs:
-        return False
-    return verdict(other, row) in (("slower",) if mine == theirs else ("slower", "same"))
-
-
-def unbeaten(rows: Sequence[Row]) -> list[Row]:
+def unbeaten(rows: Iterable[Timed]) -> list[Row]:
     """The rows of one group that none surely beats that itself is unbeaten, of those with a peak and a time.
 
     Of many rows only the fastest are asked, which beat most, so that a run takes no longer than its rows are many.
     """
-    points = [row for row in rows if row.outcome == "ok" and row.step_seconds is not None]
+    points = [timed for timed in rows if timed.row.outcome == "ok" and timed.row.step_seconds is not None]
     most = max(1, MOST_COMPARED // max(1, len(points)))
     kept: list[Row] = []
-    beating: list[Row] = []
-    for row in sorted(points, key=lambda row: (row.readings.peak_bytes or 0, slowness(row))):
-        if row.readings.peak_bytes is not None and not any(beats(other, row) for other in beating):
-            kept.append(row)
-            beating = sorted([*beating, row], key=slowness)[:most]
+    beating: list[Timed] = []
+    for timed in sorted(points, key=lambda timed: (timed.peak_bytes or 0, timed.slowness)):
+        if timed.peak_bytes is not None and not any(map(timed.is_beaten_by, beating)):
+            kept.append(timed.row)
+            beating = sorted([*beating, timed], key=lambda timed: timed.slowness)[:most]
     return kept
 
 
@@ -116,18 +147,6 @@ def slowness(row: Row) -> float:
     return row.time.ratio if row.time else row.step_seconds or 0.0
 
 
-def _samples(row: Row) -> tuple[tuple[float, ...], ...]:
-    samples = tuple(record.readings.step_seconds for record in row.rounds if record.readings.step_seconds)
-    return samples * 2 if row.case.is_predicted else samples
-
-
-def _ratio(contrast: Contrast) -> TimeRatio | None:
-    if contrast.ratio is None:
-        return None
-    return TimeRatio(ratio=contrast.ratio, low=contrast.low, high=contrast.high)
-
-
-def _exact(contrast: Contrast) -> TimeRatio | None:
-    if contrast.ratio is None:
-        return None
-    return TimeRatio(ratio=contrast.ratio, low=contrast.ratio, high=contrast.ratio)
+def _sample(row: Row) -> Sample:
+    rounds = [record.readings.step_seconds for record in row.rounds if record.readings.step_seconds]
+    return sample(rounds * 2 if row.case.is_predicted else rounds)

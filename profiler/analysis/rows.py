@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from profiler.analysis import row_times, telling_apart, trust
+from profiler.analysis.row_times import Timed
 from profiler.analysis.telling_apart import TimeRatio, TimeVerdict
 from profiler.core.case import Case
 from profiler.core.record import (
@@ -184,7 +185,7 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
     seconds = record.readings.step_seconds
     error, against = _prediction_error(record, peaks.get(case.twin)) if peaks else (None, None)
     doubts = trust.doubts(rounds, time, baseline=baseline.rounds)
-    notes = [*chain(*(record.notes for record in rounds)), *baseline.drift, *doubts]
+    notes = (*(note for record in rounds for note in record.notes), *baseline.drift, *doubts)
     return Row(
         case=case,
         baseline=baseline.case,
@@ -206,7 +207,7 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
         time_floor=baseline.floor,
         prediction_error=error,
         prediction_against=against,
-        notes=tuple({note.code: note for note in notes}.values()) if notes else (),
+        notes=tuple({note.code: note for note in notes}.values()) if len(notes) > 1 else notes,
         on_frontier=False,
     )
 
@@ -281,19 +282,25 @@ def _judged(rows: list[Row]) -> tuple[Row, ...]:
     groups: dict[Case, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.baseline, []).append(row)
-    unbeaten = {id(row) for of_group in groups.values() for row in row_times.unbeaten(of_group)}
-    baselines = {row.case: row for row in rows if row.case == row.baseline}
-    return tuple([_with_verdict(row, baselines.get(row.baseline), on_frontier=id(row) in unbeaten) for row in rows])
+    for of_group in groups.values():
+        baseline = next((Timed(row) for row in of_group if row.case == row.baseline), None)
+        timed_rows = [_judged_beside(row, baseline) for row in of_group]
+        for row in row_times.unbeaten(timed_rows):
+            force_setattr(row, "on_frontier", True)  # nobody has the rows yet
+    return tuple(rows)
 
 
-def _with_verdict(row: Row, baseline: Row | None, *, on_frontier: bool) -> Row:
-    """The row with what is said of its time, and a note where that is against its arithmetic."""
-    told = row_times.verdict(row, baseline) if baseline and row.time else None
-    free = trust.faster_with_more_work(row.readings, baseline.readings, row.time_ratio) if told == "faster" else None  # type: ignore[union-attr]
-    if not told and not on_frontier:
-        return row
-    notes = (*row.notes, free) if free else row.notes
-    return msgspec.structs.replace(row, on_frontier=on_frontier, time_verdict=told, notes=notes)
+def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
+    """Tells a new row what its time is against the baseline's, with a note where that is against its arithmetic."""
+    timed = Timed(row)
+    if baseline is None or row.time is None:
+        return timed
+    told = timed.verdict(baseline)
+    force_setattr(row, "time_verdict", told)
+    free = told == "faster" and trust.faster_with_more_work(row.readings, baseline.row.readings, row.time_ratio)
+    if free:
+        force_setattr(row, "notes", (*row.notes, free))
+    return timed
 
 
 def is_all_out_of_memory(rows: Iterable[Row]) -> bool:

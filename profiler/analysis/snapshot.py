@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.live_bytes import Holder, Share
+from profiler.analysis.live_bytes import Holder, Share, holders
 from profiler.core.allocator_history import ALLOCATED, GIVEN, TAKEN_BACK, line
 from profiler.core.errors import UserError
 
@@ -135,7 +135,7 @@ def _explain(snapshot: Snapshot, device: int) -> SnapshotExplanation:
         peak_event=peak_event,
         peak_line=line(events[peak_event].frames) if peak_event is not None else "",
         categories=_categories(at_peak),
-        holders=_holders(at_peak)[:NUM_HOLDERS],
+        holders=holders((one.nbytes, "", one.line, one.category) for one in at_peak)[:NUM_HOLDERS],
         grown=_grown(events, at_end),
         end_bytes=sum(block.size for block in at_end.values()),
         reserved_bytes=reserved,
@@ -233,17 +233,6 @@ def _categories(held: Iterable[_Held]) -> tuple[Share, ...]:
     return tuple(Share(name=name, nbytes=nbytes) for name, nbytes in sizes.most_common())
 
 
-def _holders(held: Iterable[_Held]) -> tuple[Holder, ...]:
-    found: dict[tuple[str, str], list[int]] = {}
-    for one in held:
-        found.setdefault((one.line, one.category), []).append(one.nbytes)
-    holders = [
-        Holder(nbytes=sum(sizes), count=len(sizes), operator="", line=at, category=category)
-        for (at, category), sizes in found.items()
-    ]
-    return tuple(sorted(holders, key=lambda holder: -holder.nbytes))
-
-
 def _grown(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> tuple[Holder, ...]:
     """What was asked for at one line several times, with other lines in between, and stayed; no parameters."""
     runs: dict[str, set[int]] = {}  # by line, the stretches of events in which it asked for what stayed
@@ -258,7 +247,7 @@ def _grown(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> tuple[Ho
             runs.setdefault(at, set()).add(run)
             stayed.append(_Held(at_end[entry.addr].size, at, _category(entry.frames)))
     grown = [one for one in stayed if one.category != "parameters" and len(runs[one.line]) >= LEAST_GROWN]
-    return _holders(grown)[:NUM_HOLDERS]
+    return holders((one.nbytes, "", one.line, one.category) for one in grown)[:NUM_HOLDERS]
 
 
 def _rounded(nbytes: int) -> int:

@@ -60,14 +60,13 @@ def verdict(time: TimeRatio | None, *, floor: float | None = None) -> TimeVerdic
         return "cannot be told apart"
     if time.low >= 1 / (1 + MARGIN) and time.high <= 1 + MARGIN:
         return "same"
-    if time.is_noisy:
+    if is_noisy(time.ratio, time.low, time.high):
         return "too noisy to tell"
-    is_above = floor is None or abs(log(time.ratio)) > log(1 + floor)
-    if time.low > 1 + MARGIN and is_above:
-        return "slower"
-    if time.high < 1 / (1 + MARGIN) and is_above:
-        return "faster"
-    return "cannot be told apart"
+    if time.high >= 1 / (1 + MARGIN) and time.low <= 1 + MARGIN:
+        return "cannot be told apart"
+    if floor is not None and abs(log(time.ratio)) <= log(1 + floor):
+        return "cannot be told apart"
+    return "slower" if time.low > 1 + MARGIN else "faster"
 
 
 def of_groups(rounds: Sequence[Sequence[float]]) -> TimeRatio:
@@ -89,8 +88,9 @@ def of_groups(rounds: Sequence[Sequence[float]]) -> TimeRatio:
 
 def of_rounds(ratios: Sequence[float]) -> TimeRatio:
     """The median of the ratios of rounds, each of two processes, and their range, where there are several."""
-    limits = (min(ratios), max(ratios)) if len(ratios) > 1 else (None, None)
-    return TimeRatio(ratio=median(ratios), low=limits[0], high=limits[1])
+    if len(ratios) == 1:
+        return TimeRatio(ratio=ratios[0])
+    return TimeRatio(ratio=median(ratios), low=min(ratios), high=max(ratios))
 
 
 def quotient(time: TimeRatio, other: TimeRatio) -> TimeRatio:

@@ -110,7 +110,7 @@ def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
 
 def _waited(rounds: Sequence[Record]) -> str | None:
     """How much of the time was stolen from the steps: they were ready to run, or waited for threads that were."""
-    on_core = [record.readings.processor_seconds or () for record in rounds]
+    on_core = [record.readings.processor_seconds for record in rounds if record.readings.processor_seconds]
     wall = sum(sum(record.readings.step_seconds or ()) for record in rounds if record.readings.processor_seconds)
     share = sum(map(sum, on_core)) / wall if wall else 1.0
     return (

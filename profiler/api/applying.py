@@ -12,7 +12,7 @@ from profiler.api.asked import in_words_of_python
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported, UserError
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Applied
 from profiler.training import blocks as finding
 from profiler.training import marked_functions, strategies
@@ -24,7 +24,7 @@ from profiler.training.workload import Workload
 
 @in_words_of_python()
 def apply(
-    module: nn.Module, strategy: str | Recipe | Path, *, example: Any = None, blocks: str | None = None
+    module: nn.Module, strategy: str | PlanFile | Path, *, example: Any = None, blocks: str | None = None
 ) -> Applied:
     """Change a module in place so that its backward recomputes what the strategy or the plan says.
 
@@ -58,13 +58,13 @@ def _applied(workload: Workload, strategy: str, function: Callable[..., Applied]
     return applied
 
 
-def _carry_out(module: nn.Module, plan: Recipe | Path, example: Any, blocks: str | None) -> Applied:
+def _carry_out(module: nn.Module, plan: PlanFile | Path, example: Any, blocks: str | None) -> Applied:
     if blocks is not None:
         raise UserError(f"blocks='{blocks}' has no effect: a plan names its own blocks", hint="leave it out")
-    recipe = plan if isinstance(plan, Recipe) else plan_file.read(plan)
-    names = tuple(recipe.fingerprint)
+    file = plan if isinstance(plan, PlanFile) else plan_file.read(plan)
+    names = tuple(file.fingerprint)
     own = tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in names))
-    return _applied(_workload(module, own, example), "plan", carry_out, {"plan": recipe})
+    return _applied(_workload(module, own, example), "plan", carry_out, {"plan": file})
 
 
 def _workload(module: nn.Module, blocks: tuple[str, ...], example: Any) -> Workload:

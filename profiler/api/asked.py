@@ -54,7 +54,7 @@ def case_of(model: Model, words: Request, optimizer: str, choose_device: Callabl
         if value and len(split_choices(value)) > 1:
             raise UserError(f"{name}: '{value}' is more than one", hint="ask for each by itself")
     request = msgspec.structs.replace(words, model=word or "mlp", strategies="none")
-    (checked, *_) = spec.plan(request, choose_device).trials
+    (checked, *_) = spec.check(request, choose_device).trials
     case = msgspec.structs.replace(
         checked.case, optimizer=catalogue.resolve(Choice(optimizer), optimizers.TABLE, what="optimizer")
     )

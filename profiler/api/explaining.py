@@ -12,7 +12,7 @@ from profiler.api.given_model import Model, factory
 from profiler.api.shown import StepExplanation, Timeline
 from profiler.api.trials import under
 from profiler.core.case import Case, Trial, split_choices
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
 from profiler.predicting.prediction import follow_case
@@ -25,7 +25,7 @@ from profiler.views.tables.columns import batch as batch_text
 def explain(  # noqa: PLR0913  its keywords are a user's settings
     model: Model,
     batch: Any = None,
-    strategy: str | Recipe | Path = "none",
+    strategy: str | PlanFile | Path = "none",
     *,
     loss: Callable[..., Any] | None = None,
     optimizer: str = "sgd",
@@ -67,7 +67,7 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
 def timeline(  # noqa: PLR0913  its keywords are a user's settings
     model: Model,
     batch: Any = None,
-    strategies: str | Iterable[str | Recipe | Path] = "none,all",
+    strategies: str | Iterable[str | PlanFile | Path] = "none,all",
     *,
     loss: Callable[..., Any] | None = None,
     optimizer: str = "sgd",
@@ -97,7 +97,7 @@ def timeline(  # noqa: PLR0913  its keywords are a user's settings
     return Timeline(title=_title(case, []), traces=traces)
 
 
-def _followed(case: Case, strategy: str | Recipe | Path, fresh: Build | None) -> tuple[Case, Followed]:
+def _followed(case: Case, strategy: str | PlanFile | Path, fresh: Build | None) -> tuple[Case, Followed]:
     """The case under a strategy, and its traced step."""
     with under(case, strategy) as (chosen, named):
         return named, follow_case(Trial(case=chosen), build=fresh)

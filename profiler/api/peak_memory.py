@@ -8,7 +8,7 @@ from typing import Any, Self
 from profiler.api.given_model import Model
 from profiler.api.trials import measure, predict
 from profiler.core.errors import UserError
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.units import bytes_text, parse_bytes
 
@@ -42,7 +42,7 @@ class PeakMemory(int):
 def peak_memory(
     model: Model,
     batch: Any = None,
-    strategy: str | Recipe | Path = "none",
+    strategy: str | PlanFile | Path = "none",
     *,
     by: str = "predicted",
     **settings: Any,

@@ -18,7 +18,7 @@ from profiler.core.record import Record
 from profiler.core.units import bytes_text, parse_budget
 from profiler.planning import candidates, solver
 from profiler.planning.chain import Chain
-from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.plan import plan_file_of
 from profiler.predicting.prediction import better_choice
 from profiler.predicting.prediction import predict as predict_trial
 from profiler.predicting.staging.stages import stages
@@ -80,7 +80,7 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
         for levels in DEPTHS:
             frontier = solver.frontier(chain, levels=levels, points=points)
             if point := _fitted(case, fresh, chain, frontier, budget_bytes):
-                return Plan.of(recipe_of(chain, point.plan), _found(case, chain, frontier, point, budget_bytes))
+                return Plan.of(plan_file_of(chain, point.plan), _found(case, chain, frontier, point, budget_bytes))
             if frontier.peak_bytes[0] <= floor:
                 break  # deeper plans are no smaller
         better = better_choice(case, build=fresh)

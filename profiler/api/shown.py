@@ -10,7 +10,7 @@ import msgspec
 from profiler.analysis import live_bytes
 from profiler.analysis.explanation import Explanation
 from profiler.core import optional_deps
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.core.trace_data import Trace
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
@@ -87,13 +87,13 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     none: Way
 
 
-class Plan(Recipe, frozen=True, kw_only=True, dict=True):
-    """A plan that shows itself beside its rivals in the notebook that found it; its file is a recipe like any other."""
+class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
+    """A plan that shows itself beside its rivals in the notebook that found it; its file is like any other."""
 
     @classmethod
-    def of(cls, recipe: Recipe, found: Found) -> Plan:
-        """The recipe, with what it was found among."""
-        plan = cls(plan=recipe.plan, segments=recipe.segments, fingerprint=recipe.fingerprint)
+    def of(cls, file: PlanFile, found: Found) -> Plan:
+        """The plan, with what it was found among."""
+        plan = cls(plan=file.plan, segments=file.segments, fingerprint=file.fingerprint)
         plan.__dict__["found"] = found
         return plan
 

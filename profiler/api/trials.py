@@ -15,7 +15,7 @@ from profiler.api.asked import case_of, fresh_workload, in_words_of_python, own_
 from profiler.api.given_model import Model, factory
 from profiler.core import catalogue
 from profiler.core.case import PASSES, Case, Choice, Trial
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.measuring import measure as measure_trial
 from profiler.predicting.prediction import predict as predict_trial
@@ -28,7 +28,7 @@ from profiler.training.models.user import as_workload
 @in_words_of_python()
 def measure(  # noqa: PLR0913  its keywords are a user's settings
     build: Model,
-    strategy: str | Recipe | Path = "none",
+    strategy: str | PlanFile | Path = "none",
     *,
     batch: Any = None,
     loss: Callable[..., Any] | None = None,
@@ -79,7 +79,7 @@ def measure(  # noqa: PLR0913  its keywords are a user's settings
 @in_words_of_python()
 def predict(  # noqa: PLR0913  its keywords are a user's settings
     build: Model,
-    strategy: str | Recipe | Path = "none",
+    strategy: str | PlanFile | Path = "none",
     *,
     batch: Any = None,
     loss: Callable[..., Any] | None = None,
@@ -121,9 +121,9 @@ def predict(  # noqa: PLR0913  its keywords are a user's settings
 
 
 @contextmanager
-def under(case: Case, strategy: str | Recipe | Path) -> Iterator[tuple[Case, Case]]:
+def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, Case]]:
     """The case under a strategy, and as it is called: a plan from memory is in a file meanwhile, and called `plan`."""
-    if isinstance(strategy, Recipe):
+    if isinstance(strategy, PlanFile):
         with TemporaryDirectory() as folder:
             strategy.save(Path(folder) / "plan.json")
             with under(case, Path(folder) / "plan.json") as (from_file, _):

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
+from profiler.cli.added_options import with_color, with_model_flag, with_switches
 from profiler.cli.blocks import blocks
-from profiler.cli.color import with_color
 from profiler.cli.compare import compare
 from profiler.cli.completion import VARIABLE
 from profiler.cli.doctor import doctor
@@ -26,12 +26,12 @@ from profiler.cli.help import Command, Group, about, examples
 from profiler.cli.list import list_runs
 from profiler.cli.max_batch import max_batch
 from profiler.cli.merge import merge
-from profiler.cli.model_word import with_model_flag
 from profiler.cli.models import models
 from profiler.cli.output import COMMAND
 from profiler.cli.plan import plan
 from profiler.cli.plot import plot
 from profiler.cli.predict import predict
+from profiler.cli.process import drop_unwritable, open_standard
 from profiler.cli.rehearse import rehearse
 from profiler.cli.report import report
 from profiler.cli.reproduce import reproduce
@@ -40,8 +40,6 @@ from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.stages import stages
 from profiler.cli.strategies import strategies
-from profiler.cli.streams import drop_unwritable, open_standard
-from profiler.cli.switches import with_switches
 from profiler.cli.tag import tag
 from profiler.cli.timeline import timeline
 from profiler.cli.validate import validate
@@ -207,9 +205,9 @@ def _fail(error: Exception, words: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
-    from profiler.cli import crash_report
+    from profiler.cli import process
 
-    path = crash_report.keep(error)
+    path = process.keep_error(error)
     hint = f"report it with {path}, where the traceback is" if path else "GCPROF_TRACEBACK=1 shows the traceback"
     message = f"internal error: {type(error).__name__}: {error}; every result that was printed is kept"
     return _complain(message, hint=hint, code=INTERNAL, words=words)

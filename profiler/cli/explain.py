@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion, options
+from profiler.cli.added_options import Switches
 from profiler.cli.output import COMMAND, Terminal, aside, encoding, next_command, say, say_bytes, width
-from profiler.cli.switches import Switches
 
 if TYPE_CHECKING:
     from profiler.core.case import Case

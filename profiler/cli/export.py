@@ -61,9 +61,10 @@ def export(
 
 def _write(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
     from profiler import views
+    from profiler.core.optional_deps import load_function
     from profiler.views.export.files import write_whole
 
-    text: bytes = views.load(views.EXPORTS[kind])(loaded)
+    text: bytes = load_function(views.EXPORTS[kind])(loaded)
     if output is None:
         say_bytes(text)
         return
@@ -73,6 +74,7 @@ def _write(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str
 
 def _log(loaded: Run, kind: str, folder: Path | None) -> None:
     from profiler.core.errors import UserError
+    from profiler.core.optional_deps import load_function
     from profiler.core.units import count_text
     from profiler.integrations import trackers
     from profiler.runs.store import refuse_link
@@ -81,7 +83,7 @@ def _log(loaded: Run, kind: str, folder: Path | None) -> None:
         for path in (loaded.folder / "derived", loaded.folder / "derived" / kind):
             refuse_link(path)
     try:
-        written = trackers.load(trackers.TRACKERS[kind])(loaded, folder)
+        written = load_function(trackers.TRACKERS[kind])(loaded, folder)
     except OSError as error:
         message = f"cannot write to '{folder or loaded.folder}': {error.strerror or error}"
         raise UserError(message, hint="name a folder you may write to with -o", exit_code=74) from error

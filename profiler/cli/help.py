@@ -114,6 +114,7 @@ class Command(TyperCommand):
     """A command whose help has its options in panels, and its examples as they are to be pasted."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes arguments and options in the panels of PANELS, those of none under OTHER"""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{panel: [] for panel in PANELS}, OTHER: []}
         for parameter in self.get_params(ctx):
             if (line := parameter.get_help_record(ctx)) is not None:

@@ -19,7 +19,7 @@ from profiler.cli.output import (
     say_failure,
     width,
 )
-from profiler.cli.signals import heeded
+from profiler.cli.process import heeded
 from profiler.core.errors import UserError
 from profiler.workflows import Interrupted
 

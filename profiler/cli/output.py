@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
-from profiler.cli.signals import end_at_once, heeded
-from profiler.core.errors import UserError, nearest
+from profiler.cli.process import end_at_once, heeded
+from profiler.core.errors import UserError, nearest, nearest_or_all
 from profiler.workflows import Interrupted, Screen
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
     """The word, where it is one of those that a flag takes. Raises UserError."""
     names = list(choices)
     if word not in names:
-        hint = nearest(word, names, before=f"{flag} ") or f"choose from {', '.join(names)}"
-        raise UserError(f"{flag} cannot be '{word}'", hint=hint)
+        raise UserError(f"{flag} cannot be '{word}'", hint=nearest_or_all(word, names, before=f"{flag} "))
     return word
 
 

@@ -84,7 +84,8 @@ def plan(
     )  # fmt: skip
     request = PlanRequest(
         words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds,
-        is_compared=emit is None or measure, has_recipe=emit is not None or _is_plan(output), typed=COMMAND.get(),
+        is_compared=emit is None or measure, has_recipe=emit is not None or _is_plan(output),
+        has_frontier=frontier or json, typed=COMMAND.get(),
     )  # fmt: skip
     asked = _Asked(frontier=frontier, emit=emit, output=output, force=force, json=json)
     _refuse(request, asked)
@@ -136,7 +137,9 @@ def _refuse(request: PlanRequest, asked: _Asked) -> None:
     """Raises UserError for what cannot be, or would have no effect."""
     from profiler.views.export.files import refuse_existing_file
 
-    request.check(has_frontier=asked.frontier)
+    request.check()
+    if request.budget is None and not asked.frontier:
+        raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
     if request.budget is None and asked.emit:
         raise UserError("--emit needs a budget", hint="--budget 60% --emit python")
     if asked.output is not None:
@@ -189,13 +192,13 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
 
 def _print_code(planned: Planned, kind: str) -> None:
     """Print the code of the plan that was measured, else of the solver's."""
-    from profiler.planning.plan import recipe
+    from profiler.planning.plan import plan_file_of
     from profiler.planning.plan_code import emit
 
     for line in plan_text.remarks(planned):
         aside(line)
     if planned.plan is not None:
-        say_bytes(emit(recipe(planned.chain, planned.plan), kind).encode())
+        say_bytes(emit(plan_file_of(planned.chain, planned.plan), kind).encode())
 
 
 def _print_frontier(planned: Planned, asked: _Asked) -> None:
@@ -241,8 +244,9 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
 
 def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     """The file that was asked for: the plan, or the frontier as a table or a picture."""
-    from profiler.core import optional_deps, plan_file
-    from profiler.planning.plan import recipe
+    from profiler.core import optional_deps
+    from profiler.core.case import encode_indented
+    from profiler.planning.plan import plan_file_of
     from profiler.views.export.files import write_whole
     from profiler.views.tables import plans
 
@@ -252,7 +256,7 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     if _is_plan(path):
         if planned.plan is None:
             return
-        write_whole(path, plan_file.encoded(recipe(planned.chain, planned.plan)), force=force)
+        write_whole(path, encode_indented(plan_file_of(planned.chain, planned.plan)), force=force)
     elif path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:

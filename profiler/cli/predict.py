@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
+from profiler.cli.added_options import Switches
 from profiler.cli.output import COMMAND, Terminal, end_with
 from profiler.cli.run import print_run
-from profiler.cli.switches import Switches
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
+from profiler.cli.added_options import Switches
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -24,14 +25,13 @@ from profiler.cli.output import (
     shard_text,
     width,
 )
-from profiler.cli.switches import Switches
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from profiler.analysis.fit import Holder
-    from profiler.request.spec import Plan
+    from profiler.request.spec import CheckedRequest
     from profiler.runs.store import Run
     from profiler.workflows.run import Ran, RunRequest
 
@@ -174,21 +174,21 @@ def _dry_run(request: RunRequest) -> int:
     from profiler.views.tables.progress import cost_lines
     from profiler.workflows.dry_run import dry_run
 
-    estimate = dry_run(request, Terminal(), show=_print_plan)
+    estimate = dry_run(request, Terminal(), show=_print_trials)
     if estimate:
         for line in cost_lines(estimate.cost, basis=estimate.basis, start=estimate.start, unknown=estimate.unknown):
             aside(line)
     return 0
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_trials(checked: CheckedRequest) -> None:
     """A line a trial."""
     from profiler.views.sanitize import plain
     from profiler.views.tables.evidence import device_word
     from profiler.views.tables.progress import settings, varying
 
-    more = [field for field in varying([trial.case for trial in plan.trials]) if field not in TOLD]
-    for trial in plan.trials:
+    more = [field for field in varying([trial.case for trial in checked.trials]) if field not in TOLD]
+    for trial in checked.trials:
         case = trial.case
         device = f"{'rehearsed on ' if case.is_rehearsed else ''}{device_word(case.device)}"
         words = [

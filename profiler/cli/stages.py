@@ -30,7 +30,7 @@ def stages(
 
     Example: gcprof stages transformer -o costs.json
     """
-    from profiler.planning import chain as chains
+    from profiler.core.case import encode_indented
     from profiler.request.device_choice import planned
     from profiler.request.spec import Request
     from profiler.views.export.files import refuse_existing_file, write_whole
@@ -48,10 +48,10 @@ def stages(
     with ModelOnDevice(words, screen) as asked, screen.doing("measuring each stage"):
         chain = asked.chain()
     if output is not None:
-        write_whole(output, chains.encoded(chain), force=force)
+        write_whole(output, encode_indented(chain), force=force)
         aside(f"wrote {output}")
     if json:
-        say_bytes(chains.encoded(chain))
+        say_bytes(encode_indented(chain))
     else:
         foreseen = f": {SAID['predicted']}" if asked.evidence != "measured" else ""
         say(plans.stages(chain, title=f"{asked.heading}{foreseen}", width=width(), encoding=encoding()))

@@ -190,11 +190,17 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     limit_seconds: float | None = None  # that each of its stages may take
     is_paired: bool = True  # whether steps without the strategy, where it can be switched off, alternate with its own
     if_own: bool | UnsetType = UNSET  # only where its baseline finds checkpoints that the model calls itself
+    budget: str | UnsetType = UNSET  # of plans: stages of which none can fit it are not timed
 
 
 def encode(value: Any, *, order: Any = None) -> bytes:
     """Any of gcprof's data as JSON; Choices as text. Raises TypeError for what is none of it."""
     return _encoder(order).encode(value)
+
+
+def encode_indented(value: Any) -> bytes:
+    """Gcprof's data as JSON with one field a line, for a file or a screen of its own."""
+    return msgspec.json.format(encode(value), indent=1) + b"\n"
 
 
 def decode(text: bytes | str, kind: type[Any]) -> Any:

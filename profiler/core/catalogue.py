@@ -15,19 +15,16 @@ import ast
 import importlib
 import importlib.util
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from importlib.machinery import ModuleSpec
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from profiler.core import factories
+from profiler.core import function_source
 from profiler.core.case import Choice, as_word
-from profiler.core.errors import UserError, nearest
+from profiler.core.errors import UserError, nearest, nearest_or_all
 
 Count = int  # as an annotation of an option: a whole number from 1
 KINDS = {
@@ -40,7 +37,6 @@ KINDS = {
 }
 PLAIN = ("Count", "int", "float", "bool")  # kinds that hold no word
 FAMILY, USERS = "name", "*"
-MOST_HOPS = 4  # from a name to the function that it stands for
 CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 
 
@@ -81,11 +77,11 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     families = [known for known in table if member and FAMILY in _entry(known, table[known]).parameters]
     meant = nearest(family, families, after=f":{member}")
     if USERS in table and name.endswith(".py"):
-        raise UserError(f"which function of '{name}' makes the model?", hint=_which_factory(name))
+        raise UserError(f"which function of '{name}' makes the model?", hint=function_source.which_factory(name))
     if is_code(name, table) and not (meant and _is_absent(family)):
         return _users_entry(name, table[USERS])
     names = [entry.name for entry in entries(table)]
-    raise UserError(f"no {what} is called '{name}'", hint=meant or _nearest(name, names))
+    raise UserError(f"no {what} is called '{name}'", hint=meant or nearest_or_all(name, names))
 
 
 def listed(name: str, table: Mapping[str, str]) -> Entry | None:
@@ -115,7 +111,7 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
     for key in given:
         if key not in declared and not entry.open:
             around = {"before": f"{choice.name}:", "after": f"={given[key]}"}
-            hint = _nearest(key, list(declared), **around) if declared else f"'{choice.name}' takes no options"
+            hint = nearest_or_all(key, declared, **around) if declared else f"'{choice.name}' takes no options"
             raise UserError(f"'{choice}': {what} '{choice.name}' has no option '{key}'", hint=hint)
     for option in entry.options:
         if option.default is None and option.name not in given:
@@ -144,7 +140,7 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
 
 
 def _entry(name: str, target: str) -> Entry:
-    function = _function(target)
+    function = function_source.read(target)
     return Entry(
         name=name,
         target=target,
@@ -160,7 +156,7 @@ def _entry(name: str, target: str) -> Entry:
 
 def _users_entry(name: str, adapter: str) -> Entry:
     """The user's function through our adapter: every parameter of theirs but the batch size is an option."""
-    function = _function(name)
+    function = function_source.read(name)
     parameters = {**_parameters(function)}
     for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
         parameters[argument.arg] = _text(default)
@@ -259,106 +255,6 @@ def literal(text: str) -> Any:
         return text
 
 
-@cache
-def _function(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
-    """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
-    name, _, attribute = target.rpartition(":")
-    path, tree = _tree(name)
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if attribute in functions:
-        return functions[attribute]
-    if hops and (elsewhere := _bound_to(attribute, tree, path)):
-        return _function(elsewhere, hops - 1)
-    raise UserError(f"'{path}' has no function '{attribute}'", hint=_nearest(attribute, list(functions)))
-
-
-def _tree(name: str) -> tuple[Path, ast.Module]:
-    """The file of "package.module" or "path/to/file.py", and its source. Raises UserError where it cannot be read."""
-    path, get_source = _source(name)
-    try:
-        return path, ast.parse(get_source())
-    except (OSError, ImportError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot read '{path}': {reason}", hint="write path/to/file.py:factory") from None
-    except (SyntaxError, ValueError) as error:
-        where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
-
-
-def _which_factory(path: str) -> str:
-    """The functions of a file that make a model, as they are to be typed."""
-    made = ", ".join(f"{path}:{name}" for name in factories.names(_tree(path)[1]))
-    return f"name it: {made}" if made else "it has none: write one that returns (module, batch[, loss])"
-
-
-def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
-    """The function that a name of a file stands for by `name = other` or `from module import other as name`.
-
-    A module is looked for beside the file alone; nothing is imported.
-    """
-    for node in reversed(tree.body):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            if any(isinstance(one, ast.Name) and one.id == name for one in node.targets) and node.value.id != name:
-                return f"{path}:{node.value.id}"
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
-            original = next((one.name for one in node.names if (one.asname or one.name) == name), None)
-            module = path.parent.joinpath(*node.module.split("."))
-            files = (module.with_suffix(".py"), module / "__init__.py")
-            if original and (file := next((one for one in files if one.is_file()), None)):
-                return f"{file}:{original}"
-    return None
-
-
-def place(target: str) -> Path:
-    """The file of "package.module:function" or "path/to/file.py:function". Raises UserError for an unknown module."""
-    return _source(target.rpartition(":")[0])[0]
-
-
-def _source(name: str) -> tuple[Path, Callable[[], str]]:
-    """A file, or a module's, found without importing anything; and what reads it.
-
-    Modules are read by what would import them: they may be in a zip.
-    """
-    if name.endswith(".py"):
-        return Path(name), lambda: Path(name).read_text(encoding="utf-8")
-    try:
-        spec = _module_spec(name)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"no module '{name}': {error}", hint="write package.module:factory") from None
-    if spec is None or spec.origin is None:
-        raise UserError(f"there is no module '{name}'", hint="write package.module:factory, or path/to/file.py:factory")
-    origin, get_source = Path(spec.origin), getattr(spec.loader, "get_source", lambda module: None)
-    return origin, lambda: get_source(name) or origin.read_text(encoding="utf-8")
-
-
-def _module_spec(name: str) -> ModuleSpec | None:
-    """Where a module is. `importlib.util.find_spec` would import the packages around it, and so run their code."""
-    first, *inner = name.split(".")
-    spec = importlib.util.find_spec(first)
-    for number in range(len(inner)):
-        folders = list(spec.submodule_search_locations or ()) if spec else []
-        whole = ".".join([first, *inner[: number + 1]])
-        finders = [finder for folder in folders if (finder := pkgutil.get_importer(folder))]
-        found = [found for finder in finders if (found := finder.find_spec(whole))]
-        spec = next((one for one in found if one.loader), None) or _namespace(whole, found)
-    return spec
-
-
-def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
-    """The package that folders without an `__init__.py` are together; None where there are none."""
-    if not portions:
-        return None
-    spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = [
-        folder for portion in portions for folder in portion.submodule_search_locations or ()
-    ]
-    return spec
-
-
 def _is_absent(module: str) -> bool:
     """Whether there is no module of that name, nor a file."""
     return module.isidentifier() and importlib.util.find_spec(module) is None
-
-
-def _nearest(word: str, names: list[str], **around: str) -> str:
-    return nearest(word, names, **around) or f"choose from {', '.join(names) or 'none'}"

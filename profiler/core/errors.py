@@ -45,6 +45,12 @@ def nearest(word: str, words: Iterable[str], *, before: str = "", after: str = "
     return f"did you mean {meant}?" if meant else None
 
 
+def nearest_or_all(word: str, words: Iterable[str], *, before: str = "", after: str = "") -> str:
+    """A hint that names the known words nearest to this one as `nearest` does, or all of them where none is near."""
+    names = list(words)
+    return nearest(word, names, before=before, after=after) or f"choose from {', '.join(names) or 'none'}"
+
+
 def similar(word: str, words: Iterable[str]) -> list[str]:
     """The known words that one may have meant, at most three: those that begin so, else the one of the fewest slips.
 

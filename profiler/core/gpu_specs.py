@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ import msgspec
 from profiler.core import strict_files
 from profiler.core.errors import UserError, nearest
 from profiler.core.gpu_kinds import HOLLOW
+from profiler.core.user_code import shipped
 
 ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-3080", "rtx-4070-12": "rtx-4070"}
 WORD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)  # what a GPU may be called on the command line
@@ -55,9 +55,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def folder() -> Path:
-    """Where the files are: in the installed package, else in the checkout."""
-    installed = Path(str(files("profiler"))) / "configs" / "devices"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "configs" / "devices"
+    """The folder of the files that come with gcprof."""
+    return shipped("configs", "devices")
 
 
 def own_folder() -> Path:
@@ -117,15 +116,9 @@ def _refused(path: Path, text: str, error: msgspec.ValidationError) -> UserError
     message, _, place = str(error).partition(" - at ")
     named = re.search(r"(unknown |required )field `(\w+)`", message)
     key = named[2] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
-    where = f"{path}:{_line(text, key)}"
+    where = f"{path}:{strict_files.line_of(text, key)}"
     if named and named[1] == "unknown ":
         allowed = (*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__)
         hint = nearest(key, allowed) or f"the keys are {', '.join(allowed)}"
         return UserError(f"{where}: no key is called '{key}'", hint=hint)
     return UserError(f"{where}: {key}: {message}", hint="examples are in configs/devices/")
-
-
-def _line(text: str, key: str) -> int:
-    """The line that gives a key, the first where none does."""
-    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
-    return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)

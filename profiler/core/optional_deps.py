@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 from profiler.core.errors import UserError
 
@@ -34,6 +35,12 @@ def load(module: str, *, needs: str | None = None) -> ModuleType:
         if library not in EXTRAS:
             raise
         raise UserError(f"this needs {library}", hint=f"pip install 'gcprof[{EXTRAS[library]}]'") from error
+
+
+def load_function(target: str) -> Any:
+    """The function that `package.module:function` of a table names, imported only now. Raises UserError as `load`."""
+    module, _, attribute = target.partition(":")
+    return getattr(load(module), attribute)
 
 
 def _try(library: str) -> None:

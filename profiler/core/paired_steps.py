@@ -8,10 +8,9 @@ crossover trials.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from random import Random
 
-from profiler.core.stats import Sampling, num_warmup, uncertainty
+from profiler.core.stats import Sampling, is_look, num_warmup, uncertainty
 
 WITHOUT_SWITCH = ("compile-budget",)  # strategies that nothing switches off: compiled code stays what it is
 LEAST_GROUPS = 2  # in a round: three rounds then have six, the least that have an interval
@@ -52,7 +51,7 @@ def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sa
     has_all = count >= sampling.max_samples
     is_over = has_all or sum(with_it) + sum(without) >= sampling.max_seconds
     groups, is_half = divmod(len(with_it), 2)
-    if not (has_all or (is_over and not is_half) or (not is_half and _is_look(groups))):
+    if not (has_all or (is_over and not is_half) or (not is_half and is_look(groups, first=FIRST_LOOK))):
         return None
     settled = num_warmup_pairs(with_it, without)
     ratios = group_ratios(with_it[settled:], without[settled:])
@@ -62,11 +61,3 @@ def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sa
     if unsure is not None and unsure <= sampling.precision_target:
         return "target"
     return "samples" if has_all else "seconds" if is_over else None
-
-
-def _is_look(groups: int) -> bool:
-    """Whether so many groups are looked at: 3, 4, 5, 6, 8, 10, 12, ..., each a fifth more."""
-    look = FIRST_LOOK
-    while look < groups:
-        look = ceil(look * 1.2)
-    return look == groups

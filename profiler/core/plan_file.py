@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.core import safe_files, strict_files
+from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 
 SCHEMA = 1
@@ -34,7 +35,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     save: str | None = None  # the results that are kept: matmul, conv, attention, joined by +; None: nothing
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a plan does to a model, and what the model was when it was made."""
 
     schema: int = SCHEMA
@@ -59,14 +60,14 @@ class _Numbered(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
 
 
-def read(path: Path) -> Recipe:
+def read(path: Path) -> PlanFile:
     """Raises UserError for a file that is not there, is damaged, or of another schema."""
     try:
         text = strict_files.read_json(path)
         schema = msgspec.json.decode(text, type=_Numbered).schema
         if schema != SCHEMA:
             raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
-        plan = msgspec.json.decode(text, type=Recipe)
+        plan = msgspec.json.decode(text, type=PlanFile)
         strict_files.check_json(text)
         return plan
     except OSError as error:
@@ -75,19 +76,14 @@ def read(path: Path) -> Recipe:
         raise UserError(f"'{path}' is not a plan: {error}", hint=HINT) from None
 
 
-def write(recipe: Recipe, path: Path) -> None:
+def write(plan: PlanFile, path: Path) -> None:
     """As JSON, over what is there. Raises UserError (exit code 74) where the file cannot be written."""
-    safe_files.write(path, encoded(recipe))
+    safe_files.write(path, encode_indented(plan))
 
 
-def encoded(recipe: Recipe) -> bytes:
-    """As `write` writes it."""
-    return msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n"
-
-
-def changes(recipe: Recipe, fingerprint: dict[str, tuple[str, ...]]) -> list[str]:
-    """What is different in a model since the recipe was made, in words; nothing where it still fits."""
-    before, now = recipe.fingerprint, fingerprint
+def changes(plan: PlanFile, fingerprint: dict[str, tuple[str, ...]]) -> list[str]:
+    """What is different in a model since the plan was made, in words; nothing where it still fits."""
+    before, now = plan.fingerprint, fingerprint
     return [
         *(f"block '{name}' is gone" for name in before if name not in now),
         *(f"block '{name}' is new" for name in now if name not in before),
@@ -113,17 +109,17 @@ def names(segment: Segment) -> list[str]:
     return [name for item in segment.blocks for name in (names(item) if isinstance(item, Segment) else [item])]
 
 
-def _fault(recipe: Recipe) -> str | None:
+def _fault(plan: PlanFile) -> str | None:
     """Why its segments are none of its blocks; None where they are."""
-    blocks = list(recipe.fingerprint)
-    for segment in every(recipe.segments):
+    blocks = list(plan.fingerprint)
+    for segment in every(plan.segments):
         run = names(segment)
-        unknown = [name for name in run if name not in recipe.fingerprint]
+        unknown = [name for name in run if name not in plan.fingerprint]
         if unknown:
             return f"'{unknown[0]}' is none of its blocks"
         if not run or run != blocks[blocks.index(run[0]) :][: len(run)]:
             return f"segment [{' '.join(run)}] is no run of consecutive blocks"
-    counts = Counter(name for segment in recipe.segments for name in names(segment))
+    counts = Counter(name for segment in plan.segments for name in names(segment))
     twice = [name for name, count in counts.items() if count > 1]
     return f"'{twice[0]}' is in two segments" if twice else None
 

@@ -170,6 +170,12 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
     return words, document
 
 
+def line_of(text: str, key: str) -> int:
+    """The number of the line of a TOML file that gives a key, the first where none does."""
+    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
+    return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)
+
+
 def _check_toml(document: dict[str, Any]) -> None:
     """Raises RecursionError for what is nested too deep, and ValueError for a number that is too large."""
     for level in levels(document, most=TOML_DEPTH):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -12,7 +12,6 @@ WORKSPACES = "workspaces"  # what libraries keep for themselves
 BUCKETS = "communication buckets"  # what gradients are averaged in, where that is not the gradients themselves
 GATHERED = "gathered parameters"  # of other ranks, and whole on this one
 CATEGORIES = (*STATIC, WORKSPACES, BUCKETS, GATHERED, "saved", "recomputed", "temporaries")
-PHASES = ("zero", "forward", "backward", "optimizer")
 
 
 class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -121,6 +120,19 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     split: str | None = None
     remarks: tuple[str, ...] = ()
     choices: BlockChoices | None = None  # where they were asked for
+
+
+def recompute_ends(operators: Sequence[Operator]) -> list[int]:
+    """The last operator of the recompute that each operator is in, by their numbers; its own number outside of one.
+
+    Gradients are off where a checkpoint packs what it computes again: its detached inputs belong to the recompute.
+    """
+    ends = [0] * (len(operators) + 2)
+    for number in range(len(operators), 0, -1):
+        after = operators[number] if number < len(operators) else None
+        goes_on = after is not None and (after.phase == "recompute" or after.name == "aten.detach")
+        ends[number] = ends[number + 1] if goes_on else number
+    return ends
 
 
 def live(trace: Trace) -> list[int]:

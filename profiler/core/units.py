@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from profiler.core.errors import UserError
 
@@ -124,6 +124,12 @@ def batch_text(batch_size: int | None) -> str:
 def count_text(count: int, noun: str) -> str:
     """3, 'module' -> '3 modules'."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def in_unit_text(value: float, unit: str, *, signed: bool = False) -> str:

@@ -30,6 +30,12 @@ def is_ours(filename: str) -> bool:
     return path.is_relative_to(OURS) and not is_model
 
 
+def shipped(*parts: str) -> Path:
+    """Where a folder that comes with gcprof is: in the installed package, else beside it in the checkout."""
+    installed = OURS.joinpath(*parts)
+    return installed if installed.is_dir() else OURS.parent.joinpath(*parts)
+
+
 def frames(frame: FrameType | None) -> Iterator[FrameType]:
     """A frame and all that called it, the innermost first."""
     while frame is not None:

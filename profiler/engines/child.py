@@ -97,7 +97,8 @@ class Child:
             os.close(self._channel)
             os.close(channel)
             raise not_started(error) from error
-        self._open = {self._channel: self._take_messages, self._output: self._write_log}
+        self._open: dict[int, Callable[[bytes], None]] = {self._channel: self._take_messages}
+        self._open[self._output] = lambda data: self._log.write(data)  # which `go_on` replaces
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
         try:
@@ -135,8 +136,9 @@ class Child:
         self._drain()
         if self._received:
             self._spoil(self._received, "what it sent ends in the middle")
-        memory_kills = self._meanwhile()
-        return Ended(status=self._status, stage=self._stage, memory_kills=memory_kills, refused=self._refused)
+        before, now = self._memory_kills, memory_kills()
+        meanwhile = None if before is None or now is None else now - before
+        return Ended(status=self._status, stage=self._stage, memory_kills=meanwhile, refused=self._refused)
 
     def go_on(self, log: Path | None) -> None:
         """Ask for the next result, when one has come; what the child prints from now on is of another log."""
@@ -162,10 +164,6 @@ class Child:
             if not self._ended:
                 self._kill(number)
         return Ended(status=self._status, stage=late, timed_out=timed_out, limit=limit)
-
-    def _meanwhile(self) -> int | None:
-        before, now = self._memory_kills, memory_kills()
-        return None if before is None or now is None else now - before
 
     def _kill(self, number: int) -> None:
         """Have the server signal the child and its group, and give it time to end."""
@@ -208,9 +206,6 @@ class Child:
             return False
         self._open[descriptor](data)
         return True
-
-    def _write_log(self, data: bytes) -> None:
-        self._log.write(data)
 
     def _take_messages(self, data: bytes) -> None:
         """Whole lines are messages; more than MESSAGE_BYTES of them, or one so long, are no result."""

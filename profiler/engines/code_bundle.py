@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from profiler.core import catalogue, gpu_specs, secret_filter
+from profiler.core import catalogue, function_source, gpu_specs, secret_filter
 from profiler.core.case import Case
 from profiler.core.errors import UserError
 from profiler.training import models
@@ -57,7 +57,7 @@ def _named(cases: Iterable[Case]) -> Iterator[Path]:
         place = choice.name.rpartition(":")[0]
         if place.endswith(".py"):
             yield _below(place)
-        elif (path := catalogue.place(choice.name).resolve()).is_relative_to(Path.cwd()):
+        elif (path := function_source.place(choice.name).resolve()).is_relative_to(Path.cwd()):
             yield path.relative_to(Path.cwd())
 
 

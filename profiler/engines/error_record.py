@@ -45,6 +45,10 @@ SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 
 
 def error_record(trial: Trial, error: Exception) -> Record:
+    """Returns the record of a trial that raised: skipped, invalid, out_of_memory or failed; without secrets.
+
+    The traceback, from the user's own code on, is printed to stderr, which is the trial's log.
+    """
     if isinstance(error, (Unsupported, UserError)):
         return without_readings(trial, "skipped", hide(str(error)))
     if isinstance(error, Invalid):

@@ -168,14 +168,15 @@ class Local:
 
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         """Each trial in a fresh child; predictions of one baseline share one, but where users' code runs."""
-        refusals: list[Record] = []
+        refusals = progress.Refusals()
         for key, several in groupby(trials, key=lambda trial: self._shared(trial) or trial):
-            group = [trial for trial in several if not any(progress.stops(refusal, trial.case) for refusal in refusals)]
+            group = [trial for trial in several if not refusals.stop(trial.case)]
             is_shared = isinstance(key, Case) and len(group) > 1
             for record in self._shared_child(group) if is_shared else map(self._alone, group):
                 if self._is_stopped:
                     return
-                refusals += [record] if progress.is_refusal(record) else []
+                if progress.is_refusal(record):
+                    refusals.add(record)
                 yield record
 
     def _shared(self, trial: Trial) -> Case | None:

@@ -22,6 +22,7 @@ from profiler.engines.order import informed
 from profiler.engines.slurm_results import Gathered, ShardFolder
 from profiler.runs import find, store
 from profiler.runs.store import Manifest
+from profiler.runs.writer import Writer
 
 LATE_SECONDS = 60.0  # until a shared file system shows what another node wrote before its job ended
 IDS_BYTES = 1 << 20  # of the numbers of thousands of jobs
@@ -52,7 +53,7 @@ class Array:
         for folder in self._folders():
             job = active(ids[folder.name]) if folder.name in ids else None
             if job is None:
-                store.Writer(folder).close()  # refuses what is being written, and cuts off what a killed job left
+                Writer(folder).close()  # refuses what is being written, and cuts off what a killed job left
             part = self._part(folder)
             part.look()
             if job is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import msgspec
 import torch
@@ -15,12 +18,15 @@ from profiler.core.units import bytes_text
 from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
 from profiler.measuring.ranks import ALONE, Group
-from profiler.measuring.step_warnings import StepWarnings
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
 from profiler.training.workload import Mark
 
 NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
+WARNINGS = (UserWarning, RuntimeWarning)  # of what this step does; what a later version changes is not of it
+MOST_WARNINGS = 3  # that are named
+LONGEST_WARNING = 300  # characters
+TRIGGERED = re.compile(r" \(Triggered internally at [^)]*\)")  # where in PyTorch's own sources
 
 
 class Bench:
@@ -176,3 +182,34 @@ def switches() -> dict[str, str]:
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
     """Returns each switch that was changed, as `threads 2 -> 1`."""
     return [f"{name} {setting} -> {after[name]}" for name, setting in before.items() if after[name] != setting]
+
+
+class StepWarnings:
+    """Collects the first lines of warnings, each once; they are shown as they would be without."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, None] = {}
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Listen while the block runs; what was shown once before is shown, and heard, again."""
+        with warnings.catch_warnings():
+            show = warnings.showwarning
+
+            def hear(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+                if issubclass(category, WARNINGS):
+                    self.lines[_first_line(str(message))] = None
+                show(message, category, *where, **more)
+
+            warnings.showwarning = hear
+            yield
+
+    def __str__(self) -> str:
+        lines = list(self.lines)
+        more = len(lines) - MOST_WARNINGS
+        return "; ".join([*lines[:MOST_WARNINGS], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _first_line(text: str) -> str:
+    line = TRIGGERED.sub("", text.strip().partition("\n")[0])
+    return line if len(line) <= LONGEST_WARNING else f"{line[:LONGEST_WARNING]}..."

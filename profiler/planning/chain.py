@@ -115,11 +115,6 @@ def read(path: Path) -> Chain:
     return chain
 
 
-def encoded(chain: Chain) -> bytes:
-    """The chain as JSON, one field a line."""
-    return msgspec.json.format(msgspec.json.encode(chain), indent=1) + b"\n"
-
-
 def _check(chain: Chain, path: Path) -> None:
     """What the types cannot say."""
     _unique((stage.name for stage in chain.stages), path, "stages", "give each stage a name of its own")

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import groupby
 
 import msgspec
 
 from profiler.core.errors import UserError
-from profiler.core.plan_file import Recipe, Segment
+from profiler.core.plan_file import PlanFile, Segment
 from profiler.planning.chain import Chain
 
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
-HINT = "stages from 1 on, each once, brackets round what is checkpointed: [1-3] 4 [5] 6-12"
-TOKEN = re.compile(
-    r"\s*(?:(?P<bracket>[\[\]])|(?P<first>\d+)(?:-(?P<last>\d+))?(?::(?P<option>[^\s\[\]:]+))?"
-    r"(?=[\s\[\]]|$))",
-    re.ASCII,
-)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,38 +26,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def depth(self) -> int:
         """How many checkpoints are around the innermost stage."""
         return max((_depth(item) for item in self.items), default=0)
-
-
-def parse(text: str, num_stages: int) -> Plan:
-    """The plan that `render` writes so. Raises UserError if the text is no valid plan for this number of stages."""
-    stack: list[list[Item]] = [[]]
-    options = []
-    at = 0
-    while at < len(text.rstrip()):
-        token = TOKEN.match(text, at)
-        if token is None:
-            raise UserError(f"plan '{text}': cannot read '{text[at:].split()[0]}'", hint=HINT)
-        at = token.end()
-        if token["bracket"] == "[":
-            stack.append([])
-        elif token["bracket"] == "]":
-            if len(stack) == 1:
-                raise UserError(f"plan '{text}': a ']' without its '['", hint=HINT)
-            inner = tuple(stack.pop())
-            stack[-1].append(inner)
-        else:
-            first, last = int(token["first"]), int(token["last"] or token["first"])
-            if last - first >= num_stages:  # before a range of billions is written out
-                raise UserError(f"plan '{text}': the chain has {num_stages} stages", hint=HINT)
-            stack[-1] += range(first - 1, last)
-            options += [(stage, token["option"]) for stage in range(first - 1, last) if token["option"]]
-    if len(stack) > 1:
-        raise UserError(f"plan '{text}': a '[' without its ']'", hint=HINT)
-    plan = Plan(items=tuple(stack[0]), options=tuple(options))
-    wrong = fault(plan, num_stages)
-    if wrong:
-        raise UserError(f"plan '{text}': {wrong}", hint=HINT)
-    return plan
 
 
 def render(plan: Plan) -> str:
@@ -135,7 +96,7 @@ def _group_key(numbered_item: tuple[int, Item], options: dict[int, str]) -> tupl
     return ("alone", place, "") if isinstance(item, tuple) else ("range", place - item, options.get(item, ""))
 
 
-def recipe(chain: Chain, plan: Plan) -> Recipe:
+def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
     """The plan as a file for the model: named blocks. Raises UserError where the chain does not say which they are."""
     blocks = {block.name: block.parameters for stage in chain.stages for block in stage.blocks}
     if not blocks:
@@ -144,7 +105,7 @@ def recipe(chain: Chain, plan: Plan) -> Recipe:
     options = dict(plan.options)
     pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
     changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # blocks that are plainly kept stand alone
-    return Recipe(plan=render(plan), segments=changed, fingerprint=blocks)
+    return PlanFile(plan=render(plan), segments=changed, fingerprint=blocks)
 
 
 def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:

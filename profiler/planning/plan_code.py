@@ -8,56 +8,56 @@ from textwrap import wrap
 
 from profiler import __version__
 from profiler.core.errors import UserError
-from profiler.core.plan_file import Recipe, Segment, every, names, operators
+from profiler.core.plan_file import PlanFile, Segment, every, names, operators
 from profiler.planning import plan_code_templates as templates
 
 WIDTH = 100
 
 
-def emit(recipe: Recipe, kind: str) -> str:
-    """A Python file whose `apply_plan(model)` carries the recipe out: in plain torch, by Hugging Face, or for FSDP.
+def emit(file: PlanFile, kind: str) -> str:
+    """A Python file whose `apply_plan(model)` carries the plan out: in plain torch, by Hugging Face, or for FSDP.
 
     Raises UserError for another kind, and where hf or fsdp have no words for a segment: both take blocks one by one,
     and hf takes no save options.
     """
     if kind not in KINDS:
         raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
-    if called := [name for name in recipe.fingerprint if "#" in name]:
+    if called := [name for name in file.fingerprint if "#" in name]:
         hint = "profiler.apply(module, Path('plan.json'), example=batch) knows them"
         raise UserError(f"--emit: '{called[0]}' is a call and no module, for which there is no code", hint=hint)
-    head = f"The plan {' '.join(recipe.plan.split())} of gcprof {__version__}, which this does not need."
+    head = f"The plan {' '.join(file.plan.split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
-    return "".join(f"# {line}\n" for line in lines) + KINDS[kind](recipe).rstrip("\n") + "\n"
+    return "".join(f"# {line}\n" for line in lines) + KINDS[kind](file).rstrip("\n") + "\n"
 
 
-def _python(recipe: Recipe) -> str:
-    saves = _saves(recipe)
+def _python(file: PlanFile) -> str:
+    saves = _saves(file)
     note = "# A tuple is such a list, and what is kept of it.\n" if saves else ""
-    plan = _filled("PLAN = [", [_run(segment) for segment in recipe.segments], "]")
+    plan = _filled("PLAN = [", [_run(segment) for segment in file.segments], "]")
     parts = templates.SAVING if saves else templates.PLAIN
     return templates.PYTHON.substitute(parts, plan=note + _kept(saves) + plan)
 
 
-def _hugging_face(recipe: Recipe) -> str:
-    layers = [_single(segment, "hf") for segment in recipe.segments]
-    for segment in recipe.segments:
+def _hugging_face(file: PlanFile) -> str:
+    layers = [_single(segment, "hf") for segment in file.segments]
+    for segment in file.segments:
         if segment.save:
             raise _no_words("hf", segment, f"keeps the results of {segment.save}; its layers keep nothing")
     plan = _filled("LAYERS = [", [[f"{_quoted(layer)},"] for layer in layers], "]")
     return templates.HUGGING_FACE.substitute(plan=plan)
 
 
-def _fsdp(recipe: Recipe) -> str:
-    saves = {_single(segment, "fsdp"): segment.save for segment in recipe.segments}
-    if not _saves(recipe):
+def _fsdp(file: PlanFile) -> str:
+    saves = {_single(segment, "fsdp"): segment.save for segment in file.segments}
+    if not _saves(file):
         plan = _filled("MODULES = [", [[f"{_quoted(name)},"] for name in saves], "]")
         return templates.FSDP.substitute(plan=plan)
     entries = [[f"{_quoted(name)}: {_quoted(save) if save else None},"] for name, save in saves.items()]
-    plan = _kept(_saves(recipe)) + _filled("MODULES = {  # and what is kept of them", entries, "}")
+    plan = _kept(_saves(file)) + _filled("MODULES = {  # and what is kept of them", entries, "}")
     return templates.FSDP_SAVING.substitute(plan=plan)
 
 
-KINDS: dict[str, Callable[[Recipe], str]] = {"python": _python, "hf": _hugging_face, "fsdp": _fsdp}
+KINDS: dict[str, Callable[[PlanFile], str]] = {"python": _python, "hf": _hugging_face, "fsdp": _fsdp}
 
 
 def _single(segment: Segment, kind: str) -> str:
@@ -77,9 +77,9 @@ def _no_words(kind: str, segment: Segment, reason: str) -> UserError:
     return UserError(f"--emit {kind}: the segment {span} {reason}", hint=hint)
 
 
-def _saves(recipe: Recipe) -> list[str]:
+def _saves(file: PlanFile) -> list[str]:
     """Its save options, each once."""
-    return list(dict.fromkeys(segment.save for segment in every(recipe.segments) if segment.save))
+    return list(dict.fromkeys(segment.save for segment in every(file.segments) if segment.save))
 
 
 def _kept(saves: Iterable[str]) -> str:

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from profiler.core.errors import UserError
 from profiler.rehearsal import cache
+from profiler.rehearsal.cuda_libraries import STUBS, Library, table
 
 SOURCES = Path(__file__).parent / "hollow"
 PLATFORM = ("linux", "x86_64")
@@ -30,50 +30,6 @@ ASK_ARCHS = """
 import torch
 print(*sorted({int(arch.split("_")[1].rstrip("af")) for arch in torch._C._cuda_getArchFlags().split()}), sep=",")
 """
-STUBS = """#include <stdio.h>
-#include <stdlib.h>
-static long refuse(const char *name, int *called) {
-    if (!*called && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: not supported: %s\\n", name);
-    *called = 1;
-    return NOT_SUPPORTED;
-}
-#define API __attribute__((visibility("default")))
-#define UNKNOWN(name) API long name(void) { static int called; return refuse(#name, &called); }
-#define KNOWN(name) API long name(void) { return 0; }
-"""
-
-
-class Library(NamedTuple):
-    """A library that torch loads, and how its stand-in is built."""
-
-    name: str
-    symbols: str  # a pattern of its functions' names, for callers that ask for no version of them
-    not_supported: int  # what its functions return that are neither in the sources nor known
-    sources: tuple[str, ...]
-    flags: tuple[str, ...] = ()
-    known: str = ""  # a pattern of functions that give nothing back but what they compute: they succeed, and do nothing
-
-
-CUDA_NOT_SUPPORTED = 801  # cudaErrorNotSupported
-CUBLAS_NOT_SUPPORTED = 15
-CUDNN_NOT_SUPPORTED = 3000  # since cuDNN 9, which torch has since 2.4
-NCCL_INTERNAL_ERROR = 3  # it has no other word for it
-CUFFT_NOT_SUPPORTED = 16
-NVRTC_INTERNAL_ERROR = 11
-RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c")
-BLAS = (  # the routines whose results are on the device, as torch calls them
-    r"cublas(([SDCZ]|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Rr]ot|gemv|ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|"
-    r"[Gg]emm|gemm3m|hemm|her2?kx?|symm|syr2?kx?|tr[ms]m|dgmm|geam|getr[fi])(Strided)?(Batched)?(Ex)?(_v2)?(_64)?|"
-    r"Set(AtomicsMode|Emulation\w+|FixedPoint\w+|MathMode|PointerMode|SmCountTarget|Workspace)(_v2)?)"
-)
-BLAS_LT = r"cublasLt(Matmul|\w+SetAttribute)"
-DNN = (
-    r"cudnn(BatchNormalization\w+|PoolingForward|SpatialTf\w+|"
-    r"Set(Activation|Convolution|Filter|Pooling|Spatial|Tensor)\w+)"
-)
-NCCL = r"nccl(Send|Recv|AlltoAll|Gather|Scatter|CommDeregister|CommWindowDeregister)"
-FFT = r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec)"
-NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
 
 
 def libraries(folder: Path | None = None) -> Path:
@@ -208,16 +164,7 @@ class _Build:
             )
         archs = self._run(sys.executable, "-P", "-c", ASK_ARCHS, CUDA_VISIBLE_DEVICES="").strip()
         major = runtime.rpartition(".")[2]
-        table = (
-            Library("libcudart", r"(__)?cuda[A-Z]", CUDA_NOT_SUPPORTED, RUNTIME, (f"-DARCHS={archs}",)),
-            Library("libcublas", r"cublas[A-KM-Z]", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
-            Library("libcublasLt", r"cublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
-            Library("libcudnn", r"cudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c",), known=DNN),
-            Library("libnccl", r"nccl[A-Z]", NCCL_INTERNAL_ERROR, ("nccl.c",), known=NCCL),
-            Library("libcufft", r"cufft[A-Z]", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
-            Library("libnvrtc", r"nvrtc[A-Z]", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), (f"-DCUDA_MAJOR={major}",), NVRTC),
-        )
-        for library in table:
+        for library in table(archs, major):
             soname = next((name for name in needed if name.startswith(f"{library.name}.so.")), None)
             if soname:
                 self._library(library, soname)

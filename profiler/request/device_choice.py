@@ -54,6 +54,26 @@ def to_rehearse(text: str, **sizes: str | None) -> str:
     return ",".join(Choice.of(Choice(word).name, {**Choice(word).options, **given}) for word in words)
 
 
+def words(device: str | None, gpus: str | None) -> list[str]:
+    """The words of --device, `auto` where there are none, or the names of the kinds of --gpus. Raises UserError.
+
+    A list is of GPUs to predict for, or of GPUs to rehearse; a run measures on one device.
+    """
+    if gpus is not None and device is not None:
+        raise UserError("--gpus has no effect with --device", hint="leave one of them out")
+    if gpus is not None:
+        return _kinds_of(gpus)
+    given = ["auto"] if device is None else [device]
+    if device is not None and all(map(str.strip, device.split(","))):  # what has an empty item is one word, and none
+        given = list(map(str, split_choices(device)))
+    _refuse_kinds(given)
+    if len(given) > 1 and not any(all(word.startswith(kind) for word in given) for kind in (FAKE, REHEARSE)):
+        hint = "measure on each, and compare the runs; predictions and rehearsals take a list: "
+        hint += ",".join(f"{REHEARSE if given[0].startswith(REHEARSE) else FAKE}{gpu}" for gpu in ("t4", "h100"))
+        raise UserError(f"--device: '{device}' is more than one device, and a run measures on one", hint=hint)
+    return given
+
+
 def any_device(word: str) -> str:
     """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
     if word.startswith((FAKE, REHEARSE)):
@@ -66,7 +86,7 @@ def any_device(word: str) -> str:
     return "cuda:0"
 
 
-def refuse_kinds(words: Iterable[str]) -> None:
+def _refuse_kinds(words: Iterable[str]) -> None:
     """Raises UserError where `--device` is given a kind of GPU."""
     for word in words:
         if gpu_kinds.of(word):
@@ -75,7 +95,7 @@ def refuse_kinds(words: Iterable[str]) -> None:
             )
 
 
-def kinds_of(text: str) -> list[str]:
+def _kinds_of(text: str) -> list[str]:
     """`a100,h100` -> the names of one device of each kind. Raises UserError for what can be none."""
     kinds = [word.strip().lower() for word in text.split(",")]
     for kind in kinds:

@@ -1,13 +1,36 @@
-"""Words -> until when the time is sampled: knows nothing of cases or of devices."""
+"""Words -> until when the time is sampled."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from profiler.core.case import FAKE
 from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.stats import Sampling
 from profiler.core.units import parse_percent
 
+UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
 FEWEST, MOST = 6, 10_000  # samples a round: with fewer than six no median is sure
 LONGEST = 100_000  # seconds of sampling a round
+
+
+def of_words(words: Mapping[str, Any], device: str) -> Sampling | UnsetType:
+    """Until when the time is sampled; unset where a fixed number is asked for, or nothing is measured on the device.
+
+    `words` are those of a Request. Raises UserError.
+    """
+    given = {name: words[name] for name in UNTIL if words[name] is not None}
+    is_fixed = words["samples"] is not None
+    has_no_times = device.startswith((FAKE, REHEARSE))
+    if given and (is_fixed or has_no_times):
+        without = "--samples, which is a fixed number" if is_fixed else f"'{device}', where no step is timed"
+        flag = f"--{next(iter(given)).replace('_', '-')}"
+        raise UserError(f"{flag} has no effect with {without}", hint="leave one of them out")
+    return UNSET if is_fixed or has_no_times else sampling(**given)
 
 
 def sampling(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,14 @@ from msgspec import UNSET, UnsetType
 
 from profiler.core import catalogue, plan_file, schedule, secret_filter
 from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
-from profiler.core.errors import UserError, nearest
+from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.schedule import Shard
-from profiler.core.stats import Sampling
-from profiler.request import device_choice, integer_lists, model_choice
+from profiler.request import device_choice, integer_lists, model_choice, sampling
 from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
-from profiler.request.sampling import sampling
 from profiler.training import distributed, models, optimizers, strategies
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # besides `none`, of chains and of other models
-UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
@@ -75,8 +73,8 @@ if not TYPE_CHECKING:
     )
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked request: what to measure, in order, and what the user should know first."""
+class CheckedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request comes to: the trials in order, and what the user should know first."""
 
     trials: tuple[Trial, ...]
     data_directory: str | None
@@ -84,20 +82,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     shard: Shard | None = None  # which part of a sweep the trials are, where they are not all
 
 
-def part_of(plan: Plan, shard: Shard) -> Plan:
-    """That part of a plan."""
-    trials, placed = schedule.cut(plan.trials, shard)
-    return msgspec.structs.replace(plan, trials=trials, shard=placed)
+def part_of(checked: CheckedRequest, shard: Shard) -> CheckedRequest:
+    """The same request with that part of its trials."""
+    trials, placed = schedule.cut(checked.trials, shard)
+    return msgspec.structs.replace(checked, trials=trials, shard=placed)
 
 
 def override(base: Request, words: Request) -> Request:
     """The sweep file's request with the command line's words in place of its own."""
     given = {name: value for name, value in msgspec.structs.asdict(words).items() if value is not None}
-    lost = UNTIL if "samples" in given else ("samples",) if given.keys() & set(UNTIL) else ()
+    lost = sampling.UNTIL if "samples" in given else ("samples",) if given.keys() & set(sampling.UNTIL) else ()
     return msgspec.structs.replace(base, **{**dict.fromkeys(lost), **given})
 
 
-def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
+def check(request: Request, choose_device: Callable[[str], str]) -> CheckedRequest:
     """All cases of a request, checked, and their trials in rounds.
 
     Any list is an axis: there is a case for every combination. `choose_device` turns a device's word into its name; it
@@ -122,9 +120,10 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     model_choice.check_data(request.data, chosen_models)
     devices = _devices(request, choose_device, remarks)
-    until = _sampling(request, devices[0])
+    until = sampling.of_words(msgspec.structs.asdict(request), devices[0])
     if devices == ["cpu"]:
         chosen_models = list(dict.fromkeys(model_choice.smaller(model, remarks) for model in model_words))
+    points = product(devices, chosen_models, optimized, sizes, micro_batches, precisions, ways, chosen)
     cases = [
         Case(
             model=model,
@@ -139,17 +138,10 @@ def plan(request: Request, choose_device: Callable[[str], str]) -> Plan:
             ranks=ranks,
             **fields,
         )
-        for device in devices
-        for model in chosen_models
-        for optimizer in optimized
-        for size in sizes
-        for accumulate in micro_batches
-        for precision in precisions
-        for way, ranks in ways
-        for strategy in chosen
+        for device, model, optimizer, size, accumulate, precision, (way, ranks), strategy in points
     ]
-    planned = _trials(request, cases, rounds)
-    return Plan(trials=planned, data_directory=request.data, remarks=tuple(remarks))
+    trials = _trials(request, cases, rounds)
+    return CheckedRequest(trials=trials, data_directory=request.data, remarks=tuple(remarks))
 
 
 def _refuse_secrets(request: Request) -> None:
@@ -196,20 +188,6 @@ def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any
         return default if value is None else value
     word = _one_of(option, value, setting.choices)
     return default if default is UNSET and word == setting.choices[0] else word
-
-
-def _sampling(request: Request, device: str) -> Sampling | UnsetType:
-    """Until when the time is sampled; unset where a fixed number is asked for, or nothing is measured."""
-    given = {name: value for name in UNTIL if (value := getattr(request, name)) is not None}
-    is_fixed = request.samples is not None
-    has_no_times = device.startswith((FAKE, REHEARSE))
-    if given and (is_fixed or has_no_times):
-        without = "--samples, which is a fixed number" if is_fixed else f"'{device}', where no step is timed"
-        flag = f"--{next(iter(given)).replace('_', '-')}"
-        raise UserError(f"{flag} has no effect with {without}", hint="leave one of them out")
-    if is_fixed or has_no_times:
-        return UNSET
-    return sampling(**given)
 
 
 def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
@@ -267,25 +245,9 @@ def _precisions(text: str | None, remarks: list[str]) -> list[str]:
 
 def _devices(request: Request, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
     """One device to measure on, or one of each kind of GPU, or those to predict for."""
-    text = request.device
-    if request.gpus is not None and text is not None:
-        raise UserError("--gpus has no effect with --device", hint="leave one of them out")
-    if request.gpus is not None:
-        return _without_duplicates(
-            [choose_device(kind) for kind in device_choice.kinds_of(request.gpus)], "--gpus", remarks
-        )
-    words = ["auto"] if text is None else _device_words(text)
-    device_choice.refuse_kinds(words)
-    if len(words) > 1 and not any(all(word.startswith(kind) for word in words) for kind in (FAKE, REHEARSE)):
-        hint = "measure on each, and compare the runs; predictions and rehearsals take a list: "
-        hint += ",".join(f"{REHEARSE if words[0].startswith(REHEARSE) else FAKE}{gpu}" for gpu in ("t4", "h100"))
-        raise UserError(f"--device: '{text}' is more than one device, and a run measures on one", hint=hint)
-    return _without_duplicates([choose_device(word) for word in words], "--device", remarks)
-
-
-def _device_words(text: str) -> list[str]:
-    """The devices of a list; what has an empty item is one word, which is no device."""
-    return [str(word) for word in split_choices(text)] if all(map(str.strip, text.split(","))) else [text]
+    words = device_choice.words(request.device, request.gpus)
+    option = "--device" if request.gpus is None else "--gpus"
+    return _without_duplicates([choose_device(word) for word in words], option, remarks)
 
 
 def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:
@@ -299,8 +261,7 @@ def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> li
 
 def _one_of(option: str, word: str, allowed: tuple[str, ...]) -> str:
     if word not in allowed:
-        hint = nearest(word, allowed, before=f"{option} ") or f"choose from {', '.join(allowed)}"
-        raise UserError(f"{option}: '{word}' is not known", hint=hint)
+        raise UserError(f"{option}: '{word}' is not known", hint=nearest_or_all(word, allowed, before=f"{option} "))
     return word
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,15 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
     for key in table:
         if key not in allowed:
             hint = " ".join(filter(None, [nearest(key, allowed), f"the keys are {', '.join(allowed)}"]))
-            raise UserError(f"{path}:{_line(text, key)}: no key is called '{key}'", hint=hint)
+            raise UserError(f"{path}:{strict_files.line_of(text, key)}: no key is called '{key}'", hint=hint)
     try:
         return msgspec.convert({key: _as_words(key, value) for key, value in table.items()}, Request)
     except msgspec.ValidationError as error:
         key = str(error).rpartition("$.")[2].rstrip("`")
         message = str(error).partition(" - at")[0]
-        raise UserError(f"{path}:{_line(text, key)}: {key}: {message}", hint="examples are in configs/") from None
+        raise UserError(
+            f"{path}:{strict_files.line_of(text, key)}: {key}: {message}", hint="examples are in configs/"
+        ) from None
 
 
 def _as_words(key: str, value: object) -> object:
@@ -43,8 +44,3 @@ def _as_words(key: str, value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool) and key in NUMBERS:
         return str(value)
     return value
-
-
-def _line(text: str, key: str) -> int:
-    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
-    return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)

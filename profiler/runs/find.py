@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from importlib.resources import files
 from pathlib import Path
 
 from profiler.core.errors import UserError, nearest
+from profiler.core.user_code import shipped
 from profiler.runs import RESULTS
 
 LISTED = "`gcprof list` shows the runs"
@@ -55,9 +55,8 @@ def runs(folder: Path) -> list[Path]:
 
 
 def reference_folder() -> Path:
-    """The folder of the reference runs: in the installed package, else in the checkout."""
-    installed = Path(str(files("profiler"))) / "results" / "reference"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "results" / "reference"
+    """The folder of the reference runs."""
+    return shipped("results", "reference")
 
 
 def reference_names() -> tuple[str, ...]:

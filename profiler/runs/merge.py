@@ -15,9 +15,9 @@ from profiler.analysis.rows import latest
 from profiler.core import schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.migration import Kind, lifted
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
 from profiler.runs import reading, store
+from profiler.runs.reading import Kind, lifted
 from profiler.runs.store import Manifest, Run
 
 Key = tuple[Case, int]

@@ -1,19 +1,38 @@
-"""The files of a run as text, line by line, and decoded: strictly, and never more than one line at once."""
+"""The files of a run as text, line by line, and decoded: strictly, of any schema, never more than one line at once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from profiler.core import safe_files, strict_files
 from profiler.core.case import decode, encode
 from profiler.core.errors import UserError
-from profiler.core.migration import lifted
 from profiler.core.record import SCHEMA, Record
+
+Document = dict[str, Any]
+Kind = Literal["manifest", "record"]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """From one schema to the next one: what becomes of a manifest, and of a record. The number is raised elsewhere."""
+
+    manifest: Callable[[Document], Document]
+    record: Callable[[Document], Document]
+
+
+STEPS: dict[int, Step] = {}  # by the schema that a step begins at; schema 1 is the first and the present one
+
+
+def lifted(document: Document, kind: Kind) -> Document:
+    """The document in the newest schema that the steps lead to; one that no step begins at is as it was."""
+    while (step := STEPS.get(document["schema"])) is not None:
+        document = {**getattr(step, kind)(document), "schema": document["schema"] + 1}
+    return document
 
 
 class _Schema(msgspec.Struct):

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from profiler.core.errors import UserError
-from profiler.runs import RESULTS, store
+from profiler.runs import RESULTS
 from profiler.runs.find import reference_folder
+from profiler.runs.writer import held
 
 
 def refuse(folder: Path, *, below: Path = RESULTS) -> None:
@@ -32,7 +33,7 @@ def remove(folder: Path, *, below: Path = RESULTS) -> None:
     refuse(folder, below=below)
     with ExitStack() as stack:
         for part in (folder, *(path.parent for path in folder.glob("shards/*/trials.jsonl"))):
-            stack.enter_context(store.held(part))
+            stack.enter_context(held(part))
         try:
             shutil.rmtree(folder)  # follows no link
         except OSError as error:

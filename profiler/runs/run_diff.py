@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from profiler.core import catalogue
+from profiler.core import catalogue, function_source
 from profiler.core.case import Case, Choice, Trial, as_word
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment
@@ -101,7 +101,7 @@ def _code_places(model: Choice, strategy: Choice) -> Iterator[tuple[str, Path | 
     name, file = model.name, strategy.options.get("file")
     if catalogue.CODE.fullmatch(name):
         try:
-            yield name.rpartition(":")[0], catalogue.place(name)
+            yield name.rpartition(":")[0], function_source.place(name)
         except UserError:
             yield name.rpartition(":")[0], None
     if strategy.name == "plan" and file:

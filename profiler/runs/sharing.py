@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from profiler.core import strict_files
 from profiler.core.case import Case, Trial, decode, encode
@@ -57,7 +58,7 @@ class Shared:
         self._next = 0  # the place of the case that comes next, where records are in the order of the plan
         self._last = _Texts(b"", b"", b""), _Parts(None, None, None)  # of the record before
         for trial in plan:
-            msgspec.structs.force_setattr(trial, "case", self._case(trial.case))
+            force_setattr(trial, "case", self._case(trial.case))
             self._share(trial, "passes", trial.passes)
         self._next = 0
 
@@ -68,10 +69,11 @@ class Shared:
             record = reading.decoded(line, Record, where)
             parts = self._kept(_Parts(record.built, record.equality, record.environment))
             record = msgspec.structs.replace(record, case=self._case(record.case), **parts._asdict())
+        readings = record.readings
         for name in self._without:
-            msgspec.structs.force_setattr(record.readings, name, None)
-        if record.readings.static_bytes is not None:
-            self._share(record.readings, "static_bytes", tuple(record.readings.static_bytes.items()))
+            force_setattr(readings, name, None)
+        if readings.static_bytes is not None:
+            self._share(readings, "static_bytes", tuple(readings.static_bytes.items()))
         return record
 
     def _own(self, text: bytes) -> Record | None:
@@ -136,12 +138,21 @@ class Shared:
         return self._known[name].setdefault(key, part)
 
     def _case(self, case: Case) -> Case:
-        place = self._places.setdefault(case, len(self._cases))
+        alike = self._alike(case)
+        place = self._places.setdefault(alike, len(self._cases))
         if place == len(self._cases):
-            self._texts(case, _OF_CASE)
-            self._cases.append(case)
+            self._cases.append(alike)
         self._next = place + 1
         return self._cases[place]
+
+    def _alike(self, case: Case) -> Case:
+        """The case with all but its strategy of the case before, where that is equal, as nearly always."""
+        if self._cases:
+            alike = msgspec.structs.replace(self._cases[-1], strategy=case.strategy)
+            if alike == case:
+                return alike
+        self._texts(case, _OF_CASE)
+        return case
 
     def _texts(self, struct: Case | Environment, names: tuple[str, ...]) -> None:
         """All of them at once where the same are known together, as nearly always."""
@@ -152,13 +163,13 @@ class Shared:
                 self._share(struct, name, getattr(struct, name))
             known = self._known[names][texts] = _TEXTS[names](struct)
         for name, text in zip(names, known, strict=True):
-            msgspec.structs.force_setattr(struct, name, text)
+            force_setattr(struct, name, text)
 
     def _share(self, struct: msgspec.Struct, name: str, key: Hashable) -> None:
         part = getattr(struct, name)
         known = self._known[name].setdefault(key, part)
         if known is not part:
-            msgspec.structs.force_setattr(struct, name, known)
+            force_setattr(struct, name, known)
 
 
 def _own_part(text: bytes, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A run folder: manifest.json and the append-only trials.jsonl."""
+"""A run folder: manifest.json and the append-only trials.jsonl; made, read, and its files written anew."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,8 +21,6 @@ from profiler.core.record import SCHEMA, Environment, Record
 from profiler.core.schedule import Shard
 from profiler.runs import reading
 from profiler.runs.sharing import Shared
-
-SPOOL_BYTES = 8 << 20  # of a process's own lines in memory; more are in a nameless file of the run's folder
 
 
 def log_name(case: Case, round: int) -> str:
@@ -51,127 +47,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     records: tuple[Record, ...]
     warnings: tuple[str, ...] = ()
-
-
-class LostFileError(UserError):
-    """A file of a run is no longer what its writer made of it; `kept` is the run folder with its records, if any."""
-
-    def __init__(self, message: str, *, hint: str, kept: Path | None = None) -> None:
-        super().__init__(message, hint=hint, exit_code=74)
-        self.kept = kept
-
-
-class Writer:
-    """The one writer of a run folder: every record that `append` returned from is on disk, in the file of that name.
-
-    `is_locked` is False where the file system knows no locks: then nobody is kept from writing besides. Raises
-    UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off; another
-    end of the file is damage, and refused (exit code 4).
-    """
-
-    def __init__(self, folder: Path) -> None:
-        for name in ("logs", "derived"):
-            refuse_link(folder / name)
-        self._folder = folder
-        self._signature = folder / ".writer"
-        self._file, self.is_locked = _locked(folder)
-        self._own = tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder))  # noqa: SIM115  `close` closes it
-        safe_files.sign_lock(self._signature)
-        safe_files.sweep(folder)
-        try:
-            _cut_torn_line(folder / "trials.jsonl", self._file)
-            self._manifest = reading.whole(folder / "manifest.json")
-            self._manifest_status = (folder / "manifest.json").stat()
-        except UserError:
-            self.close()
-            raise
-        self._size = os.fstat(self._file).st_size
-        self._pending = b""  # a line that is not in the file yet
-
-    def append(self, record: Record) -> None:
-        """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails.
-
-        Raises LostFileError where somebody removed, replaced or cut the file, before or meanwhile.
-        """
-        self._pending = line = encode(record) + b"\n"
-        self.check()
-        self._write(line)
-        self._size += len(line)
-        self._pending = b""
-        self.check()
-
-    def check(self) -> None:
-        """Raises LostFileError where a file is not the one that was written; all records are kept beside the folder."""
-        change = self._change()
-        if change is None:
-            return
-        what = f"{change} while this run went on"
-        name = f"{self._folder.absolute().name[:200]}-kept-{secrets.token_hex(3)}"
-        kept = self._folder.parent / name if self._folder.name.strip(".") else self._folder.absolute().parent / name
-        try:
-            save(kept, manifest=self._manifest, trials=self._records())
-        except (UserError, OSError) as error:
-            why = error.message if isinstance(error, UserError) else error.strerror
-            message = f"{what}, and its records cannot be kept: {why}"
-            raise LostFileError(message, hint="what was printed is all there is") from error
-        raise LostFileError(
-            f"{what}: nothing more is measured, and its records are kept in '{kept}'",
-            hint=f"gcprof show {kept} shows them, gcprof run --resume {kept} goes on there",
-            kept=kept,
-        )
-
-    def close(self) -> None:
-        with suppress(OSError):  # a name that cannot be removed now the next writer signs anew
-            self._signature.unlink(missing_ok=True)  # while the lock is held: the next holder signs anew
-        with suppress(OSError):  # what a full disk does not take of the copy, the file has
-            self._own.close()
-        os.close(self._file)
-
-    def _change(self) -> str | None:
-        """What somebody did to the files of the run, in words; None where they are as they were written."""
-        own, manifest = os.fstat(self._file), self._manifest_status
-        for name, written, size in (
-            ("trials.jsonl", own, self._size),
-            ("manifest.json", manifest, manifest.st_size),
-        ):
-            path = self._folder / name
-            try:
-                named = path.stat()
-            except (FileNotFoundError, NotADirectoryError):
-                return f"'{path}' was removed"
-            except OSError as error:
-                return f"'{path}' cannot be reached any more ({error.strerror})"
-            if not os.path.samestat(written, named):
-                return f"'{path}' was replaced"
-            if named.st_size < size:
-                return f"'{path}' was cut short"
-        if own.st_size > self._size and self.is_locked:
-            return f"'{self._folder / 'trials.jsonl'}' was written to by others"
-        self._size = own.st_size  # without locks another writer may add to it
-        return None
-
-    def _records(self) -> bytes:
-        """All that the file held, which it still does where only its name is gone; else what this process wrote."""
-        if os.fstat(self._file).st_size != self._size:
-            self._own.seek(0)
-            return self._own.read() + self._pending
-        with open(os.dup(self._file), "rb") as file:
-            file.seek(0)
-            return file.read() + self._pending
-
-    def _write(self, line: bytes) -> None:
-        rest = memoryview(line)
-        try:
-            self._own.write(line)
-            while rest:  # a disk takes what still fits, and only then says that it is full
-                rest = rest[os.write(self._file, rest) :]
-            os.fsync(self._file)
-        except OSError as error:
-            raise UserError(
-                f"cannot write the result: {error.strerror} (it takes {len(line):,} bytes)",
-                hint="free some space; what was printed is safe",
-                exit_code=74,
-            ) from error
 
 
 def new_folder(root: Path, models: Sequence[str]) -> Path:
@@ -224,7 +99,7 @@ def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] =
         safe_files.remove(new)
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it meanwhile
             refuse_existing(folder)
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
 
 
 def refuse_existing(folder: Path) -> None:
@@ -234,10 +109,10 @@ def refuse_existing(folder: Path) -> None:
             hint = "name a new folder with -o, or go on with --resume"
             raise UserError(f"'{folder}' is there already", hint=hint)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
     above = next(path for path in folder.absolute().parents if path.exists())
     if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
-        raise _unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
+        raise unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
 
 
 def refuse_link(folder: Path) -> None:
@@ -256,7 +131,7 @@ def replace(path: Path, text: bytes) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         safe_files.remove(new)
-        raise _unwritable(path.parent, error) from error
+        raise unwritable(path.parent, error) from error
 
 
 def load(folder: Path, *, without: Collection[str] = ()) -> Run:
@@ -306,41 +181,8 @@ def torn(folder: Path) -> str | None:
     return next((where for where, line in reading.numbered(folder / "trials.jsonl") if reading.is_torn(line)), None)
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep every writer out of a run folder meanwhile. Raises UserError where one is in it, or might be."""
-    file, is_locked = _locked(folder)
-    try:
-        if not is_locked and os.path.lexists(folder / ".writer"):
-            writer = safe_files.lock_holder(folder / ".writer")
-            raise UserError(f"a gcprof may be writing to {folder}: {writer}", hint=f"remove {folder / '.writer'} first")
-        yield
-    finally:
-        os.close(file)
-
-
-def _locked(folder: Path) -> tuple[int, bool]:
-    """The open trials.jsonl, and whether nobody else can have it. Raises UserError."""
-    path = folder / "trials.jsonl"
-    while True:
-        try:
-            file = safe_files.opened_to_append(path)
-        except OSError as error:
-            raise _unwritable(folder, error) from error
-        try:
-            is_locked = safe_files.lock(file)
-        except safe_files.TakenError:
-            os.close(file)
-            raise UserError(
-                f"another gcprof is writing to {folder}: {safe_files.lock_holder(folder / '.writer')}",
-                hint="wait for it, or name another folder with -o",
-            ) from None
-        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
-            return file, is_locked
-        os.close(file)  # who held it wrote the file anew: this one is of no folder any more
-
-
-def _unwritable(folder: Path, error: OSError) -> UserError:
+def unwritable(folder: Path, error: OSError) -> UserError:
+    """What to say where a run folder cannot be written to."""
     message = f"cannot write to '{folder}': {error.strerror}"
     return UserError(message, hint="name a folder you may write to with -o", exit_code=74)
 
@@ -364,14 +206,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _cut_torn_line(path: Path, file: int) -> None:
-    """Raises UserError (exit code 4) where the end is no torn record, but damage."""
-    line = reading.unended(path)
-    if not line:
-        return
-    if not reading.is_torn(line):
-        message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
-        raise UserError(message, hint=f"gcprof validate {path.parent}", exit_code=4)
-    os.ftruncate(file, os.fstat(file).st_size - len(line))

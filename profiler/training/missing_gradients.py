@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from profiler.training.checkpointing.observed_forward import TensorUses
+from profiler.core.units import few
+from profiler.training.checkpointing.one_forward import TensorUses
 from profiler.training.workload import Workload, restored, tensors
 
 MOST_NAMED = 3
@@ -35,7 +36,7 @@ def explanation(workload: Workload, names: Sequence[str]) -> str:
     """How many parameters get no gradient, which, and why, in a sentence; one forward is run, which tells the cause."""
     reasons = causes(workload, names)
     groups = [
-        f"{_some([name for name in names if reasons[name] == cause])} ({cause})"
+        f"{few([name for name in names if reasons[name] == cause], MOST_NAMED)} ({cause})"
         for cause in dict.fromkeys(reasons.values())
     ]
     count = f"{len(names)} of {len(trainable(workload.module))} trainable parameters get no gradient"
@@ -78,8 +79,3 @@ def _way(frame: FrameType | None) -> str:
             return DETACHED if any(tensor.requires_grad for tensor in inputs) else REENTRANT
         frame = frame.f_back
     return OFF
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -7,10 +7,6 @@ asks for, and `draw(axes, rows, among)`, which draws one panel; `among` are the 
 is one file and one line here.
 """
 
-from typing import Any
-
-from profiler.core import optional_deps
-
 EXPORTS = {
     "csv": "profiler.views.export.csv:render",
     "parquet": "profiler.views.export.parquet:render",
@@ -27,9 +23,3 @@ PLOTS = {
     "growth": "profiler.views.plots.growth",
     "throughput": "profiler.views.plots.throughput",
 }
-
-
-def load(target: str) -> Any:
-    """Imports and returns the function that a line of EXPORTS names. Raises UserError if its library is missing."""
-    module, _, attribute = target.partition(":")
-    return getattr(optional_deps.load(module), attribute)

@@ -26,20 +26,20 @@ def strategy_label(strategy: Choice) -> str:
 def strategy_labels(strategies: Iterable[Choice]) -> list[str]:
     """The label of each; where two strategies would share one, they are called as they were asked for."""
     chosen = list(strategies)
-    labels: dict[str, set[Choice]] = {}
-    for strategy in chosen:
-        labels.setdefault(strategy_label(strategy), set()).add(strategy)
-    return [
-        label if len(labels[label]) == 1 else str(strategy)
-        for strategy in chosen
-        for label in [strategy_label(strategy)]
-    ]
+    labels = list(map(strategy_label, chosen))
+    first: dict[str, Choice] = {}
+    shared = {
+        label for label, strategy in zip(labels, chosen, strict=True) if first.setdefault(label, strategy) != strategy
+    }
+    return [str(strategy) if label in shared else label for label, strategy in zip(labels, chosen, strict=True)]
 
 
 def files_of_labels(strategies: Iterable[Choice]) -> list[str]:
     """A line that tells the folder of plans that are shown by their labels, for the foot of a table."""
     chosen = list(dict.fromkeys(strategies))
     folders: dict[str, list[str]] = {}
+    if all(_file(strategy) is None for strategy in chosen):
+        return []
     for strategy, label in zip(chosen, strategy_labels(chosen), strict=True):
         path = _file(strategy)
         if path is not None and label != str(strategy):
@@ -49,4 +49,6 @@ def files_of_labels(strategies: Iterable[Choice]) -> list[str]:
 
 def _file(strategy: Choice) -> PurePath | None:
     """The file of a plan; None for any other strategy."""
-    return PurePath(strategy.options.get("file", USUAL)) if strategy.name == "plan" else None
+    if not strategy.startswith("plan") or strategy.name != "plan":
+        return None
+    return PurePath(strategy.options.get("file", USUAL))

@@ -12,10 +12,10 @@ from profiler.core import gpu_specs, plan_file
 from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
-from profiler.core.plan_file import Recipe
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, evidence
 from profiler.engines import Engine
-from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import frontier
 from profiler.workflows import plan_fitting
 from profiler.workflows.stages import calibrate, stages
@@ -125,13 +125,13 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
 
     That is the smallest one, where what is faster needs too much besides its stages.
     """
-    plans: dict[int, tuple[Recipe, int | None]] = {}  # by batch size, the smallest one and its traced bytes
+    plans: dict[int, tuple[PlanFile, int | None]] = {}  # by batch size, the smallest one and its traced bytes
     needs: dict[int, Need | None] = {}
 
     def smallest(batch_size: int) -> int | None:
         sized = msgspec.structs.replace(case.foreseen, batch_size=batch_size)
         chain = stages(engine, sized, None, passes=("memory",))
-        plan = recipe_of(chain, frontier(chain).point(0).plan)
+        plan = plan_file_of(chain, frontier(chain).point(0).plan)
         plan_file.write(plan, path)
 
         def need(readings: Readings) -> int | None:

@@ -18,16 +18,16 @@ from profiler.core import gpu_specs
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.record import Environment
 from profiler.engines import Engine, EngineChoice
-from profiler.request.spec import Plan
+from profiler.request.spec import CheckedRequest
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.run import RunRequest, connect, empty_text, opening, plan_on
+from profiler.workflows.run import RunRequest, checked_on, connect, empty_text, opening
 
 PATIENCE_SECONDS = 15.0  # for all predictions: those that are not there by then are told as not known
 START_SECONDS = 3.0  # of a trial on a GPU that is not here: its process, CUDA's context, the model; assumed
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan costs, and what that rests on, in words."""
+    """What the trials of a request cost, and what that rests on, in words."""
 
     cost: SweepCost
     basis: str | None = None  # of the seconds of steps
@@ -35,30 +35,30 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     unknown: str = ""  # why some trials have no seconds
 
 
-def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Plan], None]) -> Estimate | None:
-    """What a run would cost; `show` is given its plan first. None where its shard is empty. Raises UserError."""
+def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[CheckedRequest], None]) -> Estimate | None:
+    """What a run would cost; `show` is given its trials first. None where its shard is empty. Raises UserError."""
     words = request.checked()
     with connect(request, words) as engine:
         devices = request.placement.survey(engine)
-        plan = plan_on(devices, words, request.placement.parsed_shard())
-        if not plan.trials:
-            screen.say(empty_text(plan))
+        checked = checked_on(devices, words, request.placement.parsed_shard())
+        if not checked.trials:
+            screen.say(empty_text(checked))
             return None
-        for line in opening(plan.trials, devices, plan.remarks):
+        for line in opening(checked.trials, devices, checked.remarks):
             screen.say(line)
-        show(plan)
-        return estimate(plan, devices, engine, request.placement.engine)
+        show(checked)
+        return estimate(checked, devices, engine, request.placement.engine)
 
 
-def estimate(plan: Plan, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
+def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
     """Trials, steps, and seconds of a GPU where one is measured on; `where` is the engine's text."""
-    trials = [trial for trial in plan.trials if not trial.if_own]  # the others may never run
+    trials = [trial for trial in checked.trials if not trial.if_own]  # the others may never run
     measured = [trial for trial in trials if not trial.case.is_predicted and not trial.case.is_rehearsed]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
         return Estimate(cost=cost.cost(trials, {}, start_seconds=0.0))
     kind = _kind(on_gpu[0].case.device, devices, EngineChoice(where))
-    speeds, basis = _speeds(on_gpu, kind, plan.data_directory) if kind else ({}, None)
+    speeds, basis = _speeds(on_gpu, kind, checked.data_directory) if kind else ({}, None)
     is_here = EngineChoice(where).name in engines.HERE
     seconds = _start_seconds(engine, on_gpu[0].case.device) if is_here else START_SECONDS
     total = cost.cost(trials, speeds, start_seconds=seconds)

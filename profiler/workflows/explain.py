@@ -132,7 +132,7 @@ def _records(request: StepRequest) -> list[Record] | None:
 
 def _trials_of_model(request: StepRequest) -> list[Trial]:
     words = msgspec.structs.replace(request.words, model=request.target)
-    return list(spec.plan(words, device_choice.any_device).trials)
+    return list(spec.check(words, device_choice.any_device).trials)
 
 
 def _trials_of_run(records: Sequence[Record], request: StepRequest) -> list[Trial]:

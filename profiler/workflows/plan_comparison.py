@@ -12,12 +12,12 @@ from profiler.analysis import progress
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
-from profiler.core.case import Calibration, Case, Trial
-from profiler.core.plan_file import Recipe
+from profiler.core.case import Calibration, Case, Trial, encode_indented
+from profiler.core.plan_file import PlanFile
 from profiler.core.stats import Sampling
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
-from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.plan import plan_file_of
 from profiler.request import device_choice
 from profiler.runs import RESULTS, run_diff, store
 from profiler.workflows import Screen, runner
@@ -63,9 +63,7 @@ def compare_plans(
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
     digests = run_diff.code_digests(trial.case for trial in trials)
-    digests |= {
-        str(path): run_diff.digest(plan_file.encoded(recipe)) for path, recipe in files.items()
-    }  # written below
+    digests |= {str(path): run_diff.digest(encode_indented(file)) for path, file in files.items()}  # written below
     store.create(
         folder,
         plan=trials,
@@ -74,8 +72,8 @@ def compare_plans(
         sources=digests,
     )
     (folder / "plans").mkdir()
-    for path, recipe in files.items():
-        plan_file.write(recipe, path)
+    for path, file in files.items():
+        plan_file.write(file, path)
     code, folder = runner.follow(model.engine, folder, screen)
     run = store.load(folder)
     plans = tuple(compared_plans(ways, cases, read_rows(run.records)))
@@ -108,14 +106,14 @@ def paired_trials(
     *,
     rounds: int,
     calibration: Calibration | None = None,
-) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, Recipe]]:
+) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, PlanFile]]:
     """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read.
 
     What is predicted is so with what operators were measured to hide. No pass counts FLOPs: the costs have them.
     """
     paths = {way.label: file_of(folder, way.label) for way in ways}
     cases = {"none": case.baseline, **{way.label: under(case, paths[way.label]) for way in ways}}
-    files = {paths[way.label]: recipe_of(chain, way.plan) for way in ways}
+    files = {paths[way.label]: plan_file_of(chain, way.plan) for way in ways}
     foreseen = tuple(Trial(case=one.foreseen, passes=("memory",), calibration=calibration) for one in cases.values())
     if case.is_predicted:
         return cases, foreseen, files

@@ -13,7 +13,7 @@ from profiler.core.record import Readings, evidence
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning.chain import Chain
-from profiler.planning.plan import recipe as recipe_of
+from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Frontier, Point, best
 
 TRIES = 5  # plans that are traced until one fits
@@ -87,7 +87,7 @@ class _Steps:
 
     def needed(self, point: Point, path: Path) -> tuple[int | None, int]:
         """The traced need, and the largest of all that are known; the plan's file is left at `path`."""
-        plan_file.write(recipe_of(self._chain, point.plan), path)
+        plan_file.write(plan_file_of(self._chain, point.plan), path)
         traced = traced_need(self._engine, self._case, path, self._calibration, self._need)
         foreseen = point.peak_bytes if traced is None else traced
         if not self._measure or foreseen > self.budget_bytes:

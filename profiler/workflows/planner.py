@@ -16,7 +16,7 @@ from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
-from profiler.planning.plan import Plan, recipe
+from profiler.planning.plan import Plan, plan_file_of
 from profiler.planning.solver import Frontier, best, frontier
 from profiler.request import device_choice
 from profiler.request.spec import Request
@@ -44,16 +44,15 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int | None = None
     is_compared: bool = True  # with its rivals
     has_recipe: bool = False  # whether the plan is written, so that every stage must have modules
+    has_frontier: bool = False  # whether the frontier is shown: stages are timed although no plan of them fits
     typed: tuple[str, ...] = ()  # the words of the command line
 
-    def check(self, *, has_frontier: bool = True) -> None:
+    def check(self) -> None:
         """Raises UserError for what cannot be planned, before anything is measured."""
         if self.words.model is None and self.stages is None:
             raise UserError("plan needs a model, or costs", hint="gcprof plan transformer --budget 60%")
         if self.budget is not None:
             parse_budget(self.budget, whole_bytes=ANY)
-        elif not has_frontier:
-            raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,20 +89,21 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
         model = stack.enter_context(ModelOnDevice(request.words, screen)) if request.words.model is not None else None
         for remark in model.remarks if model else ():
             screen.say(f"note: {remark}")
-        chain = chains.read(request.stages) if request.stages else _measured_chain(model, screen)
+        budget = None if request.has_frontier else request.budget
+        chain = chains.read(request.stages) if request.stages else _measured_chain(model, screen, budget)
         if model and chain.made_for != model.title:
             message = f"'{request.stages}' has the costs of {chain.made_for or 'no known model'}, not of {model.title}"
             raise UserError(message, hint="leave out --stages, or write them anew with `gcprof stages`")
         return _Planning(chain, model, request, screen).go()
 
 
-def _measured_chain(model: ModelOnDevice | None, screen: Screen) -> Chain:
+def _measured_chain(model: ModelOnDevice | None, screen: Screen, budget: str | None) -> Chain:
     assert model
     is_traced = model.case.is_predicted or device_choice.is_hollow(model.case.device, model.devices)
     doing = "tracing each stage" if is_traced else "measuring each stage"
     screen.say(doing)
     with screen.doing(doing):
-        return model.chain()
+        return model.chain(budget)
 
 
 class _Planning:
@@ -116,7 +116,7 @@ class _Planning:
         """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
         request, model, none = self.request, self.model, candidates.none(self.chain)
         if model or request.has_recipe:
-            recipe(self.chain, none.plan)  # refuse stages of no known blocks before there is work
+            plan_file_of(self.chain, none.plan)  # refuse stages of no known blocks before there is work
         planned = Planned(
             chain=self.chain,
             case=model.case if model else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core import catalogue, strict_files
 from profiler.core.case import Case, Choice
-from profiler.core.errors import UserError, nearest
+from profiler.core.errors import UserError, nearest, nearest_or_all
 from profiler.core.record import evidence
+from profiler.core.user_code import shipped
 from profiler.request import spec, sweep
 from profiler.request.spec import Request
 from profiler.runs.store import Run
@@ -59,8 +59,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
         """The size whose every case is among these, whatever the device; None where neither is."""
         for size in (self.full, self.cpu):
             for device in {case.device for case in cases}:
-                plan = spec.plan(msgspec.structs.replace(size.request, device=device), lambda word: word)
-                if {_compared(trial.case) for trial in plan.trials} <= {_compared(case) for case in cases}:
+                checked = spec.check(msgspec.structs.replace(size.request, device=device), lambda word: word)
+                if {_compared(trial.case) for trial in checked.trials} <= {_compared(case) for case in cases}:
                     return self.size_on(device, full=True) if size is self.full else size
         return None
 
@@ -76,9 +76,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def folder() -> Path:
-    """Where the files are: in the installed package, else in the checkout."""
-    installed = Path(str(files("profiler"))) / "configs" / "published"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "configs" / "published"
+    """The folder of the files that come with gcprof."""
+    return shipped("configs", "published")
 
 
 def names() -> tuple[str, ...]:
@@ -88,8 +87,7 @@ def names() -> tuple[str, ...]:
 def find(name: str) -> System:
     """The system of that name. Raises UserError, naming the nearest, where there is none."""
     if name not in names():
-        hint = nearest(name, names()) or f"choose from {', '.join(names())}"
-        raise UserError(f"no published system is called '{name}'", hint=hint)
+        raise UserError(f"no published system is called '{name}'", hint=nearest_or_all(name, names()))
     return read(folder() / f"{name}.toml")
 
 

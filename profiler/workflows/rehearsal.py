@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from profiler.analysis import taken_besides
-from profiler.core import rehearsed_gpu
+from collections.abc import Sequence
+
+from profiler.core import gpu_specs, rehearsed_gpu
 from profiler.core.case import Choice, split_choices
+from profiler.core.errors import UserError
+from profiler.core.record import Record, evidence
 from profiler.request.device_choice import to_rehearse
 from profiler.runs import store
 from profiler.runs.find import run_folder
+
+CONVOLUTIONS = "aten.convolution"  # and aten.convolution_backward
 
 
 def calibrated(devices: str, run: str, **sizes: str | None) -> str:
@@ -19,7 +24,46 @@ def calibrated(devices: str, run: str, **sizes: str | None) -> str:
     words = []
     for device in split_choices(to_rehearse(devices)):
         gpu = rehearsed_gpu.gpu_of(str(device))
-        measured = {name: str(nbytes) for name, nbytes in taken_besides.sizes(records, gpu).items()}
+        measured = {name: str(nbytes) for name, nbytes in measured_sizes(records, gpu).items()}
         given = {name: size for name, size in sizes.items() if size is not None}
         words.append(to_rehearse(str(device), **{**measured, **Choice(device).options, **given}))
     return ",".join(words)
+
+
+def measured_sizes(records: Sequence[Record], gpu: str) -> dict[str, int]:
+    """Returns the sizes `context` and `cudnn_workspace` of a rehearsed GPU, in bytes, as far as the records tell them.
+
+    `gpu` is its name in configs/devices. The context is what was taken of the device beside what PyTorch's allocator
+    had reserved, at its most, where no other process held any. The workspace is the most that a convolution took
+    besides its results. Raises UserError where no record was measured on such a GPU.
+    """
+    measured = [record for record in records if _is_of(record, gpu)]
+    if not measured:
+        raise UserError(f"nothing in it was measured on {gpu}", hint="--calibrate takes a measured run of that GPU")
+    found = {"context": max(map(_context_bytes, measured)), "cudnn_workspace": max(map(_workspace_bytes, measured))}
+    return {name: nbytes for name, nbytes in found.items() if nbytes > 0}
+
+
+def _is_of(record: Record, gpu: str) -> bool:
+    device = record.environment
+    is_measured = record.outcome == "ok" and evidence(record.case, device) == "measured"
+    return is_measured and gpu_specs.word_of((device and device.device_name) or "") == gpu
+
+
+def _context_bytes(record: Record) -> int:
+    """The device is read at the marks between phases, the allocator at every moment: too little in some phases."""
+    if any(at.others_bytes for at in record.readings.conditions or ()):
+        return 0
+    return max(
+        (
+            phase.device - phase.reserved
+            for phase in (record.readings.phases or {}).values()
+            if phase.device is not None and phase.reserved is not None
+        ),
+        default=0,
+    )
+
+
+def _workspace_bytes(record: Record) -> int:
+    hidden = record.readings.hidden_bytes or {}
+    return max((nbytes for call, nbytes in hidden.items() if call.startswith(CONVOLUTIONS)), default=0)

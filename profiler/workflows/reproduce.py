@@ -56,16 +56,16 @@ def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
         size = system.size_on(device, full=request.full)
         rounds = None if device.startswith(FAKE) else size.request.rounds
         rounds = 1 if device_choice.is_hollow(device, devices) else rounds
-        plan = spec.plan(msgspec.structs.replace(size.request, device=device, rounds=rounds), lambda word: word)
+        checked = spec.check(msgspec.structs.replace(size.request, device=device, rounds=rounds), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])
         store.create(
             folder,
-            plan=plan.trials,
+            plan=checked.trials,
             command=command_line(request.typed),
             environment=device_choice.environment(device, devices),
-            sources=run_diff.code_digests(trial.case for trial in plan.trials),
+            sources=run_diff.code_digests(trial.case for trial in checked.trials),
         )
-        for line in opening(plan.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
+        for line in opening(checked.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
             screen.say(line)
         code, folder = runner.follow(engine, folder, screen)
     run = store.load(folder)

@@ -16,13 +16,13 @@ from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.request import consent, device_choice, spec
-from profiler.request.spec import Plan, Request
+from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.training import distributed, models, optimizers, strategies
 from profiler.workflows import SILENT, STARTING, Screen
-from profiler.workflows.run import Ran, RunRequest, begin, go_on, plan_on, ran, refuse_idle
+from profiler.workflows.run import Ran, RunRequest, begin, checked_on, go_on, ran, refuse_idle
 from profiler.workflows.typed_words import command_line, needs_naming, refuse_unnamed
 
 TABLES = {
@@ -59,20 +59,20 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
             engine = engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=meant)
             stack.enter_context(engine)
             devices = request.placement.survey(engine, () if request.anew and words else before.manifest.plan)
-        asked = plan_on(devices, words, before.manifest.shard or None) if words else None
+        asked = checked_on(devices, words, before.manifest.shard or None) if words else None
         if request.anew:
-            plan = asked or _same(before, data, devices)
-            plan = msgspec.structs.replace(plan, remarks=(*before.warnings, *plan.remarks))
+            checked = asked or _same(before, data, devices)
+            checked = msgspec.structs.replace(checked, remarks=(*before.warnings, *checked.remarks))
             command = command_line(request.typed) if asked else before.manifest.command
-            return begin(engine, plan, devices, request, screen, command=command)
+            return begin(engine, checked, devices, request, screen, command=command)
         _refuse_absent(before, request.placement.engine, devices)
         _refuse_changes(before, asked, devices, request.typed)
         if not _owed(before):
             return _nothing_left(before, screen)
         device_choice.refuse_crowded([trial.case for trial in before.manifest.plan], devices)
         remarks = (*before.warnings, *_again(before))
-        plan = Plan(trials=before.manifest.plan, data_directory=data, remarks=remarks)
-        return go_on(engine, before.folder, plan, devices, request, screen)
+        checked = CheckedRequest(trials=before.manifest.plan, data_directory=data, remarks=remarks)
+        return go_on(engine, before.folder, checked, devices, request, screen)
 
 
 def _refuse_absent(before: Run, engine: str, devices: Mapping[str, Environment]) -> None:
@@ -125,7 +125,7 @@ def _models(before: Run) -> set[str]:
 
 def _first_look(before: Run, request: Request | None) -> tuple[Trial, ...]:
     """The trials that are meant, before torch is imported to see which devices there are."""
-    return spec.plan(request, device_choice.any_device).trials if request else before.manifest.plan
+    return spec.check(request, device_choice.any_device).trials if request else before.manifest.plan
 
 
 def _refuse_other_data(before: Run, data: str | None) -> None:
@@ -135,8 +135,8 @@ def _refuse_other_data(before: Run, data: str | None) -> None:
         raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
 
 
-def _same(before: Run, data: str | None, devices: Mapping[str, Environment]) -> Plan:
-    """The plan of a run, where its devices and files are here."""
+def _same(before: Run, data: str | None, devices: Mapping[str, Environment]) -> CheckedRequest:
+    """The trials of a run, where its devices and files are here."""
     trials = before.manifest.plan
     for device in dict.fromkeys(trial.case.device for trial in trials):
         device_choice.choose_device(device, list(devices))
@@ -144,22 +144,22 @@ def _same(before: Run, data: str | None, devices: Mapping[str, Environment]) -> 
     if gone:
         message = f"this run is of files that are not here: {', '.join(gone)}"
         raise UserError(message, hint="put them back, or go to the folder where the run was begun")
-    return Plan(trials=trials, data_directory=data, shard=before.manifest.shard or None)
+    return CheckedRequest(trials=trials, data_directory=data, shard=before.manifest.shard or None)
 
 
 def _refuse_changes(
-    before: Run, asked: Plan | None, devices: Mapping[str, Environment], typed: Sequence[str] = ()
+    before: Run, asked: CheckedRequest | None, devices: Mapping[str, Environment], typed: Sequence[str] = ()
 ) -> None:
     """A run is of one plan, one set of files and versions, and one device."""
-    plan = before.manifest.plan
+    trials = before.manifest.plan
     then = _environment(before)
-    now = device_choice.environment(plan[0].case.device, devices)
+    now = device_choice.environment(trials[0].case.device, devices)
     if now.device_name is None:  # of a job of a cluster nothing is known before it runs: it looks itself
         now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
     changes = run_diff.changes(
         msgspec.structs.replace(before.manifest, environment=then),
         environment=now,
-        sources=run_diff.code_digests(trial.case for trial in plan),
+        sources=run_diff.code_digests(trial.case for trial in trials),
         plan=asked.trials if asked else None,
     )
     if changes:

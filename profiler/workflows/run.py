@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from profiler import engines
 from profiler.analysis import progress
-from profiler.core import catalogue, gpu_kinds, schedule
+from profiler.core import catalogue, function_source, gpu_kinds, schedule
 from profiler.core.case import FAKE, Trial
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
@@ -20,7 +20,7 @@ from profiler.core.schedule import Shard
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.request import consent, device_choice, spec, sweep
-from profiler.request.spec import Plan, Request
+from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.store import Run
 from profiler.training import models
@@ -52,14 +52,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         """Raises UserError for what is none."""
         return schedule.parse_shard(self.shard) if self.shard else None
 
-    def survey(self, engine: Engine, plan: Iterable[Trial] = ()) -> dict[str, Environment]:
+    def survey(self, engine: Engine, trials: Iterable[Trial] = ()) -> dict[str, Environment]:
         """The engine's devices as cases name them; the engine is told which of them to use at once.
 
-        A `plan` that was made for several devices goes on with the first one where none are named. Raises UserError.
+        `trials` that were made for several devices go on with the first one where none are named. Raises UserError.
         """
         devices = engine.survey()
         word = self.devices
-        if word is None and any(trial.case.device == device_choice.SEVERAL for trial in plan):
+        if word is None and any(trial.case.device == device_choice.SEVERAL for trial in trials):
             word = "0"
         if word is None:
             return devices
@@ -111,36 +111,36 @@ def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
         with screen.doing(STARTING):
             engine = stack.enter_context(connect(request, words))
             devices = request.placement.survey(engine)
-        plan = plan_on(devices, words, request.placement.parsed_shard())
-        if not plan.trials:
-            screen.say(empty_text(plan))
+        checked = checked_on(devices, words, request.placement.parsed_shard())
+        if not checked.trials:
+            screen.say(empty_text(checked))
             return Ran(run=None, exit_code=0)
-        return begin(engine, plan, devices, request, screen, command=command_line(request.typed))
+        return begin(engine, checked, devices, request, screen, command=command_line(request.typed))
 
 
-def empty_text(plan: Plan) -> str:
+def empty_text(checked: CheckedRequest) -> str:
     """What to say of a shard without a trial: nothing is wrong."""
-    return f"part {plan.shard} is empty: the sweep has fewer pairings of a baseline and a round than parts"
+    return f"part {checked.shard} is empty: the sweep has fewer pairings of a baseline and a round than parts"
 
 
 def connect(request: RunRequest, words: Request) -> Engine:
     """The engine for a request; what is wrong with it is refused before torch is imported, which takes seconds."""
-    asked = spec.plan(words, device_choice.any_device)
+    asked = spec.check(words, device_choice.any_device)
     refuse_idle(asked.trials, exclusive=request.exclusive)
     store.refuse_existing(request.output or RESULTS / "new")
     request.placement.parsed_shard()
     return engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=asked.trials)
 
 
-def plan_on(devices: Mapping[str, Environment], words: Request, shard: Shard | None = None) -> Plan:
+def checked_on(devices: Mapping[str, Environment], words: Request, shard: Shard | None = None) -> CheckedRequest:
     """The trials of a request on the devices that are here, or a shard. Raises UserError where one is not here."""
-    plan = spec.plan(words, lambda word: device_choice.choose_device(word, list(devices)))
-    planned = schedule.with_own_rows(plan.trials, lambda model: catalogue.is_code(model, models.TABLE))
+    checked = spec.check(words, lambda word: device_choice.choose_device(word, list(devices)))
+    planned = schedule.with_own_rows(checked.trials, lambda model: catalogue.is_code(model, models.TABLE))
     once = schedule.in_one_round(planned, device_choice.hollow(devices))
-    plan = msgspec.structs.replace(plan, trials=once)
-    device_choice.refuse_absent([trial.case.device for trial in plan.trials], devices)
-    device_choice.refuse_crowded([trial.case for trial in plan.trials], devices)
-    return spec.part_of(plan, shard) if shard else plan
+    checked = msgspec.structs.replace(checked, trials=once)
+    device_choice.refuse_absent([trial.case.device for trial in checked.trials], devices)
+    device_choice.refuse_crowded([trial.case for trial in checked.trials], devices)
+    return spec.part_of(checked, shard) if shard else checked
 
 
 def refuse_idle(trials: Iterable[Trial], *, exclusive: bool) -> None:
@@ -150,31 +150,42 @@ def refuse_idle(trials: Iterable[Trial], *, exclusive: bool) -> None:
 
 
 def begin(
-    engine: Engine, plan: Plan, devices: Mapping[str, Environment], request: RunRequest, screen: Screen, *, command: str
+    engine: Engine,
+    checked: CheckedRequest,
+    devices: Mapping[str, Environment],
+    request: RunRequest,
+    screen: Screen,
+    *,
+    command: str,
 ) -> Ran:
     """Make a run folder of these trials, and run them."""
-    folder = request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in plan.trials])
+    folder = request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in checked.trials])
     store.create(
         folder,
-        plan=plan.trials,
+        plan=checked.trials,
         command=command,
-        environment=device_choice.environment(plan.trials[0].case.device, devices),
-        sources=run_diff.code_digests(trial.case for trial in plan.trials),
-        shard=plan.shard or UNSET,
+        environment=device_choice.environment(checked.trials[0].case.device, devices),
+        sources=run_diff.code_digests(trial.case for trial in checked.trials),
+        shard=checked.shard or UNSET,
     )
-    return go_on(engine, folder, plan, devices, request, screen)
+    return go_on(engine, folder, checked, devices, request, screen)
 
 
 def go_on(
-    engine: Engine, folder: Path, plan: Plan, devices: Mapping[str, Environment], request: RunRequest, screen: Screen
+    engine: Engine,
+    folder: Path,
+    checked: CheckedRequest,
+    devices: Mapping[str, Environment],
+    request: RunRequest,
+    screen: Screen,
 ) -> Ran:
     """Run what a folder owes; what there is then, also after an interrupt."""
-    for line in opening(store.load(folder).manifest.plan, devices, plan.remarks):
+    for line in opening(store.load(folder).manifest.plan, devices, checked.remarks):
         screen.say(line)
     code, stored = runner.follow(
-        engine, folder, screen, data_directory=plan.data_directory, exclusive=request.exclusive
+        engine, folder, screen, data_directory=checked.data_directory, exclusive=request.exclusive
     )
-    return ran(store.load(stored), code=code, data_directory=plan.data_directory)
+    return ran(store.load(stored), code=code, data_directory=checked.data_directory)
 
 
 def ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:
@@ -182,9 +193,9 @@ def ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:
     return Ran(run=run, exit_code=code or progress.exit_code(run.records), data_directory=data_directory)
 
 
-def opening(plan: Sequence[Trial], devices: Mapping[str, Environment], remarks: Iterable[str]) -> Iterator[str]:
-    """The first lines of a run: what is measured, rehearsed or predicted, and what the user should know of the plan."""
-    names = dict.fromkeys(trial.case.device for trial in plan)
+def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks: Iterable[str]) -> Iterator[str]:
+    """The first lines of a run: what is measured, rehearsed or predicted, and what the user should know of them."""
+    names = dict.fromkeys(trial.case.device for trial in trials)
     name = next(iter(names))
     predicted = [name for name in names if name.startswith(FAKE)]
     rehearsed = [device_word(name) for name in names if name.startswith(REHEARSE)]
@@ -196,13 +207,13 @@ def opening(plan: Sequence[Trial], devices: Mapping[str, Environment], remarks: 
     kind = "the CPU" if name == "cpu" else "the GPU"
     verb = "rehearsing on" if gpu_kinds.is_hollow(device.device_name) else "measuring"
     doing = f"rehearsing on {' and '.join(rehearsed)}" if rehearsed else f"{why}{verb} {kind}"
-    if predicted and (rehearsed or plan[0].case.is_predicted):
+    if predicted and (rehearsed or trials[0].case.is_predicted):
         foreseeing = f"predicting for {', '.join(predicted)}"
         doing = f"{doing} and {foreseeing}" if rehearsed else foreseeing
     yield f"{doing} ({where})"
-    for model in dict.fromkeys(trial.case.model.name for trial in plan):
+    for model in dict.fromkeys(trial.case.model.name for trial in trials):
         if catalogue.is_code(model, models.TABLE):
-            yield f"note: {model} is the code in {catalogue.place(model).resolve()}"
+            yield f"note: {model} is the code in {function_source.place(model).resolve()}"
     for remark in remarks:
         yield f"note: {remark}"
 

@@ -17,6 +17,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import Engine
 from profiler.runs import store
+from profiler.runs.writer import LostFileError, Writer
 from profiler.workflows import SILENT, Interrupted, Screen
 
 UNTOLD = "GCP031"  # the note of a device that tells nothing of itself
@@ -56,7 +57,7 @@ def follow(
         screen.say("interrupted; what was printed is safe")
         return FollowedRun(interrupted.exit_code, folder)
     except UserError as error:
-        if isinstance(error, store.LostFileError):
+        if isinstance(error, LostFileError):
             if error.kept is None:  # there is nothing to show
                 raise
             folder = error.kept
@@ -80,7 +81,7 @@ def carry_out(
     folder cannot be read or written, is changed by others, or belongs to another process; and (exit code 3) where the
     device must be exclusive, and others used it, or nobody can tell.
     """
-    writer = store.Writer(folder)  # first, so that nobody else adds to what is read here
+    writer = Writer(folder)  # first, so that nobody else adds to what is read here
     try:
         if not writer.is_locked:
             warn(f"locks do not work in '{folder}': see to it that no other gcprof writes there")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import msgspec
+from msgspec import UNSET
 
 from profiler import engines
 from profiler.analysis.explanation import better_blocks
@@ -89,9 +90,9 @@ class ModelOnDevice:
             self._calibration, self._is_calibrated = calibrate(self.engine, self.case), True
         return self._calibration
 
-    def chain(self) -> Chain:
-        """The stages and their costs, measured or estimated."""
-        chain = stages(self.engine, self.case, self.calibration())
+    def chain(self, budget: str | None = None) -> Chain:
+        """The stages and their costs, measured or estimated; without times where no plan can fit the budget."""
+        chain = stages(self.engine, self.case, self.calibration(), budget=budget)
         return msgspec.structs.replace(chain, made_for=self.title)
 
     def own_form(self, budget_bytes: int, *, measure: bool) -> OwnForm | None:
@@ -125,9 +126,9 @@ class ModelOnDevice:
         return better_text(choices, better) if better and better.floor_bytes < below_bytes else None
 
     def _checked(self, choose_device: Callable[[str], str]) -> Case:
-        plan = spec.plan(self._words, choose_device)
-        self.remarks = plan.remarks
-        cases = list(dict.fromkeys(trial.case for trial in plan.trials))
+        checked = spec.check(self._words, choose_device)
+        self.remarks = checked.remarks
+        cases = list(dict.fromkeys(trial.case for trial in checked.trials))
         if len(cases) > 1:
             raise UserError("only one model can be planned at once", hint="name one model, batch size and precision")
         return cases[0]
@@ -154,14 +155,20 @@ def calibrate(engine: Engine, case: Case) -> Calibration | None:
 
 
 def stages(
-    engine: Engine, case: Case, calibration: Calibration | None, *, passes: tuple[str, ...] = ("memory", "time")
+    engine: Engine,
+    case: Case,
+    calibration: Calibration | None,
+    *,
+    passes: tuple[str, ...] = ("memory", "time"),
+    budget: str | None = None,
 ) -> Chain:
     """The chain of the case's model; without the pass `time`, its bytes alone. Raises UserError where there is none.
 
-    Of a rehearsed case it is predicted: a rehearsal has no seconds.
+    Nothing is timed either where no plan can fit the budget, which the bytes tell. Of a rehearsed case it is predicted:
+    a rehearsal has no seconds.
     """
     case = case.foreseen if case.is_rehearsed else case
-    trial = Trial(case=case, calibration=calibration, passes=passes)
+    trial = Trial(case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget)
     failing = f"the stages of '{case.model}' ended without an answer"
     answer = engine.ask("profiler.engines.worker:stage", encode(trial).decode(), failing=failing)
     chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))

@@ -14,7 +14,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core import plan_file, safe_files
 from profiler.core.errors import UserError
-from profiler.runs import store
+from profiler.runs.writer import Writer
 from tests import examples, make
 from tests.attack import hostile
 from tests.attack.commands import READING, combinations, limited
@@ -106,10 +106,10 @@ def test_records_are_written_into_a_regular_file_of_one_name_alone(kind: str, fo
     before = contents(folders / "outside")
 
     if kind == "empty":
-        store.Writer(folders / "base").close()
+        Writer(folders / "base").close()
     else:
         with pytest.raises(UserError, match="cannot write") as caught:
-            store.Writer(folders / "base")
+            Writer(folders / "base")
         assert caught.value.exit_code == 74
 
     assert contents(folders / "outside") == before
@@ -122,7 +122,7 @@ def test_twin_opened_like_any_file_the_torn_end_of_another_would_be_cut_off(
     lay(folders / "base" / "trials.jsonl", "hard link", folders / "outside")
     monkeypatch.setattr(safe_files, "opened_to_append", lambda path: os.open(path, os.O_RDWR | os.O_APPEND))
 
-    store.Writer(folders / "base").close()
+    Writer(folders / "base").close()
 
     assert (folders / "outside" / "secret.json").read_bytes() == b""
 

@@ -21,6 +21,7 @@ from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.engines import capped_log
 from profiler.runs import store
+from profiler.runs.writer import Writer
 from profiler.views.export import files
 from tests import examples, make
 from tests.program import row_names
@@ -102,7 +103,7 @@ def test_twin_36_a_table_that_is_written_in_place_is_lost(here: Path, monkeypatc
 
 def test_fault_36_a_device_without_space_takes_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = examples.run(tmp_path / "run", GOOD[:1]).folder
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     full, write = os.open("/dev/full", os.O_WRONLY), os.write
     monkeypatch.setattr(os, "write", lambda file, text: write(full, text))
 
@@ -116,10 +117,10 @@ def test_fault_36_a_device_without_space_takes_no_record(tmp_path: Path, monkeyp
 
 def test_twin_36_who_does_not_look_how_much_was_written_loses_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = examples.run(tmp_path / "run", []).folder
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, text: write(file, text) and len(text))
-    monkeypatch.setattr(store.Writer, "check", lambda self: None)  # the file would seem to be cut short
+    monkeypatch.setattr(Writer, "check", lambda self: None)  # the file would seem to be cut short
 
     with no_file_beyond(1000):
         writer.append(GOOD[0])  # it seems to be there
@@ -143,7 +144,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
     many = [make.record("none", round=number) for number in range(1, 40)]
     folder = examples.run(small_disk / "run", [], more=(Trial(case=make.case()),)).folder
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     written = []
 
     with pytest.raises(UserError, match="cannot write the result: No space left on device"):

@@ -71,7 +71,7 @@ def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pyte
 def test_fault_38_a_plan_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "plan.json").write_text("mine")
     (tmp_path / "link.json").symlink_to(tmp_path / "plan.json")
-    plan = plan_file.Recipe(plan="1", segments=(), fingerprint={"0": ()})
+    plan = plan_file.PlanFile(plan="1", segments=(), fingerprint={"0": ()})
 
     plan_file.write(plan, tmp_path / "link.json")
     monkeypatch.setattr(Path, "open", full)

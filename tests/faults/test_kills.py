@@ -16,6 +16,7 @@ from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.engines import local
 from profiler.runs import store
+from profiler.runs.writer import Writer
 from profiler.views.export import files
 from tests import examples, kill, killed, make
 from tests.program import PATIENCE_SECONDS, Endless, Started
@@ -103,7 +104,7 @@ def test_fault_34_what_was_printed_when_the_kill_came_is_stored(here: Path, tag:
 
 
 def test_twin_34_a_record_that_is_written_later_is_lost(here: Path, tag: str):
-    late = "from profiler.runs.store import Writer; Writer.append = lambda self, record: setattr(self, 'later', record)"
+    late = "from profiler.runs.writer import Writer; Writer.append = lambda self, record: setattr(self, 'next', record)"
 
     wrong = killed_after_one(here, tag, code=f"{late}; from profiler.cli import main; main()")
 
@@ -188,7 +189,7 @@ def littered(tmp_path: Path) -> Path:
 
 
 def test_fault_34_what_a_killed_process_was_making_is_swept_away(littered: Path):
-    store.Writer(littered).close()
+    Writer(littered).close()
     [*files.write_tables(store.load(littered)), *files.write_pictures(store.load(littered))]
 
     assert hidden(littered) == []
@@ -197,7 +198,7 @@ def test_fault_34_what_a_killed_process_was_making_is_swept_away(littered: Path)
 def test_twin_34_without_sweeping_it_would_stay(littered: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(safe_files, "sweep", lambda *where: None)
 
-    store.Writer(littered).close()
+    Writer(littered).close()
     [*files.write_tables(store.load(littered)), *files.write_pictures(store.load(littered))]
 
     assert len(hidden(littered)) == 3

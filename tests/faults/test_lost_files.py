@@ -15,6 +15,7 @@ from profiler.core import safe_files
 from profiler.core.case import Trial, encode
 from profiler.core.record import Record
 from profiler.runs import store
+from profiler.runs.writer import LostFileError, Writer
 from profiler.workflows import runner
 from tests import examples, make
 
@@ -86,7 +87,7 @@ def harm_after(number: int, folder: Path, kind: str) -> tuple[list[str], list[st
             given.append(str(record.case.strategy))
             if len(given) == number:
                 HARMS[kind][0](folder)
-    except store.LostFileError as error:
+    except LostFileError as error:
         return given, engine.asked, error
     return given, engine.asked, None
 
@@ -95,7 +96,7 @@ def harm_after(number: int, folder: Path, kind: str) -> tuple[list[str], list[st
 def test_lost_harm_is_seen_at_the_next_write_and_nothing_more_is_measured(kind: str, owed: Path):
     given, asked, error = harm_after(1, owed, kind)
 
-    assert isinstance(error, store.LostFileError)
+    assert isinstance(error, LostFileError)
     assert (error.exit_code, given, asked) == (74, ["none"], ["none", "all"])
     assert HARMS[kind][1] in error.message
 
@@ -143,7 +144,7 @@ def test_lost_records_of_an_earlier_process_are_kept_where_they_can_still_be_rea
     next(trials)
     (folder / "trials.jsonl").unlink()
 
-    with pytest.raises(store.LostFileError) as lost:
+    with pytest.raises(LostFileError) as lost:
         next(trials)
 
     assert names(lost.value.kept) == list(NAMES)
@@ -151,7 +152,7 @@ def test_lost_records_of_an_earlier_process_are_kept_where_they_can_still_be_rea
 
 @pytest.mark.parametrize("kind", ["emptied", "cut", "lengthened", "removed"])
 def test_lost_more_records_than_are_kept_in_memory_are_kept_too(kind: str, owed: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store, "SPOOL_BYTES", 1)
+    monkeypatch.setattr("profiler.runs.writer.SPOOL_BYTES", 1)
 
     _, _, error = harm_after(2, owed, kind)
 
@@ -160,9 +161,9 @@ def test_lost_more_records_than_are_kept_in_memory_are_kept_too(kind: str, owed:
 
 
 def test_lost_a_writer_takes_no_more_memory_for_more_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store, "SPOOL_BYTES", 10_000)
+    monkeypatch.setattr("profiler.runs.writer.SPOOL_BYTES", 10_000)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    writer = store.Writer(examples.run(tmp_path / "run", []).folder)
+    writer = Writer(examples.run(tmp_path / "run", []).folder)
     record, written = make.record("none"), 0
     tracemalloc.start()
 
@@ -178,8 +179,8 @@ def test_lost_a_writer_takes_no_more_memory_for_more_records(tmp_path: Path, mon
 
 
 def test_lost_what_a_process_keeps_for_itself_has_no_name(owed: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store, "SPOOL_BYTES", 1)
-    writer = store.Writer(owed)
+    monkeypatch.setattr("profiler.runs.writer.SPOOL_BYTES", 1)
+    writer = Writer(owed)
     before = sorted(owed.iterdir())
 
     writer.append(make.record("none"))
@@ -194,7 +195,7 @@ def test_lost_where_nothing_can_be_kept_the_run_says_so(owed: Path, monkeypatch:
     (owed / "trials.jsonl").unlink()
     monkeypatch.setattr(safe_files, "beside", lambda path: Path("/proc/none"))
 
-    with pytest.raises(store.LostFileError, match="its records cannot be kept: cannot write to") as lost:
+    with pytest.raises(LostFileError, match="its records cannot be kept: cannot write to") as lost:
         next(trials)
 
     assert (lost.value.exit_code, lost.value.kept) == (74, None)
@@ -203,13 +204,13 @@ def test_lost_where_nothing_can_be_kept_the_run_says_so(owed: Path, monkeypatch:
 def test_lost_the_command_ends_with_74_and_names_what_goes_on(
     here: Path, shared: None, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    write = store.Writer._write
+    write = Writer._write
 
-    def write_and_lose(self: store.Writer, line: bytes) -> None:
+    def write_and_lose(self: Writer, line: bytes) -> None:
         write(self, line)
         (here / "run" / "trials.jsonl").unlink()
 
-    monkeypatch.setattr(store.Writer, "_write", write_and_lose)
+    monkeypatch.setattr(Writer, "_write", write_and_lose)
 
     code = answer(["run", "--model", "mlp", *WORDS, "-o", "run"])
 
@@ -219,6 +220,6 @@ def test_lost_the_command_ends_with_74_and_names_what_goes_on(
     assert "gcprof: 'run/trials.jsonl' was removed while this run went on: nothing more is measured" in err
     assert f"next: gcprof run --resume {folder.name}" in err
     assert "none" in out
-    monkeypatch.setattr(store.Writer, "_write", write)
+    monkeypatch.setattr(Writer, "_write", write)
     assert answer(["run", "--resume", folder.name]) == 0
     assert names(folder) == ["none", "all"]

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from profiler import cli
-from profiler.cli import answer, crash_report
-from profiler.core import catalogue, optional_deps
+from profiler.cli import answer, process
+from profiler.core import function_source, optional_deps
 from profiler.core.case import Trial
 from profiler.request.device_choice import choose_device
 from profiler.runs import store
@@ -220,7 +220,7 @@ def test_twin_63_a_file_in_a_zip_cannot_be_read_as_one(here: Path):
 
     with pytest.raises(OSError, match="Not a directory"):
         inside.read_text()
-    assert "def build" in catalogue._source("profiler.training.models.mlp")[1]()
+    assert "def build" in function_source._source("profiler.training.models.mlp")[1]()
 
 
 # 65: an error of gcprof's own
@@ -232,7 +232,7 @@ def lost(*_: object, **__: object) -> None:
 
 def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     examples.run(here / "run", examples.sweep((2, 4)))
-    monkeypatch.setattr(crash_report, "FOLDER", str(here))
+    monkeypatch.setattr(process, "FOLDER", str(here))
     monkeypatch.setattr(store, "load", lost)
 
     assert answer(["show", "run"]) == 70
@@ -249,7 +249,7 @@ def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkey
 def test_fault_65_what_a_run_measured_before_is_kept(
     here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    monkeypatch.setattr(crash_report, "FOLDER", str(here))
+    monkeypatch.setattr(process, "FOLDER", str(here))
     monkeypatch.setattr("profiler.views.tables.terminal.table", lost)
 
     assert answer([*RUN, "-o", "run"]) == 70
@@ -262,13 +262,13 @@ def test_fault_65_what_a_run_measured_before_is_kept(
 def test_fault_65_where_no_log_can_be_written_the_switch_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    monkeypatch.setattr(crash_report, "FOLDER", str(here / "nowhere"))
+    monkeypatch.setattr(process, "FOLDER", str(here / "nowhere"))
     examples.run(here / "run", examples.sweep((2, 4)))
     monkeypatch.setattr(store, "load", lost)
 
     assert answer(["show", "run"]) == 70
 
-    assert crash_report.keep(KeyError("lost")) is None
+    assert process.keep_error(KeyError("lost")) is None
     assert "hint: GCPROF_TRACEBACK=1 shows the traceback" in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.runs import find, run_diff, store
-from profiler.runs.store import Writer
+from profiler.runs.writer import Writer
 from profiler.workflows import resume as resuming
 from profiler.workflows import runner
 from tests import make

@@ -20,6 +20,7 @@ from profiler.engines import forkserver, local
 from profiler.engines.child import Child
 from profiler.engines.child_outcome import trial_record
 from profiler.runs import store
+from profiler.runs.writer import Writer
 from profiler.workflows import runner
 from tests import examples, make
 
@@ -142,7 +143,7 @@ def test_scarce_a_run_that_gets_no_pipe_ends_with_3_and_keeps_its_results(
 
 def test_scarce_a_signature_that_cannot_be_removed_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = examples.run(tmp_path / "run", []).folder
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     writer.append(make.record("none"))
     monkeypatch.setattr(Path, "unlink", failing(errno.EBUSY))
 
@@ -151,7 +152,7 @@ def test_scarce_a_signature_that_cannot_be_removed_costs_no_result(tmp_path: Pat
     monkeypatch.undo()
     assert (folder / ".writer").exists()
     assert len(store.load(folder).records) == 1
-    store.Writer(folder).close()
+    Writer(folder).close()
     assert not (folder / ".writer").exists()
 
 

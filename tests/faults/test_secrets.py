@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from profiler.cli import answer, crash_report
+from profiler.cli import answer, process
 from profiler.core import secret_filter
 from profiler.core.errors import UserError
 from profiler.engines import capped_log, child, error_record
@@ -336,9 +336,9 @@ def test_fault_58_no_line_takes_long_to_look_through():
 
 def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
-    monkeypatch.setattr(crash_report, "FOLDER", str(here))
+    monkeypatch.setattr(process, "FOLDER", str(here))
 
-    path = crash_report.keep(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
+    path = process.keep_error(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
 
     assert Path(str(path)).read_text() == "RuntimeError: 401 for [hidden]\n"
 
@@ -371,8 +371,8 @@ def test_twin_58_without_hiding_the_stored_command_would_hold_it(monkeypatch: py
 def test_twin_58_without_the_check_every_case_would_hold_it(monkeypatch: pytest.MonkeyPatch):
     request = Request(model="mlp", blocks=f"layers.{SHAPED}")
     with pytest.raises(UserError, match="looks like a secret"):
-        spec.plan(request, lambda word: "cpu")
+        spec.check(request, lambda word: "cpu")
 
     monkeypatch.setattr(secret_filter, "is_in", lambda text: False)
 
-    assert {trial.case.blocks for trial in spec.plan(request, lambda word: "cpu").trials} == {f"layers.{SHAPED}"}
+    assert {trial.case.blocks for trial in spec.check(request, lambda word: "cpu").trials} == {f"layers.{SHAPED}"}

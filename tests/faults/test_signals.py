@@ -137,8 +137,8 @@ def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
 @pytest.mark.slow
 def test_twin_32_a_second_interrupt_that_is_not_let_through_does_nothing(here: Path, tag: str):
     reading, writing = full_pipe()
-    deaf = "import signal; signals.end_at_once = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    code = f"from profiler.cli import main, signals; {deaf}; main()"
+    deaf = "import signal; process.end_at_once = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    code = f"from profiler.cli import main, process; {deaf}; main()"
 
     with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing, code=code) as run:
         os.close(writing)
@@ -202,7 +202,7 @@ def test_fault_33_a_run_that_is_asked_to_end_while_torch_is_imported_takes_the_s
 def test_twin_33_a_run_that_heeds_no_signals_dies_without_a_word(
     number: int, here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
 ):
-    deaf = "from profiler.cli import signals; signals._not_ignored = lambda: []"
+    deaf = "from profiler.cli import process; process._not_ignored = lambda: []"
     endless = Endless(tmp_path_factory.mktemp("endless"), before=deaf)
 
     with Started("run", *SWEEP, "--json", cwd=here, tag=tag, code=endless.code) as run:

@@ -17,10 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from profiler.core.case import Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.migration import STEPS, Step
 from profiler.core.record import Environment, Record
 from profiler.runs import merge as merging
 from profiler.runs import reading, store
+from profiler.runs.reading import STEPS, Step
+from profiler.runs.writer import Writer
 from tests import make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
@@ -44,7 +45,7 @@ def new(folder: Path) -> Path:
 
 
 def add(folder: Path, *records: Record) -> None:
-    writer = store.Writer(folder)
+    writer = Writer(folder)
     for one in records:
         writer.append(one)
     writer.close()
@@ -85,7 +86,7 @@ class Machine(RuleBasedStateMachine):
         found = self._record(key)
         line = encode(found) + b"\n"
         size = round(share * len(line))
-        store.Writer(self.folder).close()
+        Writer(self.folder).close()
         with (self.folder / "trials.jsonl").open("ab") as file:
             file.write(line[:size])
         self.is_torn = 0 < size < len(line)
@@ -152,7 +153,7 @@ def test_fault_35_the_store_holds_what_a_plain_list_holds_over_2000_steps():
 
 
 def test_twin_35_a_torn_line_that_is_not_cut_off_would_be_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store, "_cut_torn_line", lambda path, file: None)
+    monkeypatch.setattr("profiler.runs.writer._cut_torn_line", lambda path, file: None)
 
     with pytest.raises((AssertionError, UserError)):
         run_machine(examples=5)

@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core import migration
 from profiler.core.case import encode
-from profiler.core.migration import STEPS, Step
 from profiler.core.record import SCHEMA
 from profiler.runs import merge as merging
 from profiler.runs import reading, store
+from profiler.runs.reading import STEPS, Step
 from profiler.runs.validate import validate
 from tests import examples, make
 
@@ -161,5 +160,5 @@ def test_fault_43_merging_an_old_schema_keeps_unknown_fields(
 
     merging.write(merging.merge(later), tmp_path / "new")
 
-    assert migration.lifted({"schema": 0}, "record") == {"schema": 1}
+    assert reading.lifted({"schema": 0}, "record") == {"schema": 1}
     assert kept(tmp_path / "new") == [True] * 3

@@ -16,7 +16,7 @@ from profiler.cli import COMMANDS, answer, output
 from profiler.core.errors import UserError
 from profiler.request import integer_lists, spec
 from profiler.request.device_choice import any_device, choose_device
-from profiler.request.spec import Plan, Request
+from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import store
 from profiler.training.checkpointing.split import split_as_torch
 from profiler.training.strategies import segments
@@ -26,8 +26,8 @@ QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
 BAD_SEGMENTS = ["0", "-1", "1.5", "abc", "", "1,,2", "1e9"]
 
 
-def planned(**asked: Any) -> Plan:
-    return spec.plan(Request(model="mlp", **asked), lambda word: "cpu")
+def planned(**asked: Any) -> CheckedRequest:
+    return spec.check(Request(model="mlp", **asked), lambda word: "cpu")
 
 
 def refusal(**asked: Any) -> UserError:
@@ -235,7 +235,7 @@ def test_fault_10_what_is_no_index_is_refused_before_torch_is_imported(word: str
 
 
 def test_twin_10_without_looking_the_word_would_be_the_device():
-    found = spec.plan(Request(model="mlp", device="cuda:99", rounds=1), lambda word: word)
+    found = spec.check(Request(model="mlp", device="cuda:99", rounds=1), lambda word: word)
 
     assert {trial.case.device for trial in found.trials} == {"cuda:99"}
     assert any_device("cuda:99") == "cuda:0"  # nobody has looked yet

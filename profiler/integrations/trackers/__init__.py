@@ -6,18 +6,8 @@ user named none.
 
 from __future__ import annotations
 
-from typing import Any
-
-from profiler.core import optional_deps
-
 TRACKERS = {
     "tensorboard": "profiler.integrations.trackers.tensorboard:write",
     "wandb": "profiler.integrations.trackers.wandb:write",
     "mlflow": "profiler.integrations.trackers.mlflow:write",
 }
-
-
-def load(target: str) -> Any:
-    """The function that a line of TRACKERS names, imported only now. Raises UserError where its library is missing."""
-    module, _, attribute = target.partition(":")
-    return getattr(optional_deps.load(module), attribute)

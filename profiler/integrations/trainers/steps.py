@@ -13,6 +13,7 @@ from profiler.core.record import Built, Note, Readings, Record
 from profiler.measuring.devices import Device, Span, Stopwatch, Watch, environment, open_device
 from profiler.measuring.meters.memory import largest_known
 from profiler.runs import run_diff, store
+from profiler.runs.writer import Writer
 from profiler.training.blocks import find_blocks
 from profiler.training.workload import num_parameters
 
@@ -96,7 +97,7 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
             environment=record.environment,
             sources=run_diff.code_digests([record.case]),
         )
-    writer = store.Writer(folder)  # before it is read: what others write meanwhile is of the same round
+    writer = Writer(folder)  # before it is read: what others write meanwhile is of the same round
     try:
         before = store.load(folder)
         name = before.manifest.environment.device_name

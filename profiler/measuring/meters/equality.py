@@ -50,6 +50,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     second: Second | None = None
 
     def digests(self) -> dict[str, str]:
+        """Returns one digest (128 bits, in hexadecimal) of each kind of result; equal results have equal digests."""
         later = {"loss": self.second.loss, **self.second.gradients} if self.second else {}
         return {
             "loss": digest_of({"loss": self.loss}),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,7 +17,7 @@ from profiler.core.user_code import users_line
 from profiler.measuring.devices import Device
 from profiler.measuring.meters.holders import Holder, holder
 from profiler.measuring.meters.operators import operator_name
-from profiler.training.workload import Step, Workload, allocated_bytes, dense_parts, storage_bytes, tensors
+from profiler.training.workload import Step, Workload, allocated_bytes, dense_parts, storage_bytes, tensors, uncollected
 
 NUM_STEPS = 8  # beside the one that was watched: memory that stays in all of them is no cache that was filled once
 MOST_NAMED = 2
@@ -70,7 +69,7 @@ def read(
     """
     made, known = _Made(), with_state(optimizer)
     lasting = [lasting_bytes(workload, optimizer, known)]
-    with _collector_off(), device.watch(0) as watch:
+    with uncollected(), device.watch(0) as watch:
         watch.mark()
         for _ in range(NUM_STEPS):
             with made if with_operators else nullcontext():
@@ -90,17 +89,6 @@ def read(
     if min(left) <= 0 or (places and not endless):
         return None
     return Growth(steps=left, collected_bytes=collection.start_bytes - collection.end_bytes, places=endless)
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _is_on(tensor: torch.Tensor, workload: Workload) -> bool:

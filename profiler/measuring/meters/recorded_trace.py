@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from profiler.core.allocator_history import Event
-from profiler.core.trace_data import WORKSPACES, Allocation, Operator, Trace
+from profiler.core.trace_data import WORKSPACES, Allocation, Operator, Trace, recompute_ends
 from profiler.measuring.meters.allocations import Recording
 from profiler.measuring.meters.profiled_calls import Call, Profiled
 from profiler.training.workload import rounded
@@ -167,10 +167,7 @@ class _Categories:
         spans = pairwise(marks)
         self._forwards = [(before, last) for (phase, before), (_, last) in spans if phase == "forward"]
         self._gradients = _arrived(recording)
-        self._ends = [0] * (len(operators) + 2)  # by entry: the last of the recompute that it is in
-        for number in range(len(operators), 0, -1):
-            goes_on = number < len(operators) and _is_recompute(operators[number])
-            self._ends[number] = self._ends[number + 1] if goes_on else number
+        self._ends = recompute_ends(operators)
 
     def of(self, place: int, life: _Life) -> tuple[str, str]:
         """The category, and the module that owns it; "" where that is the one that made it."""
@@ -187,11 +184,6 @@ class _Categories:
             end = next(last for before, last in self._forwards if before < life.born <= last)
             return "saved" if last > end else "temporaries"
         return "recomputed" if phase == "recompute" and last > self._ends[life.born] else "temporaries"
-
-
-def _is_recompute(operator: Operator) -> bool:
-    """Gradients are off where a checkpoint packs what it computes again."""
-    return operator.phase == "recompute" or operator.name == "aten.detach"
 
 
 def _arrived(recording: Recording) -> dict[int, str]:

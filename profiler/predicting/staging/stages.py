@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
+from msgspec import UNSET
 
 from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import NotOnce, Unsupported, UserError
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Operator, Trace, live
+from profiler.core.units import parse_budget
 from profiler.measuring.devices import open_device
 from profiler.measuring.devices.cpu import available_bytes
+from profiler.planning import candidates
 from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
 from profiler.predicting.staging import estimated_seconds, stage_seconds
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, Seconds, StageWork
@@ -32,10 +35,10 @@ def stages(trial: Trial, *, build: Build | None = None) -> Chain:
 
     Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
     not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
-    `time`, seconds are 0 and there are no save options. `build` stands in for the catalogue's model, where the trial is
-    predicted. Raises UserError where nothing is known of the device's time,
-    Unsupported where the blocks do not run once each, in order, or the forward runs a backward, and whatever the model
-    raises.
+    `time`, seconds are 0 and there are no save options; they are 0 too where no plan can fit the trial's budget.
+    `build` stands in for the catalogue's model, where the trial is predicted. Raises UserError where nothing is known
+    of the device's time, Unsupported where the blocks do not run once each, in order, or the forward runs a backward,
+    and whatever the model raises.
     """
     assert build is None or trial.case.is_predicted, "seconds are measured of the catalogue's models alone"
     try:
@@ -56,25 +59,33 @@ def _stages(trial: Trial, build: Build | None, *, in_calls: bool) -> Chain:
     selective = {
         save: _selective(trial, fake, save, build, in_calls=in_calls) for save in _saves(trial, trace, stage_spans)
     }
-    seconds = _seconds(trial, built, trace, stage_spans, selective, rates, in_calls=in_calls)
     prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
-    made = [
-        _stage(
-            span,
-            bytes_,
-            time,
-            blocks=tuple(blocks[index] for index in span.blocks),
-            options={save: of[span.name] for save, (_, _, of) in selective.items() if span.name in of},
+
+    def chain(seconds: Sequence[Seconds]) -> Chain:
+        made = [
+            _stage(
+                span,
+                bytes_,
+                time,
+                blocks=tuple(blocks[index] for index in span.blocks),
+                options={save: of[span.name] for save, (_, _, of) in selective.items() if span.name in of},
+            )
+            for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True)
+        ]
+        return Chain(
+            input_bytes=0,  # the batch is there before the step
+            static_bytes=static_bytes(trace, stage_spans),
+            floor_bytes=floor_bytes(trace),
+            stages=tuple(_apart(made, stage_spans, linked)),
         )
-        for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True)
-    ]
-    return Chain(
-        input_bytes=0,  # the batch is there before the step
-        static_bytes=static_bytes(trace, stage_spans),
-        floor_bytes=floor_bytes(trace),
-        stages=tuple(_apart(made, stage_spans, linked)),
-    )
+
+    if trial.budget is not UNSET:
+        without_times = chain([NOTHING] * len(stage_spans))
+        whole = candidates.none(without_times).cost.peak_bytes
+        if candidates.largest_stage(without_times)[1] > parse_budget(trial.budget, whole_bytes=whole):
+            return without_times
+    return chain(_seconds(trial, built, trace, stage_spans, selective, rates, in_calls=in_calls))
 
 
 def _refuse_backward_in_forward(trace: Trace) -> None:

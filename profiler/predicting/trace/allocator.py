@@ -105,7 +105,6 @@ class CachingAllocator:
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream: of small requests, and of large ones
         self._capacity = capacity
         self._allocated = self._reserved = 0
-        self._peak_allocated = self._peak_reserved = 0
 
     def allocate(self, nbytes: int, stream: int = 0) -> MemoryBlock:
         """A block of at least `nbytes`, which `free` takes back. Raises OutOfMemory where it does not fit."""
@@ -115,8 +114,6 @@ class CachingAllocator:
         pool = small if size <= SMALL_REQUEST else large
         block = pool.take(size) or self._grow(pool, size)
         self._allocated += block.size
-        if self._allocated > self._peak_allocated:
-            self._peak_allocated = self._allocated
         return block
 
     def free(self, block: MemoryBlock, stream: int = 0) -> None:
@@ -138,16 +135,6 @@ class CachingAllocator:
     def reserved(self) -> int:
         """The bytes taken from the device, as `torch.cuda.memory_reserved` counts them."""
         return self._reserved
-
-    @property
-    def peak_allocated(self) -> int:
-        """The most that was ever allocated."""
-        return self._peak_allocated
-
-    @property
-    def peak_reserved(self) -> int:
-        """The most that was ever reserved."""
-        return self._peak_reserved
 
     def _rounded(self, nbytes: int) -> int:
         """The size of a request's block: a multiple of the granule, or of a division between two powers of two."""
@@ -172,7 +159,6 @@ class CachingAllocator:
             raise OutOfMemory(size, reserved=self._reserved, capacity=self._capacity)
         pool.grow(size)
         self._reserved += growth
-        self._peak_reserved = max(self._peak_reserved, self._reserved)
         block = pool.take(size, has_grown=True)
         assert block is not None
         return block

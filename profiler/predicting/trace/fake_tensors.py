@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -26,6 +25,7 @@ from profiler.core.errors import Unsupported
 from profiler.predicting.trace import routing as routes
 from profiler.predicting.trace import temporaries
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
+from profiler.training.workload import uncollected
 
 aten = torch.ops.aten
 DEEPCOPY: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
@@ -275,15 +275,3 @@ def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool =
             if buffer is not None:
                 child._buffers[name] = convert(buffer)
     return module
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disable the collection of cycles: it takes a quarter of a trace, and when it frees what is chance."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()

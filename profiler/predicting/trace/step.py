@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace
+from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace, recompute_ends
 from profiler.predicting.trace import products
 from profiler.predicting.trace.collectives import Exchange, parts
 from profiler.predicting.trace.host_state import is_on_host
@@ -250,10 +250,7 @@ class _Categories:
     def __init__(self, marks: list[tuple[str, int]], operators: list[Operator]) -> None:
         pairs = pairwise(marks)
         self._forwards = [(before, last) for (phase, before), (_, last) in pairs if phase == "forward"]
-        self._ends = [0] * (len(operators) + 2)  # by number: the last operator of the recompute that it is in
-        for number in range(len(operators), 0, -1):
-            goes_on = number < len(operators) and _is_recompute(operators[number])
-            self._ends[number] = self._ends[number + 1] if goes_on else number
+        self._ends = recompute_ends(operators)
 
     def of(self, life: StorageLife) -> str:
         if life.phase == "forward":
@@ -262,8 +259,3 @@ class _Categories:
         if life.phase == "recompute":
             return "recomputed" if life.died is None or life.died > self._ends[life.born] else "temporaries"
         return "temporaries"
-
-
-def _is_recompute(operator: Operator) -> bool:
-    """Gradients are off where a checkpoint packs what it computes again."""
-    return operator.phase == "recompute" or operator.name == "aten.detach"

@@ -12,7 +12,7 @@ from torch import nn
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
 from profiler.training.checkpointing.call_routes import CalledBlock, Calls, ToCalls
-from profiler.training.checkpointing.observed_forward import NotKept, run_forward
+from profiler.training.checkpointing.one_forward import NotKept, run_forward
 from profiler.training.checkpointing.routed_block import route, unroute
 from profiler.training.marked_functions import listened
 from profiler.training.workload import Workload

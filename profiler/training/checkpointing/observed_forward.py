@@ -9,23 +9,14 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import NotOnce
-from profiler.training import plain_state
+from profiler.training.checkpointing.one_forward import NotKept, TensorUses, run_forward
 from profiler.training.checkpointing.routed_block import route, unroute
 from profiler.training.checkpointing.split import ChainBytes
-from profiler.training.workload import Workload, restored, tensors
-
-METADATA = {  # what may be asked of a tensor without using what it holds
-    "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
-    "is_contiguous", "is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride",
-    "untyped_storage",
-}  # fmt: skip
-
+from profiler.training.workload import Workload, tensors
 
 NOT_ONCE = (
     "the blocks do not run once each in the order of their names; choose others with --blocks, or mark the function"
@@ -94,22 +85,6 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
     finally:
         watcher.remove()
     return watcher.observation()
-
-
-def run_forward(
-    workload: Workload, *, keeps: bool, saved: Callable[[torch.Tensor], None] = lambda tensor: None
-) -> None:
-    """Run one forward, and leave everything as it was; `saved` is told of each tensor that autograd would save.
-
-    Raises NotKept where the forward differentiates and nothing is kept.
-    """
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor | None:  # kept by every node of the graph: see _Saved
-        saved(tensor)
-        return tensor.detach() if keeps else None
-
-    with restored(workload.module), plain_state.kept(workload.module), saved_tensors_hooks(pack, _unpack):
-        workload.loss(workload.module, workload.batch)
 
 
 class _Saved:
@@ -273,23 +248,6 @@ class _Watched:
         return forward(*arguments, **keywords)
 
 
-class TensorUses(TorchFunctionMode):
-    """Tells of every tensor that is used, in Python or by an operator."""
-
-    def __init__(self, use: Callable[[torch.Tensor], None]) -> None:
-        super().__init__()
-        self._use = use
-
-    def __torch_function__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
-    ) -> Any:
-        result = function(*arguments, **(keywords or {}))
-        if tensors(result) or function.__name__ not in METADATA:
-            for tensor in tensors((arguments, keywords)):
-                self._use(tensor)
-        return result
-
-
 def _same(first: Any, second: Any) -> bool:
     """Whether two calls were given the same beside the activation: the same objects, or equal plain values."""
     if isinstance(first, dict) and isinstance(second, dict):
@@ -297,13 +255,3 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
         return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
     return first is second or (isinstance(first, (bool, int, float, str)) and first == second)
-
-
-class NotKept(Exception):
-    """A backward within the forward asks for what was not kept."""
-
-
-def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
-    if kept is None:
-        raise NotKept
-    return kept

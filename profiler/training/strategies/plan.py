@@ -10,7 +10,7 @@ from torch import nn
 
 from profiler.core import plan_file
 from profiler.core.errors import Unsupported
-from profiler.core.plan_file import Recipe, Segment
+from profiler.core.plan_file import PlanFile, Segment
 from profiler.core.record import Applied
 from profiler.training.checkpointing.block_segments import BlockSegment, OwnCheckpoint, checkpoint_segments, recomputes
 from profiler.training.strategies.selective import saving
@@ -25,7 +25,7 @@ def apply(workload: Workload, *, file: str = "plan.json") -> Applied:
     return carry_out(workload, plan_file.read(Path(file)))
 
 
-def carry_out(workload: Workload, plan: Recipe) -> Applied:
+def carry_out(workload: Workload, plan: PlanFile) -> Applied:
     """As `apply`. The blocks are the plan's own; what is recomputed is told of those that are the workload's too."""
     names = tuple(plan.fingerprint)
     changes = plan_file.changes(plan, fingerprint(workload.module, names, workload.calls))

@@ -18,13 +18,13 @@ from markupsafe import Markup
 from profiler.analysis import progress
 from profiler.analysis.rows import Row, rows
 from profiler.core.errors import UserError
-from profiler.core.units import MISSING, count_text
+from profiler.core.units import MISSING, count_text, few
 from profiler.runs.store import Run
 from profiler.views.redaction import redacted
-from profiler.views.report.grids import Grid, Head, cell
+from profiler.views.report.grids import Grid, Head, Twins, cell
 from profiler.views.report.section import PageLimits, Section, section
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import few, groups, setting
+from profiler.views.tables.columns import groups, setting
 from profiler.views.tables.evidence import device
 
 LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
@@ -158,9 +158,9 @@ def agreement(shown: Sequence[RunPart]) -> str:
 
 def _part(shown_run: ShownRun, shown: Sequence[tuple[Row, ...]], anchor: str, limits: PageLimits) -> RunPart:
     manifest = shown_run.run.manifest
-    all_rows = [row for group in shown_run.groups for row in group]
+    twins = Twins(row for group in shown_run.groups for row in group)
     sections = [
-        section(group, all_rows=all_rows, anchor=f"{anchor}-{number}", limits=limits)
+        section(group, twins=twins, anchor=f"{anchor}-{number}", limits=limits)
         for number, group in enumerate(shown, start=1)
     ]
     left_out = len(shown_run.groups) - len(shown)

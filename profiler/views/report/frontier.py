@@ -19,7 +19,6 @@ from profiler.views.sanitize import short
 from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import peak_name
 
-HEIGHT = 300
 TOP, BOTTOM = 34, 262  # pixels
 LEFT, RIGHT = 6.0, 94.0  # percents
 LINE, LETTER = 16, 7.4  # pixels: the height of a name, and the width of a letter

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from statistics import median
 
 import msgspec
 
 from profiler.analysis.rows import Row, foretells
+from profiler.core.case import Case
 from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats import spread
-from profiler.core.units import MISSING, bytes_text, error_text, seconds_text, spread_text
+from profiler.core.units import MISSING, bytes_text, error_text, few, seconds_text, spread_text
 from profiler.views.sanitize import plain, short
 from profiler.views.strategy_label import strategy_label
-from profiler.views.tables.columns import columns, few
+from profiler.views.tables.columns import columns
 from profiler.views.tables.samples import TIMES, samples_of
 
 NAMES = {
@@ -78,25 +80,35 @@ def phases(rows: Sequence[Row]) -> Grid | None:
     return _grid("Live memory over the step", heads, lines, texts=1)
 
 
-def predictions(rows: Sequence[Row], *, all_rows: Sequence[Row]) -> Grid | None:
-    """Returns predicted beside measured or rehearsed, a line for each of these rows that has a twin among all rows."""
-    pairs = [pair for row in rows for pair in _twins(row, all_rows)]
+class Twins:
+    """The rows of a run that predict others or are predicted, by the points that they share."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._of_point: dict[Case, list[Row]] = {}
+        for row in rows:
+            if row.prediction_error is not None:
+                self._of_point.setdefault(row.case.twin, []).append(row)
+
+    def pairs(self, row: Row) -> Iterator[tuple[Row, Row]]:
+        """Predictions of this row, each with the row; or this prediction with each row that it is held against."""
+        if row.prediction_error is None:
+            return
+        is_predicted = row.evidence == "predicted"
+        for twin in self._of_point.get(row.case.twin, ()):
+            if not is_predicted and foretells(twin.case, row.case):
+                yield twin, row
+            elif is_predicted and twin.evidence == row.prediction_against and foretells(row.case, twin.case):
+                yield row, twin
+
+
+def predictions(rows: Iterable[Row], *, twins: Twins, most: int) -> Grid | None:
+    """Returns predicted beside measured or rehearsed, up to `most` lines of these rows that have a twin."""
+    pairs = list(islice(chain.from_iterable(map(twins.pairs, rows)), most))
     against = " or ".join(sorted({other.evidence for _, other in pairs}))
     heads = ("strategy", "predicted peak", f"{against} peak", "peak off by", "estimated step", "measured step")
     shown = heads if any(other.step_seconds is not None for _, other in pairs) else heads[:-2]
     lines = [_beside(predicted, other)[: len(shown)] for predicted, other in pairs]
     return _grid(f"Predicted and {against}", shown, lines, texts=1)
-
-
-def _twins(row: Row, rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Returns predictions of this row, each with the row; or this prediction with each row that it is held against."""
-    if row.prediction_error is None:
-        return []
-    twins = [twin for twin in rows if twin.prediction_error is not None and twin.case.twin == row.case.twin]
-    if row.evidence != "predicted":
-        return [(twin, row) for twin in twins if foretells(twin.case, row.case)]
-    held = [twin for twin in twins if twin.evidence == row.prediction_against]
-    return [(row, twin) for twin in held if foretells(row.case, twin.case)]
 
 
 def equality(rows: Sequence[Row]) -> Grid | None:

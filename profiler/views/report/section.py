@@ -15,7 +15,7 @@ from profiler.views.report import grids, sentence
 from profiler.views.report.areas import AreaChart, areas
 from profiler.views.report.bars import BarChart, DotRows, category_bars, dot_rows, phase_bars
 from profiler.views.report.frontier import FrontierChart, frontier
-from profiler.views.report.grids import Grid, Remark
+from profiler.views.report.grids import Grid, Remark, Twins
 from profiler.views.sanitize import plain, short, shortened
 from profiler.views.tables.columns import heading, reasons
 from profiler.views.tables.evidence import peak_name
@@ -80,8 +80,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[Remark, ...]
 
 
-def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits: PageLimits) -> Section:
-    """Returns the section of `rows`, one group of `all_rows`, in which predictions are matched with measurements."""
+def section(rows: Sequence[Row], *, twins: Twins, anchor: str, limits: PageLimits) -> Section:
+    """Returns the section of one group of rows; `twins` are those of all groups of the run."""
     advice = advise(rows)
     shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
     return Section(
@@ -100,7 +100,7 @@ def section(rows: Sequence[Row], *, all_rows: Sequence[Row], anchor: str, limits
         phases=phase_bars(drawn),
         phase_table=grids.phases(drawn),
         explanation=_explanation(drawn),
-        predictions=grids.predictions(drawn, all_rows=all_rows),
+        predictions=grids.predictions(drawn, twins=twins, most=limits.rows),
         equality=grids.equality(drawn),
         dot_rows=dot_rows(drawn, most=limits.samples),
         samples=grids.samples(drawn, most=limits.samples),

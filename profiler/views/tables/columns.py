@@ -19,6 +19,7 @@ from profiler.core.units import (
     count_text,
     error_text,
     exact_error_text,
+    few,
     scaled,
     second_unit,
     spread_text,
@@ -145,29 +146,29 @@ def _nothing_fits(rows: Sequence[Row]) -> list[str]:
 
 def remarks(rows: Iterable[Row]) -> list[str]:
     """Returns a line for each code of note, which docs/notes explains, with the strategies it concerns."""
-    strategies: dict[str, list[str]] = {}
-    texts: dict[str, dict[str, None]] = {}
+    strategies: dict[str, list[Choice]] = {}
+    texts: dict[str, str] = {}
+    differing: set[str] = set()  # codes of texts that differ from row to row: one is quoted
     for row in rows:
         for note in row.notes:
-            strategies.setdefault(note.code, []).append(strategy_label(row.case.strategy))
-            texts.setdefault(note.code, {})[note.text] = None
-    lines = []
-    for code, (text, *others) in ((code, list(of_code)) for code, of_code in texts.items()):
-        example = "for example: " if others else ""  # a text that differs from row to row is quoted once
-        lines.append(f"{code} {few(strategies[code], MAX_NAMED)}: {example}{text}")
-    return lines
+            strategies.setdefault(note.code, []).append(row.case.strategy)
+            if texts.setdefault(note.code, note.text) != note.text:
+                differing.add(note.code)
+    return [
+        f"{code} {_few_labels(strategies[code])}: {'for example: ' if code in differing else ''}{text}"
+        for code, text in texts.items()
+    ]
+
+
+def _few_labels(strategies: Sequence[Choice]) -> str:
+    """The first labels, and how many more there are."""
+    return few([*map(strategy_label, strategies[:MAX_NAMED]), *strategies[MAX_NAMED:]], MAX_NAMED)
 
 
 def below(rows: Sequence[Row]) -> list[str]:
     """The lines that stand below a table: why rows are not ok, and the notes."""
     notes = [f"note: {remark}" for remark in remarks(rows)]
     return [*reasons(rows), *_floor(rows), *notes, *files_of_labels(row.case.strategy for row in rows)]
-
-
-def few(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:

@@ -8,6 +8,7 @@ import msgspec
 from rich.text import Text
 
 from profiler.analysis.fit import Fit
+from profiler.core.case import encode_indented
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.tables.columns import batch, telling
@@ -116,7 +117,7 @@ def document(lines: Sequence[LargestBatch], *, model: str, limit: int, context_b
     fields = {
         "schema": 1, "model": model, "memory_bytes": limit, "context_bytes": context_bytes, "strategies": lines,
     }  # fmt: skip
-    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
+    return encode_indented(fields)
 
 
 def _memory(largest: LargestBatch) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from rich.text import Text
 
 from profiler.analysis.rows import Row
+from profiler.core.case import encode_indented
 from profiler.core.units import (
     MISSING,
     bytes_text,
@@ -121,7 +122,7 @@ def document(
             for point in points
         ],
     }
-    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
+    return encode_indented(fields)
 
 
 def way_columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:

@@ -1,0 +1,103 @@
+"""The process of a command: its standard streams, the signals that ask it to end, and an error of our own on file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from profiler.workflows import Interrupted
+
+FOLDER: str | None = None  # where temporary files are
+
+
+def open_standard() -> None:
+    """Take the descriptors 0 to 2 where the caller closed them: else the next file or socket would be one of them.
+
+    A closed stdout becomes one that nobody reads, so that writing to it fails; what goes to a closed stderr is lost.
+    """
+    for number in range(3):
+        if not _is_open(number):
+            os.set_inheritable(_unread() if number == 1 else os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def drop_unwritable() -> None:
+    """What is still to be flushed at the end, to where nothing can be written, must not raise again."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _unread() -> int:
+    """The writing end of a pipe without a reader, at the lowest free descriptor."""
+    lowest, other = os.pipe()  # reading, writing
+    os.dup2(other, lowest)
+    os.close(other)
+    return lowest
+
+
+@contextmanager
+def heeded() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP raise Interrupted, once: a second one ends the process at once."""
+
+    def handle(number: int, frame: object) -> None:
+        end_at_once()
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, handle) for number in _not_ignored()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_at_once(words: str = "") -> None:
+    """From here on a signal ends this process, with a line of these words; the engine's processes end with it."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        with suppress(OSError):
+            os.write(2, f"\n{words}\n".encode())
+        signal.raise_signal(number)
+
+    for number in _not_ignored():
+        signal.signal(number, end if words else signal.SIG_DFL)
+
+
+def _not_ignored() -> list[int]:
+    """`nohup` ignores SIGHUP, and means it."""
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in asked if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def keep_error(error: BaseException) -> str | None:
+    """Write the traceback to a new file that only this user reads; its path, or None where no place takes it."""
+    import tempfile
+    import traceback
+
+    from profiler.core.secret_filter import hide
+
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="gcprof-error-", suffix=".log", dir=FOLDER)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(hide("".join(traceback.format_exception(error))))
+    except OSError:
+        return None
+    return path

@@ -1,0 +1,153 @@
+"""The source of a function, found without importing anything, and which functions of a user's file make a model."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from profiler.core.errors import UserError, nearest_or_all
+
+MOST_HOPS = 4  # from a name to the function that it stands for
+KEYS = {"module", "batch"}  # of a dict that a factory returns
+PARTS = range(2, 5)  # module, batch, loss, optimizer
+
+
+@cache
+def read(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
+    """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
+    name, _, attribute = target.rpartition(":")
+    path, tree = _tree(name)
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if attribute in functions:
+        return functions[attribute]
+    if hops and (elsewhere := _bound_to(attribute, tree, path)):
+        return read(elsewhere, hops - 1)
+    raise UserError(f"'{path}' has no function '{attribute}'", hint=nearest_or_all(attribute, functions))
+
+
+def place(target: str) -> Path:
+    """The file of "package.module:function" or "path/to/file.py:function". Raises UserError for an unknown module."""
+    return _source(target.rpartition(":")[0])[0]
+
+
+def which_factory(path: str) -> str:
+    """The functions of a file that make a model, as they are to be typed."""
+    made = ", ".join(f"{path}:{name}" for name in _factories(_tree(path)[1]))
+    return f"name it: {made}" if made else "it has none: write one that returns (module, batch[, loss])"
+
+
+def _tree(name: str) -> tuple[Path, ast.Module]:
+    """The file of "package.module" or "path/to/file.py", and its source. Raises UserError where it cannot be read."""
+    path, get_source = _source(name)
+    try:
+        return path, ast.parse(get_source())
+    except (OSError, ImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot read '{path}': {reason}", hint="write path/to/file.py:factory") from None
+    except (SyntaxError, ValueError) as error:
+        where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise UserError(f"{path}{where}: {error.args[0]}", hint="Python cannot read this file") from None
+
+
+def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
+    """The function that a name of a file stands for by `name = other` or `from module import other as name`.
+
+    A module is looked for beside the file alone; nothing is imported.
+    """
+    for node in reversed(tree.body):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            if any(isinstance(one, ast.Name) and one.id == name for one in node.targets) and node.value.id != name:
+                return f"{path}:{node.value.id}"
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
+            original = next((one.name for one in node.names if (one.asname or one.name) == name), None)
+            module = path.parent.joinpath(*node.module.split("."))
+            files = (module.with_suffix(".py"), module / "__init__.py")
+            if original and (file := next((one for one in files if one.is_file()), None)):
+                return f"{file}:{original}"
+    return None
+
+
+def _source(name: str) -> tuple[Path, Callable[[], str]]:
+    """A file, or a module's, found without importing anything; and what reads it.
+
+    Modules are read by what would import them: they may be in a zip.
+    """
+    if name.endswith(".py"):
+        return Path(name), lambda: Path(name).read_text(encoding="utf-8")
+    try:
+        spec = _module_spec(name)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"no module '{name}': {error}", hint="write package.module:factory") from None
+    if spec is None or spec.origin is None:
+        raise UserError(f"there is no module '{name}'", hint="write package.module:factory, or path/to/file.py:factory")
+    origin, get_source = Path(spec.origin), getattr(spec.loader, "get_source", lambda module: None)
+    return origin, lambda: get_source(name) or origin.read_text(encoding="utf-8")
+
+
+def _module_spec(name: str) -> ModuleSpec | None:
+    """Where a module is. `importlib.util.find_spec` would import the packages around it, and so run their code."""
+    first, *inner = name.split(".")
+    spec = importlib.util.find_spec(first)
+    for number in range(len(inner)):
+        folders = list(spec.submodule_search_locations or ()) if spec else []
+        whole = ".".join([first, *inner[: number + 1]])
+        finders = [finder for folder in folders if (finder := pkgutil.get_importer(folder))]
+        found = [found for finder in finders if (found := finder.find_spec(whole))]
+        spec = next((one for one in found if one.loader), None) or _namespace(whole, found)
+    return spec
+
+
+def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
+    """The package that folders without an `__init__.py` are together; None where there are none."""
+    if not portions:
+        return None
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [
+        folder for portion in portions for folder in portion.submodule_search_locations or ()
+    ]
+    return spec
+
+
+def _factories(tree: ast.Module) -> list[str]:
+    """The public functions of a file that return a model and a batch; where none is seen to, those that could."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    callable_ = [function for function in functions if _needs_nothing(function)]
+    seen = [function.name for function in callable_ if any(map(_is_model, _returned(function)))]
+    return seen or [function.name for function in callable_ if any(_returned(function))]
+
+
+def _needs_nothing(function: ast.FunctionDef) -> bool:
+    """Whether every parameter has a default, but for the batch size, which may be given."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    without = positional[: len(positional) - len(function.args.defaults)]
+    keywords = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    needed = {argument.arg for argument in without} | {argument.arg for argument, value in keywords if value is None}
+    return needed <= {"batch_size"}
+
+
+def _returned(function: ast.FunctionDef) -> list[ast.expr]:
+    """What a function returns itself, without the functions and classes within it."""
+    return [node.value for node in _own(function) if isinstance(node, ast.Return) and node.value is not None]
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield child
+            yield from _own(child)
+
+
+def _is_model(value: ast.expr) -> bool:
+    """Whether what is returned has the form of (module, batch[, loss[, optimizer]]), or of a dict with these keys."""
+    if isinstance(value, ast.Tuple):
+        return len(value.elts) in PARTS
+    if isinstance(value, ast.Dict):
+        return {key.value for key in value.keys if isinstance(key, ast.Constant)} >= KEYS
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        return value.func.id == "dict" and {keyword.arg for keyword in value.keywords} >= KEYS
+    return False
