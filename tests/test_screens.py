@@ -15,7 +15,7 @@ from profiler.cli import COMMANDS, answer
 from profiler.core.record import Environment
 from profiler.request import device_choice
 from profiler.views.tables import columns
-from profiler.views.tables.live import LiveScreen
+from profiler.views.tables.progress import LiveScreen
 from tests import examples, golden_files, make
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
