@@ -74,7 +74,7 @@ LINES = [
     LargestBatch(strategy="plan", batch_size=23, predicted_bytes=20 * MIB, measured_bytes=20 * MIB, outcome="ok",
          beyond_bytes=20 * MIB, beyond_outcome="ok", samples_per_second=617.25),
 ]  # fmt: skip
-BELOW = [plans.legend(CHAIN), "times are against the step without checkpointing"]
+BELOW = [plans.BRACKETS, plans.legend(CHAIN), "times are against the step without checkpointing"]
 TABLES = {
     "plan": lambda **how: plans.table(shown(), title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW, **how),
     "frontier": lambda **how: plans.frontier(list(FRONTIER), NONE, title="mine: 30 plans", **how),

@@ -121,7 +121,7 @@ def references() -> list[RunOverview]:
 
 def overview(run: Run, name: str) -> RunOverview:
     """The line of a run in the list: its planned models and devices, and how many rows are ok."""
-    planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records)
+    planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records, largest=0)
     return RunOverview(
         name=name,
         status=progress.status(run.manifest.plan, run.records),
