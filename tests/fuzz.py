@@ -45,7 +45,7 @@ MEMORY_BYTES = 512 << 20
 WORKERS, BATCH = 2, 250
 GOOD = range(6)
 READERS: dict[str, Callable[[Path], object]] = {  # those of files that no command takes by their path
-    "recipe": plan_file.read,
+    "plan-file": plan_file.read,
     "published": published.read,
     "rates": gpu_specs.read,
 }

@@ -65,7 +65,7 @@ def _plans() -> Iterator[Subject]:
         yield Subject(path.stem, "costs.json", "json", {"costs.json": path.read_bytes()}, OF_STAGES)
         named = _named(path)
         yield Subject(f"{path.stem}-named", "costs.json", "json", {"costs.json": named}, OF_STAGES)
-    yield Subject("plan", "plan.json", "json", {"plan.json": PLAN}, ("recipe plan.json",))
+    yield Subject("plan", "plan.json", "json", {"plan.json": PLAN}, ("plan-file plan.json",))
 
 
 def _named(path: Path) -> bytes:

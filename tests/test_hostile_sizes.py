@@ -12,9 +12,11 @@ from profiler.analysis.rows import TwinPeak, TwinPeaks, foretells, rows
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Conditions, Record
+from profiler.engines.local import Local
 from profiler.views.plots.panels import MOST_CELLS, planes
-from profiler.views.tables import grid as grids
-from profiler.views.tables.grid import words
+from profiler.views.report import grids
+from profiler.views.tables import grid as table_grid
+from profiler.views.tables.grid import Column, words
 from tests import make
 from tests.counted_calls import num_calls
 
@@ -43,7 +45,26 @@ def calls_for_refusals(number: int) -> float:
     return num_calls(lambda: progress.owed(plan, refusals)) / number
 
 
-@pytest.mark.parametrize("calls", [calls_for_predictions, calls_for_refusals])
+def calls_for_refused_trials(number: int) -> float:
+    engine = Local()
+    engine._alone = lambda trial: refused(trial.case.batch_size)
+    plan = [Trial(case=refused(at + 1).case) for at in range(number)]
+    return num_calls(lambda: list(engine._one_by_one(plan))) / number
+
+
+def calls_for_twins(number: int) -> float:
+    cases = [
+        msgspec.structs.replace(BASE.case, batch_size=at + 1, device=device)
+        for at in range(number)
+        for device in ("cuda:0", "fake:cuda")
+    ]
+    table = rows([msgspec.structs.replace(BASE, case=case) for case in cases])
+    return num_calls(lambda: grids.predictions(table, twins=grids.Twins(table), most=2 * number)) / number
+
+
+@pytest.mark.parametrize(
+    "calls", [calls_for_predictions, calls_for_refusals, calls_for_refused_trials, calls_for_twins]
+)
 def test_of_many_no_more_functions_are_called_for_each(calls):
     assert calls(MANY) < 1.2 * calls(FEW)
 
@@ -78,9 +99,13 @@ def test_a_clock_falls_where_any_was_higher_before(clocks):
     assert device_conditions._falls(moments) == falls
 
 
+def laid_out(columns: list[Column], width: int) -> list[int] | None:
+    return table_grid._widths(columns, width, [set(column.cells) for column in columns])
+
+
 def one_by_one(natural: list[int], least: list[int], width: int) -> list[int] | None:
     """The widths where the widest column gives way by one, as often as it takes."""
-    excess = sum(natural) + len(grids.GAP) * (len(natural) - 1) - width
+    excess = sum(natural) + len(table_grid.GAP) * (len(natural) - 1) - width
     for _ in range(excess):
         giving = [at for at in range(len(natural)) if natural[at] > least[at]]
         if not giving:
@@ -99,14 +124,14 @@ def test_columns_give_way_as_if_by_one_at_a_time(cells, width):
 
     expected = one_by_one(natural, [max(sizes) for sizes in cells], width)
 
-    assert grids._widths(columns, width) == expected
+    assert laid_out(columns, width) == expected
 
 
 def test_a_long_name_gives_way_in_few_steps():
     number = 4000
     columns = [words("", "", ["a"]), words("", "", ["a " * number])]
 
-    calls = num_calls(lambda: grids._widths(columns, 40))
+    calls = num_calls(lambda: laid_out(columns, 40))
 
     assert calls < 7 * number  # six look at each of its words; by one at a time each of its 8,000 letters takes more
 
@@ -124,6 +149,25 @@ def test_a_peak_is_held_against_the_first_that_its_prediction_is_of(devices):
         assert peaks.of(case) == min(held, key=lambda peak: peak.evidence, default=None)
 
 
+@given(devices=st.lists(DEVICES, unique=True, max_size=7))
+def test_predictions_stand_beside_all_that_they_are_held_against(devices):
+    table = rows([on(device) for device in devices])
+    known = [row for row in table if row.prediction_error is not None]
+    held = [
+        pair
+        for row in known
+        for twin in known
+        for pair in [(row, twin) if row.case.is_predicted else (twin, row)]
+        if foretells(pair[0].case, pair[1].case)
+        and (not row.case.is_predicted or twin.evidence == row.prediction_against)
+    ]
+    twins = grids.Twins(table)
+
+    assert [pair for row in table for pair in twins.pairs(row)] == held
+    shown = grids.predictions(table, twins=twins, most=2)
+    assert (len(shown.lines) if shown else 0) == min(2, len(held))
+
+
 def _evidence(case: Case) -> str:
     return "predicted" if case.is_predicted else "rehearsed" if case.is_rehearsed else "measured"
 
@@ -136,3 +180,14 @@ def test_a_plane_of_more_cells_than_a_run_has_is_refused():
     assert len(planes(table[:-1], ["batch_size", "precision"])) == 1
     with pytest.raises(UserError, match="too many to lay out: 317 values of the batch size and 317 of the precision"):
         planes(table, ["batch_size", "precision"])
+
+
+def test_planes_of_as_many_cells_in_all_are_refused_however_small_each_is():
+    fields = [{"batch_size": at + 1, "accumulate": at + 1, "seed": seed} for at in range(100) for seed in range(11)]
+    cases = [msgspec.structs.replace(BASE.case, **field) for field in fields]
+    table = rows([msgspec.structs.replace(BASE, case=case) for case in cases])
+    fewer = [row for row in table if row.case.seed < 10]
+
+    assert len(planes(fewer, ["batch_size", "accumulate"])) == 10
+    with pytest.raises(UserError, match="too many to lay out: 11 planes of 110,000 cells in all"):
+        planes(table, ["batch_size", "accumulate"])

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.text import Text
 
 from profiler.analysis import trust
 from profiler.analysis.rows import rows
+from profiler.cli import answer
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -119,6 +121,40 @@ def test_rules_about_the_device_find_nothing_where_a_record_tells_nothing_of_it(
     monkeypatch.setattr(trust, "_tells_device", lambda record: True)
 
     assert rows(RUNS[name]) == quick
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rows_of_large_groups_are_as_those_of_small_ones_but_for_verdicts(name):
+    asked, unasked = rows(RUNS[name]), rows(RUNS[name], largest=0)
+
+    assert rows(RUNS[name], largest=len(RUNS[name])) == asked
+    assert {(row.on_frontier, row.time_verdict) for row in unasked} == {(False, None)}
+    assert [replace(row, on_frontier=False, time_verdict=None) for row in asked] == list(unasked)
+
+
+def test_the_note_that_more_work_is_faster_needs_no_verdict_that_is_shown():
+    faster = make.record("all", seconds=(0.5, 0.51, 0.49, 0.5, 0.5, 0.51))
+    records = [make.record("none", seconds=(1.0, 1.01, 0.99, 1.0, 1.0, 1.01)), faster]
+    worked = [
+        replace(record, readings=replace(record.readings, forward_flops=flops, backward_flops=flops))
+        for record, flops in zip(records, (100, 150), strict=True)
+    ]
+
+    noted = rows(worked, largest=0)[1]
+
+    assert "GCP061" in [note.code for note in noted.notes]
+    assert noted.notes == rows(worked)[1].notes
+
+
+def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, monkeypatch, capsys):
+    examples.run(tmp_path / "run", RUNS["rounds"])
+    assert answer(["show", str(tmp_path / "run")]) == 0
+    styled = capsys.readouterr()
+    monkeypatch.setattr(grids, "MOST_STYLED", 2)
+
+    assert answer(["show", str(tmp_path / "run")]) == 0
+
+    assert capsys.readouterr() == styled
 
 
 @given(texts=FEW, encoding=st.sampled_from(["utf-8", "ascii", "latin-1"]))

@@ -62,6 +62,7 @@ def explain(
     modules = live_bytes.modules_at(trace, highest.number, blocks=blocks)
     others = modules[NUM_MODULES:]
     least = floor(baseline or trace, blocks=blocks)
+    has_lines = any(one.line for one in trace.allocations)
     return Explanation(
         peak=highest,
         categories=live_bytes.categories_at(trace, highest.number),
@@ -75,7 +76,7 @@ def explain(
         baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
         split=split,
         reason=reason(trace, baseline=baseline, blocks=blocks) if baseline else None,
-        holders=live_bytes.holders_at(trace, highest.number)[:NUM_HOLDERS] if _has_lines(trace) else (),
+        holders=live_bytes.holders_at(trace, highest.number)[:NUM_HOLDERS] if has_lines else (),
     )
 
 
@@ -99,10 +100,6 @@ def better_blocks(choices: BlockChoices) -> BlockChoice | None:
     return min(lower, key=lambda entry: entry[:3])[-1] if lower else None
 
 
-def _has_lines(trace: Trace) -> bool:
-    return any(one.line for one in trace.allocations)
-
-
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """`kind` is checkpointing, batch, optimizer, gradients, kept-gradients, offload, host-inputs or loss."""
 
@@ -120,12 +117,13 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
     gradients of several micro-batches are added. Bytes.
     """
     highest = max(live(trace))
+    is_recomputed = any(operator.phase == "recompute" for operator in trace.operators)
     changes: dict[str, Change] = {
         "batch": _half_batch,
         "optimizer": _no_state,
         "gradients": _freed_gradients,
         "kept-gradients": _dropped_gradients(trace),
-        "host-inputs" if _is_recomputed(trace) else "offload": _offloaded,
+        "host-inputs" if is_recomputed else "offload": _offloaded,
     }
     if in_chunks := chunked(trace):
         changes["loss"] = in_chunks
@@ -140,10 +138,6 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
 def is_accumulated(trace: Trace) -> bool:
     """Whether the step has several backwards, whose gradients are added."""
     return sum(phase == "backward" for phase, _ in trace.marks) > 1
-
-
-def _is_recomputed(trace: Trace) -> bool:
-    return any(operator.phase == "recompute" for operator in trace.operators)
 
 
 def _changed_peak(trace: Trace, change: Change) -> int:

@@ -163,14 +163,6 @@ def activation_bytes(case: Case) -> int | None:
     return FLOAT_BYTES * int(width) * case.batch_size if width.isdigit() and case.batch_size else None
 
 
-def _gradients(row: Row) -> str | None:
-    return GRADIENTS.get(row.gradients)
-
-
-def _precision_difference(row: Row) -> float | None:
-    return row.equality.precision_difference if row.equality else None
-
-
 TABLE = {
     "saved_bytes": Quantity(about="saved", kind="bytes", read=of_one(_saved)),
     "saved_but_loss": Quantity(about="saved, without the loss itself", kind="bytes", read=of_one(_saved_but_loss)),
@@ -201,9 +193,11 @@ TABLE = {
     "peak_activations": Quantity(
         about="activations and their gradients live at the peak", kind="number", read=of_one(_peak_activations)
     ),
-    "gradients": Quantity(about="gradients", kind="words", read=of_one(_gradients)),
+    "gradients": Quantity(about="gradients", kind="words", read=of_one(lambda row: GRADIENTS.get(row.gradients))),
     "precision_difference": Quantity(
-        about="largest relative difference of a gradient to fp32", kind="number", read=of_one(_precision_difference)
+        about="largest relative difference of a gradient to fp32",
+        kind="number",
+        read=of_one(lambda row: row.equality.precision_difference if row.equality else None),
     ),
     "saved_growth": Quantity(about="saved ~ blocks to the power of", kind="number", read=growth(_saved)),
     "peak_growth": Quantity(about="step peak ~ blocks to the power of", kind="number", read=growth(_peak)),

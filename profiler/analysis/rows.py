@@ -25,7 +25,7 @@ from profiler.core.record import (
     evidence,
     is_reproducible,
 )
-from profiler.core.stats import interval, spread
+from profiler.core.stats import spread
 
 ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
 
@@ -79,7 +79,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peak_ratio: float | None  # to the same case without checkpointing; None where the outcome is not ok: no saving
     step_seconds: float | None  # median over all rounds
     step_spread: float | None  # half the interquartile range over the median
-    step_interval: tuple[float, float] | None  # that holds the median at 95 %, over all rounds
     rounds: tuple[Record, ...]  # in order, each with its own samples
     time: TimeRatio | None  # of the step to the baseline's: of neighbours in one process, else of rounds
     time_verdict: TimeVerdict | None  # of the step against the baseline's
@@ -105,8 +104,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return evidence(self.case, self.environment)
 
 
-def rows(records: Iterable[Record]) -> tuple[Row, ...]:
-    """One row for each case, in the order in which the cases first appear."""
+def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row, ...]:
+    """One row for each case, in the order in which the cases first appear.
+
+    With `largest`, rows of larger groups are not on the frontier and have no verdict but what notes need: who shows
+    neither need not wait for them.
+    """
     rounds: dict[Case, list[Record]] = {}
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
@@ -119,7 +122,7 @@ def rows(records: Iterable[Record]) -> tuple[Row, ...]:
         if own not in baselines:
             baselines[own] = _Baseline.of(own, rounds.get(own, []), pooled.get(own), drifts.get(own))
         built.append(_row(record, rounds[case], baselines[own], peaks))
-    return _judged(built)
+    return _judged(built, largest=largest)
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -200,7 +203,6 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
         peak_ratio=_ratio(record.readings.peak_bytes, baseline.peak_bytes) if is_ok else None,
         step_seconds=_middle(seconds),
         step_spread=spread(seconds) if seconds else None,
-        step_interval=interval(seconds) if seconds else None,
         rounds=tuple(rounds) if len(rounds) == 1 else tuple(sorted(rounds, key=lambda record: record.round)),
         time=time,
         time_verdict=None,
@@ -277,17 +279,26 @@ def _ratio(value: int | None, baseline: int | None) -> float | None:
     return None if value is None or not baseline else value / baseline
 
 
-def _judged(rows: list[Row]) -> tuple[Row, ...]:
+def _judged(rows: list[Row], *, largest: int | None) -> tuple[Row, ...]:
     """The rows with what is said of their times, those marked that no other of their group surely beats."""
     groups: dict[Case, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.baseline, []).append(row)
     for of_group in groups.values():
         baseline = next((Timed(row) for row in of_group if row.case == row.baseline), None)
-        timed_rows = [_judged_beside(row, baseline) for row in of_group]
-        for row in row_times.unbeaten(timed_rows):
+        is_asked = largest is None or len(of_group) <= largest
+        asked = of_group if is_asked else _computing_more(of_group, baseline)
+        timed = [_judged_beside(row, baseline) for row in asked]
+        for row in row_times.unbeaten(timed) if is_asked else ():
             force_setattr(row, "on_frontier", True)  # nobody has the rows yet
     return tuple(rows)
+
+
+def _computing_more(rows: Iterable[Row], baseline: Timed | None) -> list[Row]:
+    """Those of whose verdicts a note may come."""
+    if baseline is None:
+        return []
+    return [row for row in rows if trust.computes_more(row.readings, baseline.row.readings)]
 
 
 def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
@@ -297,9 +308,9 @@ def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
         return timed
     told = timed.verdict(baseline)
     force_setattr(row, "time_verdict", told)
-    free = told == "faster" and trust.faster_with_more_work(row.readings, baseline.row.readings, row.time_ratio)
-    if free:
-        force_setattr(row, "notes", (*row.notes, free))
+    if told == "faster" and trust.computes_more(row.readings, baseline.row.readings):
+        note = trust.faster_with_more_work(row.readings, baseline.row.readings, row.time.ratio)
+        force_setattr(row, "notes", (*row.notes, note))
     return timed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from statistics import median
 
 from profiler.analysis import row_times
@@ -88,11 +89,16 @@ def _noise(
     """One sentence of all that makes the times unsure, and what would help."""
     asked = _missed(seconds, rounds)
     others, elsewhere = other_processes(conditions)
-    facts = [fact for fact in (asked, _spread(seconds, time), others, _waited(rounds)) if fact]
+    facts = tuple([fact for fact in (asked, _spread(seconds, time), others, _waited(rounds)) if fact])
     if not facts:
         return None
-    hit = sorted({LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS})
-    helps = [elsewhere or "a quiet machine", "more --rounds", *([f"a larger {flag}" for flag in hit] if asked else [])]
+    hit = {LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS} if asked else ()
+    helps = (elsewhere or "a quiet machine", "more --rounds", *(f"a larger {flag}" for flag in sorted(hit)))
+    return _unsure(facts, helps)
+
+
+@lru_cache(maxsize=1024)  # rows of a large run share a few hundred of these
+def _unsure(facts: tuple[str, ...], helps: tuple[str, ...]) -> str:
     helping = f"{', '.join(helps[:-1])} or {helps[-1]}"
     return f"the times are unsure: {'; '.join(facts)}; {helping} would make them surer"
 
@@ -111,6 +117,8 @@ def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
 def _waited(rounds: Sequence[Record]) -> str | None:
     """How much of the time was stolen from the steps: they were ready to run, or waited for threads that were."""
     on_core = [record.readings.processor_seconds for record in rounds if record.readings.processor_seconds]
+    if not on_core:
+        return None
     wall = sum(sum(record.readings.step_seconds or ()) for record in rounds if record.readings.processor_seconds)
     share = sum(map(sum, on_core)) / wall if wall else 1.0
     return (
@@ -135,13 +143,17 @@ def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
     return f"{what} is sure to {spread_text(reached)}, not to {spread_text(sampling.precision_target)}"
 
 
-def faster_with_more_work(readings: Readings, none: Readings, ratio: float | None) -> Note | None:
-    """Of a step that is surely faster than the baseline's, where it computes more."""
+def computes_more(readings: Readings, none: Readings) -> bool:
+    """Whether the step computes more than the baseline's, as far as both are known."""
     mine, base = _flops(readings), _flops(none)
-    if not mine or not base or mine <= base:
-        return None
+    return bool(mine and base and mine > base)
+
+
+def faster_with_more_work(readings: Readings, none: Readings, ratio: float) -> Note:
+    """Of a step that is surely faster than the baseline's, and computes more."""
+    work = (_flops(readings) or 0) / (_flops(none) or 1)
     text = (
-        f"its step takes {change_text(ratio)} although it computes {change_text(mine / base)} FLOPs: what it holds "
+        f"its step takes {change_text(ratio)} although it computes {change_text(work)} FLOPs: what it holds "
         "less of, caches or a slow allocator, costs this machine more than arithmetic does; elsewhere it may be slower"
     )
     return Note(code="GCP061", text=text)

@@ -70,11 +70,8 @@ def failure(peak: PeakMemory, budget: int | None, *, named: str) -> str | None:
     readings = peak.record.readings
     lines = [f"peak memory {peak!r}", f"is {over}"]
     if readings and readings.timeline and readings.timeline.modules:
-        held = [f"{name or 'outside of all modules'} {bytes_text(size)}" for name, size in _largest(readings.timeline)]
+        largest = sorted(readings.timeline.modules.items(), key=lambda item: -item[1])[:3]
+        held = [f"{name or 'outside of all modules'} {bytes_text(size)}" for name, size in largest]
         lines.append(f"in the {readings.peak_phase} the most is held by {', '.join(held)}")
     lines.append("profiler.explain says why, profiler.plan where to checkpoint so that it fits")
     return "\n".join(lines)
-
-
-def _largest(timeline: Any) -> list[tuple[str, int]]:
-    return sorted(timeline.modules.items(), key=lambda item: -item[1])[:3]

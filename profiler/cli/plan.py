@@ -24,7 +24,6 @@ from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.planning.solver import Point
-    from profiler.views.tables.plans import Shown
     from profiler.workflows.plan_fitting import FittedPlan
     from profiler.workflows.planner import Planned, PlanRequest
 
@@ -209,7 +208,7 @@ def _print_frontier(planned: Planned, asked: _Asked) -> None:
         _say_document(planned, points)
     else:
         count = f"{len(points)} plans, none of which another beats"
-        title = f"{_title(planned, costs=True)}: {count}; by the costs of the stages"
+        title = f"{plan_text.title(planned, costs=True)}: {count}; by the costs of the stages"
         say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
         aside(plans.BRACKETS)
         aside(plans.legend(planned.chain))
@@ -226,13 +225,13 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
         _say_document(planned, points)
     else:
         if asked.frontier:
-            title = _title(planned, costs=True)
+            title = plan_text.title(planned, costs=True)
             say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
             print()
         peak = planned.none.cost.peak_bytes
         percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
-        title = f"{_title(planned)}: at most {bytes_text(budget)}{percent}"
-        lines = _lines(planned)
+        title = f"{plan_text.title(planned)}: at most {bytes_text(budget)}{percent}"
+        lines = plan_text.shown(planned)
         below = [plans.BRACKETS, plans.legend(planned.chain), "times are against the step without checkpointing"]
         below += plans.same_plans(lines)
         below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
@@ -266,30 +265,6 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     aside(f"wrote {path}")
 
 
-def _title(planned: Planned, *, costs: bool = False) -> str:
-    """What is planned for; on a GPU that is not there, whether it is rehearsed, or predicted as all costs are."""
-    from profiler.views.tables.evidence import SAID
-
-    if planned.evidence != "rehearsed":
-        return planned.title
-    compared = planned.comparison.plans if planned.comparison else ()
-    is_rehearsed = not costs and any(plan.measured for plan in compared)
-    return f"{planned.title} ({SAID['rehearsed' if is_rehearsed else 'predicted']})"
-
-
-def _lines(planned: Planned) -> list[Shown]:
-    from profiler.views.tables.plans import Shown
-
-    comparison = planned.comparison
-    if comparison is None:
-        return []
-    chosen = comparison.chosen.plan if comparison.chosen else None
-    return [
-        Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured, is_chosen=plan is chosen)
-        for plan in comparison.plans
-    ]
-
-
 def _say_document(planned: Planned, points: list[Point]) -> None:
     from profiler.planning.candidates import largest_stage
     from profiler.views.tables import plans
@@ -298,7 +273,7 @@ def _say_document(planned: Planned, points: list[Point]) -> None:
     own = planned.own
     document = plans.document(
         model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
-        points=points, lines=_lines(planned),
+        points=points, lines=plan_text.shown(planned),
         facts={"floor_bytes": floor, "largest_stage": name, "own_peak_bytes": own.peak_bytes if own else None},
     )  # fmt: skip
     say_bytes(document)

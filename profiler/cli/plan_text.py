@@ -1,4 +1,4 @@
-"""What `gcprof plan` says of a plan, or of there being none, besides its table."""
+"""What `gcprof plan` says of a plan, or of there being none: its title, what is compared, facts and remarks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,34 @@ from profiler.cli.output import aside, next_command
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from profiler.views.tables.plans import Shown
     from profiler.workflows.plan_fitting import FittedPlan
     from profiler.workflows.planner import Planned
+
+
+def title(planned: Planned, *, costs: bool = False) -> str:
+    """What is planned for; on a GPU that is not there, whether it is rehearsed, or predicted as all costs are."""
+    from profiler.views.tables.evidence import SAID
+
+    if planned.evidence != "rehearsed":
+        return planned.title
+    compared = planned.comparison.plans if planned.comparison else ()
+    is_rehearsed = not costs and any(plan.measured for plan in compared)
+    return f"{planned.title} ({SAID['rehearsed' if is_rehearsed else 'predicted']})"
+
+
+def shown(planned: Planned) -> list[Shown]:
+    """The plans that were compared, with what is predicted and measured of each."""
+    from profiler.views.tables.plans import Shown
+
+    comparison = planned.comparison
+    if comparison is None:
+        return []
+    chosen = comparison.chosen.plan if comparison.chosen else None
+    return [
+        Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured, is_chosen=plan is chosen)
+        for plan in comparison.plans
+    ]
 
 
 def say_infeasible(planned: Planned, budget: int) -> None:

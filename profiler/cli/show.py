@@ -35,6 +35,7 @@ def show(
     from profiler.runs.find import run_folder
     from profiler.runs.store import load
     from profiler.views.tables.columns import UNSHOWN
+    from profiler.views.tables.grid import MOST_STYLED
 
     one_of(form, ("table", "md"), flag="--format")
     _refuse_without_effect(json=json, form=form, samples=samples, over=over, columns=columns)
@@ -53,7 +54,7 @@ def show(
 
         say_bytes(run_block(loaded).encode())
         return
-    table = rows(loaded.records)
+    table = rows(loaded.records, largest=MOST_STYLED if is_table else None)
     if table:
         say(_view(samples, over)(table, width=width(columns), encoding=encoding()))
         _say_ranks(table, columns)

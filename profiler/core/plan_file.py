@@ -125,13 +125,9 @@ def _fault(plan: PlanFile) -> str | None:
 
 
 def _differences(block: str, before: Iterable[str], now: Iterable[str]) -> list[str]:
-    was, are = (dict(_halves(words)) for words in (before, now))
+    was, are = ({name: rest for name, _, rest in (word.partition(" ") for word in words)} for words in (before, now))
     return [
         f"{block}.{name} was {was.get(name, 'not there')}, is {are.get(name, 'not there')}"
         for name in dict.fromkeys([*was, *are])
         if was.get(name) != are.get(name)
     ]
-
-
-def _halves(words: Iterable[str]) -> list[tuple[str, str]]:
-    return [(name, rest) for name, _, rest in (word.partition(" ") for word in words)]

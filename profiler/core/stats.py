@@ -165,7 +165,7 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
     stretches = [_stretches(values) for values in series if len(values) > 1]
     variance = sum(map(_variance, stretches))
     certain = CERTAIN * sqrt(max(0.0, variance))
-    if variance <= 0 or sum(map(_num_pairs, stretches)) - 1 < certain:
+    if variance <= 0 or sum(len(values) * (len(values) - 1) // 2 for values in stretches) - 1 < certain:
         return None  # however the samples are ordered: rounds of a few, of which a large run has most
     score = sum(map(_score, stretches))
     if abs(score) - 1 < certain:
@@ -178,10 +178,6 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
 def _stretches(samples: Sequence[float]) -> list[float]:
     size = ceil(len(samples) / MOST_STRETCHES)
     return [median(samples[at : at + size]) for at in range(0, len(samples), size)] if size > 1 else list(samples)
-
-
-def _num_pairs(samples: Sequence[float]) -> int:
-    return len(samples) * (len(samples) - 1) // 2
 
 
 def _score(samples: Sequence[float]) -> int:

@@ -37,7 +37,7 @@ def fault(plan: Plan, num_stages: int) -> str | None:
     """Why this is no plan for this many stages; None where it is one."""
     stages = tuple(flat(plan.items))
     if stages != tuple(range(num_stages)):
-        return f"stages are {_brief(stages)}, not 1 to {num_stages} in order"
+        return f"stages are {_text(stages, {}) or 'none'}, not 1 to {num_stages} in order"
     for run in segments(plan.items):
         if not run or isinstance(run[-1], tuple):
             return "a checkpointed run is empty or ends in another"
@@ -69,10 +69,6 @@ def segments(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
 
 def _depth(item: Item) -> int:
     return 0 if isinstance(item, int) else 1 + max((_depth(inner) for inner in item), default=0)
-
-
-def _brief(stages: tuple[int, ...]) -> str:
-    return _text(stages, {}) or "none"
 
 
 def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:

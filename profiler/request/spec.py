@@ -140,8 +140,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
         )
         for device, model, optimizer, size, accumulate, precision, (way, ranks), strategy in points
     ]
-    trials = _trials(request, cases, rounds)
-    return CheckedRequest(trials=trials, data_directory=request.data, remarks=tuple(remarks))
+    return CheckedRequest(trials=_trials(request, cases, rounds), data_directory=request.data, remarks=tuple(remarks))
 
 
 def _refuse_secrets(request: Request) -> None:

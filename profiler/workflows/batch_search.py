@@ -154,14 +154,11 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
     return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=batch_size, predicted_bytes=predicted)
 
 
-def _has_times(case: Case) -> bool:
-    return not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
-
-
 def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int) -> int | None:
     """What the fastest plan that fits needs by a traced step; it is left in the file. None where none does."""
     calibration = calibrate(engine, case)
-    passes = ("memory", "time") if _has_times(case) else ("memory",)  # without times, the smallest plan is the fastest
+    has_times = not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
+    passes = ("memory", "time") if has_times else ("memory",)  # without times, the smallest plan is the fastest
     chain = stages(engine, case, calibration, passes=passes)
     fitted = plan_fitting.fit_plan(
         engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,

@@ -96,7 +96,7 @@ def _words(before: Run, request: RunRequest) -> Request | None:
     words = request.words
     naming = {key: getattr(words, key) for key in consent.FLAGS}
     if request.config is None and words == Request(**naming, data=words.data):
-        own = {"model": _models(before)}
+        own = {"model": {trial.case.model for trial in before.manifest.plan}}
         must = {field: set(named) for field, named in needs_naming(before).items()}
         typed = _typed(before, words)
         if all(named in (own.get(field), must.get(field)) for field, named in typed.items()):
@@ -117,10 +117,6 @@ def _named(before: Run, field: str, text: str) -> set[str]:
     of_run = {getattr(case, field) for case in cases}
     choices = split_choices(text)
     return {choice if choice in of_run else catalogue.resolve(choice, TABLES[field], what=field) for choice in choices}
-
-
-def _models(before: Run) -> set[str]:
-    return {trial.case.model for trial in before.manifest.plan}
 
 
 def _first_look(before: Run, request: Request | None) -> tuple[Trial, ...]:

@@ -14,7 +14,7 @@ from profiler.analysis import trust
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice, Trial, decode
 from profiler.core.record import Conditions, Record
-from profiler.core.stats import MOST_STEPS, Sampling
+from profiler.core.stats import MOST_STEPS, Sampling, interval
 from profiler.measuring import devices
 from profiler.measuring.devices.cpu import CpuStopwatch
 from profiler.measuring.meters import time as timing
@@ -231,7 +231,7 @@ def test_fault_53_the_interval_is_wide_and_the_row_is_called_noisy_with_advice(s
     made: Record = record(seconds=seconds, sampling=Sampling(), stopped="samples")
 
     (row,) = rows([made])
-    low, high = row.step_interval
+    low, high = interval(row.readings.step_seconds)
     found = {note.code: note.text for note in row.notes}
     assert (high - low) / row.step_seconds > 0.2
     assert "a quiet machine, more --rounds or a larger --max-samples would" in found["GCP012"]

@@ -254,14 +254,13 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
     largest, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0
     allowed = NOISE_MARGIN * max(floor, equality.rounding_floor or 0.0)
     across = equality.ranks_difference or 0.0
+    where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
     if across > (0.0 if strict else allowed):
-        where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
         return f"gradients differ by {across:.1e}{where} from the mean of those of one process with all ranks' batches"
     if equality.gradients_equal and equality.loss_equal:
         return None
     if not strict and allowed and largest <= allowed:
         return None
-    where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
     where += " of the second step, while those of the first agree" if equality.worst_step == 2 else ""
     cause = f": the recompute draws other numbers from {', '.join(drawn)}" if (drawn := unkept(equality)) else ""
     cause = cause or (f": the recompute changes {', '.join(equality.moved)} once more" if equality.moved else "")

@@ -50,7 +50,8 @@ def lasting_bytes(workload: Workload, optimizer: torch.optim.Optimizer, known: s
     """Returns the bytes that end growing by themselves: gradients, and state of parameters that are not `known`."""
     gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
     states = [dict(state) for parameter, state in optimizer.state.items() if id(parameter) not in known]
-    return storage_bytes([tensor for tensor in (*gradients, *tensors(states)) if _is_on(tensor, workload)])
+    kinds = {parameter.device.type for parameter in workload.module.parameters()}
+    return storage_bytes([tensor for tensor in (*gradients, *tensors(states)) if tensor.device.type in kinds])
 
 
 def with_state(optimizer: torch.optim.Optimizer) -> set[int]:
@@ -89,10 +90,6 @@ def read(
     if min(left) <= 0 or (places and not endless):
         return None
     return Growth(steps=left, collected_bytes=collection.start_bytes - collection.end_bytes, places=endless)
-
-
-def _is_on(tensor: torch.Tensor, workload: Workload) -> bool:
-    return tensor.device.type in {parameter.device.type for parameter in workload.module.parameters()}
 
 
 class _Place(NamedTuple):

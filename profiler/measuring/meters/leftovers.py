@@ -35,14 +35,15 @@ class Leftovers:
         """Watch a model that was built. Storages of an earlier pass that it uses again do not count as left."""
         storages = {storage._cdata: storage for storage in _storages(workload)}
         again = sum(self._watched[place][1] for place in self._alive() & storages.keys())
-        gradients = sum(map(allocated_bytes, _gradients(workload)))  # which a new model has none of
+        gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
+        gradient_bytes = sum(map(allocated_bytes, _behind(gradients)))  # which a new model has none of
         self._watched |= {
             place: (StorageWeakRef(storage), allocated_bytes(storage)) for place, storage in storages.items()
         }
         if self._at_start:
             nbytes, model_bytes = self._at_start
             self.model_bytes = max(0, model_bytes - again)
-            self.nbytes = max(self.model_bytes, nbytes - again - gradients)
+            self.nbytes = max(self.model_bytes, nbytes - again - gradient_bytes)
             self.most_bytes = max(self.most_bytes, self.nbytes)
             self._at_start = None
 
@@ -69,10 +70,6 @@ class Leftovers:
 def _storages(workload: Workload) -> list[torch.UntypedStorage]:
     module = workload.module
     return _behind([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
-
-
-def _gradients(workload: Workload) -> list[torch.UntypedStorage]:
-    return _behind([parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None])
 
 
 def _behind(dense_or_sharded: list[torch.Tensor]) -> list[torch.UntypedStorage]:

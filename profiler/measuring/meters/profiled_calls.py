@@ -76,7 +76,7 @@ class Profiled:
         elif name.startswith(NODE):
             return self._node(event, place)
         elif "::" in name and place.call is None:
-            inside = place._replace(name=_operator_name(name))
+            inside = place._replace(name=name.replace("::", "."))  # `aten.mm`, as a trace calls it
             if not _is_composite(name):
                 inside = inside._replace(call=self._call(event, inside, inside.name))
                 self.operator_of[sequence] = len(self.calls) - 1
@@ -106,11 +106,6 @@ class Profiled:
         made_by = self.operator_of.get(node)
         module = "" if made_by is None else self.calls[made_by].module
         return _Place(module, event.name.removeprefix(NODE), place.depth + 1, node)
-
-
-def _operator_name(name: str) -> str:
-    """`aten::mm` -> `aten.mm`, as a trace calls it."""
-    return name.replace("::", ".")
 
 
 @cache

@@ -220,14 +220,12 @@ class Tracer(TorchDispatchMode):
         nbytes = rounded(storage.nbytes(), self._device)
         if not nbytes:
             return None
-        life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase, self._stream())
+        stream = self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
+        life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase, stream)
         life.watch = weakref.ref(storage, lambda _: self._gone(key))
         self._there[key] = life
         self.lives.append(life)
         return life
-
-    def _stream(self) -> int:
-        return self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
 
     def _gone(self, key: int) -> None:
         self._there.pop(key).died = len(self.operators)

@@ -92,7 +92,8 @@ class _Followed:
             raise
         except Exception as error:  # code of others, which knows of no fake tensors: anything can rise
             text = f"the model's own hook on saved tensors ({_place(self._hook)}) cannot run without data"
-            raise Unsupported(f"{text}: {_line(error)}") from error
+            line = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise Unsupported(f"{text}: {line}") from error
         finally:
             _IN_HOOK.reset(token)
 
@@ -105,10 +106,6 @@ def _is_ours(hook: Any) -> bool:
 def _place(hook: Any) -> str:
     code = getattr(hook, "__code__", None)
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else getattr(hook, "__qualname__", repr(hook))
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _address(read: Callable[[Any], int]) -> Callable[[Any], int]:

@@ -13,7 +13,7 @@ from profiler.core.errors import UserError
 from profiler.training import models
 from profiler.views.tables.columns import groups
 
-MOST_CELLS = 100_000  # of a plane: they take a second
+MOST_CELLS = 100_000  # of all planes together: they take a second
 Panels = list[list[Row]]
 
 
@@ -27,7 +27,7 @@ def alike(rows: Sequence[Row], over: Sequence[str]) -> Panels:
 def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     """Rows that differ in two settings, one plane for each value of the others; those that were named, else chosen.
 
-    Raises UserError where no two settings vary together, and for a plane that is too large.
+    Raises UserError where no two settings vary together, and for planes that are too large together.
     """
     space = space_of(rows)
     chosen = axes.two(space, over)
@@ -39,15 +39,17 @@ def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     if not panels:
         names = " and ".join(axis.label for axis in chosen)
         raise UserError(f"nothing to lay out over two axes: {names} do not vary together", hint=axes.HINT)
-    for panel in panels:
-        _refuse_large(*axes.two(space_of(panel)))
+    _refuse_large([axes.two(space_of(panel)) for panel in panels])
     return panels
 
 
-def _refuse_large(across: axes.Axis, up: axes.Axis) -> None:
+def _refuse_large(planes: Sequence[tuple[axes.Axis, axes.Axis]]) -> None:
     """A plane has a cell for each pair of values, measured or not: the square of what a run may have."""
-    if len(across.values) * len(up.values) > MOST_CELLS:
+    cells = sum(len(across.values) * len(up.values) for across, up in planes)
+    if cells > MOST_CELLS:
+        across, up = planes[0]
         size = f"{len(across.values):,} values of the {across.label} and {len(up.values):,} of the {up.label}"
+        size = size if len(planes) == 1 else f"{len(planes):,} planes of {cells:,} cells in all"
         raise UserError(f"too many to lay out: {size}", hint="name two settings of fewer values with --over")
 
 

@@ -78,7 +78,8 @@ def category_bars(rows: Sequence[Row]) -> BarChart | None:
     lines = []
     for number, row in enumerate(shown):
         sizes = [(part.name, part.nbytes) for part in parts_of[row.case]] or [("whole", row.readings.peak_bytes or 0)]
-        lines.append(_line(row, number, [_stacked(sizes, scale, _peak_text(row))]))
+        peak = f"{bytes_text(row.readings.peak_bytes)} {change(row, row.peak_ratio)}".rstrip()
+        lines.append(_line(row, number, [_stacked(sizes, scale, peak)]))
     legend = [(kind, NAMES.get(kind, kind)) for kind in CATEGORIES if kind in present]
     if any(not parts for parts in parts_of.values()):
         legend.append(("whole", "peak, parts not measured"))
@@ -128,10 +129,6 @@ def _chart(lines: Sequence[BarLine], legend: Sequence[tuple[str, str]], said: st
         return None
     height = len(lines) * (NAME_LINE + num_bars * BAR + GAP)
     return BarChart(height=height, said=said, legend=tuple(legend), lines=tuple(lines))
-
-
-def _peak_text(row: Row) -> str:
-    return f"{bytes_text(row.readings.peak_bytes)} {change(row, row.peak_ratio)}".rstrip()
 
 
 class DotRow(msgspec.Struct, frozen=True, kw_only=True):

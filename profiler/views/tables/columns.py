@@ -236,12 +236,14 @@ def _against_none(row: Row, value: float | None, change: str) -> str:
 
 
 def _time_change(row: Row) -> str:
-    if row.time is not None and row.time.is_noisy:
+    time = row.time
+    if time is None:
+        return MISSING
+    limits = time.interval
+    if limits is not None and time.is_noisy:
         return "too noisy to tell"
-    text = change_text(row.time_ratio)
-    if row.time_ratio_range is None or row.time_ratio_range[0] == row.time_ratio_range[1]:
-        return text
-    return f"{text} ({change_range_text(row.time_ratio_range)})"
+    text = change_text(time.ratio)
+    return text if limits is None or limits[0] == limits[1] else f"{text} ({change_range_text(limits)})"
 
 
 def _floor(rows: Sequence[Row]) -> list[str]:

@@ -106,7 +106,11 @@ def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
     """Categories and modules in one unit: beside each other, or below each other where the screen is narrow."""
     below = live_tables(explained)
     most = max(len(columns[0].cells) for columns in below)
-    padded = [msgspec.structs.replace(one, cells=_padded(one.cells, most)) for columns in below for one in columns]
+    padded = [
+        msgspec.structs.replace(one, cells=(*one.cells, *[""] * (most - len(one.cells))))
+        for columns in below
+        for one in columns
+    ]
     if grid(padded, width=width):
         return fitted(padded, width=width, encoding=encoding)
     return Text("\n\n").join([fitted(columns, width=width, encoding=encoding) for columns in below])
@@ -122,10 +126,6 @@ def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Co
         others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
         modules.append((count_text(num_others, "other"), scaled(others_bytes, size)))
     return _columns("live at the peak", unit, kinds), _columns("block or module", unit, modules)
-
-
-def _padded(cells: tuple[str, ...], length: int) -> tuple[str, ...]:
-    return (*cells, *[""] * (length - len(cells)))
 
 
 def _holders(found: Explanation, *, width: int | None, encoding: str) -> Text:

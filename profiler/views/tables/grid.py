@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import chain, zip_longest
 
 import msgspec
@@ -59,13 +59,14 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
 
     Text columns break over several lines, number columns never do. A width of None is as wide as it takes.
     """
-    widths = _widths(columns, width)
+    distinct = [set(column.cells) for column in columns]
+    widths = _widths(columns, width, distinct)
     if widths is None:
         return None
     lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
     lines.append(GridLine(row=-2, text=GAP.join("-" * column_width for column_width in widths)))
-    cells = [_set(column, size) for column, size in zip(columns, widths, strict=True)]
-    is_styled = any(column.styles for column in columns) and len(cells[0]) <= MOST_STYLED
+    cells = [_set(column, size, texts) for column, size, texts in zip(columns, widths, distinct, strict=True)]
+    is_styled = any(column.styles for column in columns) and len(columns[0].cells) <= MOST_STYLED
     for row, texts in enumerate(zip(*cells, strict=True)):
         if None in texts:
             whole = [column.cells[row] for column in columns]
@@ -121,12 +122,13 @@ def broken(text: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
-    natural = [max(map(_length, {*column.head, *column.cells})) for column in columns]
+def _widths(columns: Sequence[Column], width: int | None, distinct: Sequence[Set[str]]) -> list[int] | None:
+    natural = [max(map(_length, chain(column.head, cells))) for column, cells in zip(columns, distinct, strict=True)]
     if width is None:
         return natural
     least = [
-        size if column.is_number else _longest_piece(column) for size, column in zip(natural, columns, strict=True)
+        size if column.is_number else _longest_piece(column, cells)
+        for size, column, cells in zip(natural, columns, distinct, strict=True)
     ]
     excess = sum(natural) + len(GAP) * (len(columns) - 1) - width
     while excess > 0:  # the widest text columns give way first, by turns and as far as the next one is wide
@@ -143,8 +145,8 @@ def _widths(columns: Sequence[Column], width: int | None) -> list[int] | None:
     return natural
 
 
-def _longest_piece(column: Column) -> int:
-    pieces = (piece.rstrip() for text in set(column.cells) for piece in PIECE.findall(text))
+def _longest_piece(column: Column, cells: Set[str]) -> int:
+    pieces = (piece.rstrip() for text in cells for piece in PIECE.findall(text))
     return max(_length(text) for text in (*column.head, *pieces))  # heads are in two lines as they are
 
 
@@ -161,14 +163,13 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
     return [_joined(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
 
 
-def _set(column: Column, width: int) -> list[str | None]:
+def _set(column: Column, width: int, cells: Set[str]) -> Iterable[str | None]:
     """The cells as wide as the column, each different one made once; None for what is broken over several lines."""
-    cells = set(column.cells)
     if column.is_number:
         made: dict[str, str | None] = {cell: _pad(cell, width, right=True) for cell in cells}
     else:
         made = {cell: _pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in cells}
-    return [made[cell] for cell in column.cells]
+    return map(made.__getitem__, column.cells)
 
 
 def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:

@@ -54,7 +54,7 @@ def details(entry: Entry, *, width: int | None = None, encoding: str = "utf-8") 
         return head + Text("no options")
     columns = (
         words("option", "", [option.name for option in options]),
-        numbers("default", "", [_default(option) for option in options]),
+        numbers("default", "", ["must be given" if option.default is None else option.default for option in options]),
         words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
     )
     return head + fitted(columns, width=width, encoding=encoding)
@@ -62,10 +62,6 @@ def details(entry: Entry, *, width: int | None = None, encoding: str = "utf-8") 
 
 def _short(option: Option) -> str:
     return f"{option.name}={option.default if option.default is not None else f'<{option.kind}>'}"
-
-
-def _default(option: Option) -> str:
-    return "must be given" if option.default is None else option.default
 
 
 def blocks(outline: ModelSummary, *, width: int | None = None, encoding: str = "utf-8") -> Text:
@@ -125,7 +121,7 @@ def references() -> list[RunOverview]:
 
 def overview(run: Run, name: str) -> RunOverview:
     """The line of a run in the list: its planned models and devices, and how many rows are ok."""
-    planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records)
+    planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records, largest=0)
     return RunOverview(
         name=name,
         status=progress.status(run.manifest.plan, run.records),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from typing import Any, TextIO
 
 import msgspec
@@ -84,15 +84,14 @@ def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Te
     return Text("\n\n").join(parts)
 
 
-def styled(lines: Sequence[GridLine], *, style_of: Callable[[int], str] = lambda row: "") -> Text:
-    """Laid-out lines of cleaned columns with the head in bold."""
+def styled(lines: Sequence[GridLine], *, dim: Set[int] = frozenset()) -> Text:
+    """Laid-out lines of cleaned columns with the head in bold, and these rows dim."""
     text = Text(Harmless("\n".join([line.text for line in lines])))  # one text: rich takes a second to join 30,000
     end = -1
     for line in lines:
         start, end = end + 1, end + 1 + len(line.text)
-        style = "bold" if line.row == -1 else "" if line.row < 0 else style_of(line.row)
-        if style:
-            text.stylize(style, start, end)
+        if line.row == -1 or line.row in dim:
+            text.stylize("bold" if line.row == -1 else "dim", start, end)
         for first, last, colour in line.spans:
             text.stylize(colour, start + first, start + last)
     return text
@@ -130,17 +129,14 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
 
 def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> Text:
     """Returns the first that fits: one table, two below each other, or a block for each row."""
-
-    def style(row: int) -> str:
-        return "dim" if rows[row].outcome == "invalid" else ""
-
+    dim = {at for at, row in enumerate(rows) if row.outcome == "invalid"}
     halves = ((table.name, *table.memory), (table.name, *table.time, *table.verdict))
     for cut in ((table.all,), halves):
         grids = [grid(part, width=width) for part in cut]
         if all(grids):
-            return Text("\n\n").join([styled(lines or [], style_of=style) for lines in grids])
+            return Text("\n\n").join([styled(lines or [], dim=dim) for lines in grids])
     blocks = [_block(table, row) for row in range(len(rows))]
-    return Text("\n\n").join([Text("\n").join([name, styled(lines, style_of=style)]) for name, lines in blocks])
+    return Text("\n\n").join([Text("\n").join([name, styled(lines, dim=dim)]) for name, lines in blocks])
 
 
 def _block(table: Columns, row: int) -> tuple[Text, list[GridLine]]:
