@@ -28,7 +28,7 @@ def test_a_table_has_a_line_for_every_stage(here, shared, capsys):
 
     said = capsys.readouterr()
     lines = said.out.splitlines()
-    assert lines[0] == f"{SMALL}, batch 2, sgd, fp32, fake:t4"
+    assert lines[0] == f"{SMALL}, batch 2, sgd, fp32, fake:t4: predicted, not measured"
     assert [line.split("  ")[0] for line in lines[5:]] == [
         "1 before blocks.0", "2 blocks.0", "3 blocks.1", "4 blocks.2", "5 after blocks.2",
     ]  # fmt: skip
