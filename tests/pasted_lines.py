@@ -22,10 +22,10 @@ def sources() -> dict[str, str]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a page's blocks that begin with `gcprof`, or with a prompt before it; comments stay."""
+    """The lines of a page's blocks that begin with `gcprof`; comments stay."""
     blocks = [block for language, block in FENCE.findall(text) if language in SHELL]
-    found = (re.match(r"(?:\$ )?(gcprof .*)", line) for block in blocks for line in block.splitlines())
-    return [line[1].strip() for line in found if line]
+    found = (re.match(r"gcprof .*", line) for block in blocks for line in block.splitlines())
+    return [line[0].strip() for line in found if line]
 
 
 def pages() -> dict[str, list[str]]:

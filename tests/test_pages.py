@@ -15,14 +15,14 @@ from profiler.cli import answer
 from tests.pages import DOCS, pages
 
 PAGES = sorted(path for path in DOCS.rglob("*.md"))
-WITH_EXAMPLES = [path.name for path in PAGES if "```console" in path.read_text(encoding="utf-8")]
+WITH_EXAMPLES = [path.name for path in PAGES if "```sh" in path.read_text(encoding="utf-8")]
 
 
 def commands(name: str) -> list[list[str]]:
-    """The words of every command that a page shows with its prompt."""
-    blocks = re.findall(r"```console\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    return [shlex.split(line.removeprefix("$ gcprof ")) for line in lines]
+    """The words of every command that a page shows to be run in its order."""
+    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("gcprof ")]
+    return [shlex.split(line.removeprefix("gcprof ")) for line in lines]
 
 
 def python(name: str) -> list[str]:
@@ -43,7 +43,7 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_no_example_has_what_a_shell_would_take_for_a_pipe(name):
-    lines = re.findall(r"^\$ (gcprof .*)$", (DOCS / name).read_text(encoding="utf-8"), re.MULTILINE)
+    lines = re.findall(r"^(gcprof .*)$", (DOCS / name).read_text(encoding="utf-8"), re.MULTILINE)
 
     assert [line for line in lines if "|" in list(shlex.shlex(line, posix=True, punctuation_chars="|"))] == []
 

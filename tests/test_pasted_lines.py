@@ -13,7 +13,7 @@ import typer.main
 
 from profiler.cli import application
 from tests import examples, make
-from tests.pasted_lines import ROOT, every, lines_of, pages
+from tests.pasted_lines import ROOT, every, lines_of, pages, sources
 from tests.program import PATIENCE_SECONDS, environment
 
 # What is not run as it is pasted, and why; the first pattern that a line begins with counts.
@@ -61,10 +61,11 @@ def shell(folder: Path, program: str, *lines: str, **more: str) -> subprocess.Co
     )  # fmt: skip
 
 
-def test_pages_have_lines_and_a_comment_or_a_prompt_is_none_of_the_command():
+def test_pages_have_lines_and_none_has_a_prompt_that_would_be_pasted_with_it():
     assert {"README.md", "help", "docs/tutorial.md", "docs/recipes.md"} <= set(pages())
     assert len(set(every())) > 120
-    assert lines_of("```\n$ gcprof show  # a run\nother\n```\n```python\ngcprof x\n```\n") == ["gcprof show  # a run"]
+    assert lines_of("```\ngcprof show  # a run\nother\n```\n```python\ngcprof x\n```\n") == ["gcprof show  # a run"]
+    assert [page for page, text in sources().items() if re.search(r"^\$ ", text, flags=re.MULTILINE)] == []
 
 
 def test_a_shell_makes_of_every_line_one_command_with_words_that_gcprof_knows(tmp_path):

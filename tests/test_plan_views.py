@@ -74,7 +74,7 @@ LINES = [
     LargestBatch(strategy="plan", batch_size=23, predicted_bytes=20 * MIB, measured_bytes=20 * MIB, outcome="ok",
          beyond_bytes=20 * MIB, beyond_outcome="ok", samples_per_second=617.25),
 ]  # fmt: skip
-BELOW = [plans.legend(CHAIN), "times are against the step without checkpointing"]
+BELOW = [plans.BRACKETS, plans.legend(CHAIN), "times are against the step without checkpointing"]
 TABLES = {
     "plan": lambda **how: plans.table(shown(), title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW, **how),
     "frontier": lambda **how: plans.frontier(list(FRONTIER), NONE, title="mine: 30 plans", **how),
@@ -279,7 +279,7 @@ def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
         return max_batch.table(lines, title="t", limit=20 * MIB).plain.splitlines()[-1]
 
     assert last(LINES).endswith("-50 %")  # 617.25 of 1234.5
-    assert last([msgspec.structs.replace(LINES[0], samples_per_second=None), *LINES[1:]]).endswith("617.2        -")
+    assert last([msgspec.structs.replace(LINES[0], samples_per_second=None), *LINES[1:]]).endswith("617.2")
 
 
 def test_one_sample_more_fits_or_does_not():

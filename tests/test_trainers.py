@@ -39,7 +39,7 @@ def run(folder: Path, code: str) -> None:
 
 def shown(folder: Path, name: str) -> list[str]:
     """The table that the page's own command prints of a run."""
-    (command,) = re.findall(rf"^\$ gcprof (show results/{name})$", PAGE, re.MULTILINE)
+    (command,) = re.findall(rf"^gcprof (show results/{name})$", PAGE, re.MULTILINE)
     done = gcprof(*shlex.split(command), cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

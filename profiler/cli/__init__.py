@@ -178,15 +178,15 @@ def _refuse_bytes(words: Sequence[str]) -> None:
 
 def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:
     """Say what is wrong; the exit code, which is all that is told where nothing can be written."""
-    from profiler.cli.output import say_failure
+    from profiler.cli.output import folded, say_failure
     from profiler.views.sanitize import plain
 
     try:
         if words and words[0] in TELLS_FAILURES and "--json" in words:
             say_failure(code)
-        print(f"gcprof: {plain(message)}", file=sys.stderr)
+        print(folded(f"gcprof: {plain(message)}", file=sys.stderr), file=sys.stderr)
         if hint:
-            print(f"hint: {plain(hint)}", file=sys.stderr)
+            print(folded(f"hint: {plain(hint)}", file=sys.stderr), file=sys.stderr)
     except OSError:
         drop_unwritable()
     return code

@@ -22,7 +22,7 @@ TRIPPED = 5
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(help=f"{RUN_HELP} The first is the baseline.", metavar="RUN...")],
+    runs: Annotated[list[str], typer.Argument(help=f"{RUN_HELP} The first is the baseline.", metavar="run")],
     baseline: Annotated[str | None, typer.Option("--baseline", help="The run to compare the others with.")] = None,
     align: Annotated[
         str, typer.Option("--align", help="What rows must share to be compared.")

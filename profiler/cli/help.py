@@ -55,7 +55,10 @@ PANELS: dict[str, tuple[str, ...]] = {  # panel -> the names of its options, in 
     "Sampling": (
         "rounds", "samples", "precision_target", "max_samples", "max_seconds", "warmup", "verify", "measure",
     ),
-    "Output": ("output", "force", "json", "quiet", "width", "dry_run", "emit", "source", "format", "paste", "color"),
+    "Output": (
+        "output", "force", "json", "quiet", "columns", "dry_run", "emit", "source", "format", "paste", "kind",
+        "over", "style", "color",
+    ),
     "Where it runs": (
         "config", "resume", "new_run", "engine", "devices", "allow_parallel", "shard", "stage_limit", "exclusive",
     ),
@@ -71,7 +74,7 @@ MORE_EXAMPLES: dict[str, tuple[str, str]] = {  # besides the one of the command'
     "stages": ("gcprof stages mlp --device t4", "gcprof stages train.py:make --json"),
     "max-batch": ("gcprof max-batch mlp --memory 60% --device t4", "gcprof max-batch mlp --memory 1GiB --no-measure"),
     "show": ("gcprof show", "gcprof show last --samples"),
-    "compare": ("gcprof compare last ref:cpu/mnist-cnn", "gcprof compare 3fa9c1 last --format md"),
+    "compare": ("gcprof compare last ref:cpu/mnist-cnn", "gcprof compare 3fa9c1 77ab02 --format md"),
     "plot": ("gcprof plot last --kind memory", "gcprof plot last --kind frontier -o frontier.svg"),
     "export": ("gcprof export last --to csv", "gcprof export last --to md -o table.md"),
     "report": ("gcprof report last", "gcprof report last -o report.html --force"),
@@ -79,7 +82,7 @@ MORE_EXAMPLES: dict[str, tuple[str, str]] = {  # besides the one of the command'
     "tag": ("gcprof tag 3fa9c1 v1 paper", "gcprof tag last baseline --remove"),
     "rm": ("gcprof rm 3fa9c1", "gcprof rm --yes 3fa9c1 77ab02"),
     "merge": ("gcprof merge one two", "gcprof merge one two three -o results/whole"),
-    "validate": ("gcprof validate", "gcprof validate 3fa9c1"),
+    "validate": ("gcprof validate", "gcprof validate last --json"),
     "models": ("gcprof models", "gcprof models adamw"),
     "strategies": ("gcprof strategies", "gcprof strategies selective"),
     "blocks": ("gcprof blocks train.py:make", "gcprof blocks mlp --json"),
@@ -115,8 +118,11 @@ class Command(TyperCommand):
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{panel: [] for panel in PANELS}, OTHER: []}
         for parameter in self.get_params(ctx):
             if (line := parameter.get_help_record(ctx)) is not None:
+                word, about = line
                 is_option = parameter.param_type_name == "option"
-                panels[panel_of(parameter.name or "") if is_option else "Arguments"].append(line)
+                word = word.replace(" range>", ">") if is_option else word.partition(" <")[0]
+                panel = panel_of(parameter.name or "") if is_option else "Arguments"
+                panels[panel].append((word, about.replace("  [", " [")))
         for panel, lines in panels.items():
             if lines:
                 with formatter.section(panel):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.output import encoding, next_command, say, say_bytes, width
+from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
 from profiler.runs import RESULTS
 
 
@@ -36,4 +36,5 @@ def list_runs(
         say(run_list(listed, width=width(), encoding=encoding()))
         next_command("gcprof", "show", listed[-1].name if ref else str(folder / listed[-1].name))
     else:
+        aside(f"no runs in {folder}/ yet")
         next_command("gcprof", "run")

@@ -85,8 +85,10 @@ def max_batch(
         raise typer.Exit(interrupted.exit_code) from None
     _print(largest, json=json)
     budget = bytes_word(largest.limit) if isinstance(limit, float) else memory
-    size = str(largest.batches[-1].batch_size or 1)
-    next_command("gcprof", "plan", *largest.words, "--batch-size", size, "--budget", budget)
+    if size := largest.batches[-1].batch_size:
+        next_command("gcprof", "plan", *largest.words, "--batch-size", str(size), "--budget", budget)
+    else:
+        next_command("gcprof", "explain", *largest.words, "--batch-size", "1")
     raise typer.Exit(largest.exit_code)
 
 
@@ -96,7 +98,7 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
 
     need = predicted.one_sample
     if predicted.batch_size:
-        aside(f"{strategy}: a batch of {predicted.batch_size} is predicted to fit {bytes_text(limit)}")
+        aside(f"{strategy}: a batch of {predicted.batch_size:,} is predicted to fit {bytes_text(limit)}")
     elif need is None:
         aside(f"{strategy}: not even one sample is predicted to fit {bytes_text(limit)}")
     else:
@@ -128,7 +130,7 @@ def _print(largest: LargestBatches, *, json: bool) -> None:
         say_bytes(view.document(lines, model=str(case.model), limit=limit, context_bytes=context_bytes))
         return
     setting = f"{case.model}, {case.optimizer}, {case.precision}, {device_word(case.device)}"
-    title = f"{setting}: the largest batch that {bytes_text(limit)} hold"
+    title = f"{setting}: the largest batch that fits {bytes_text(limit)}"
     if largest.context_source:
         title += f"; {view.context_text(context_bytes, largest.context_source)}"
     say(view.table(lines, title=title, limit=limit, context_bytes=context_bytes, width=width(), encoding=encoding()))

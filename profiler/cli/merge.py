@@ -15,7 +15,7 @@ from profiler.runs import RESULTS
 
 
 def merge(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help=RUN_HELP, autocompletion=completion.runs)],
+    runs: Annotated[list[str], typer.Argument(metavar="run", help=RUN_HELP, autocompletion=completion.runs)],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The new run folder.")] = None,
 ) -> None:
     """Make one run of several: all plans, and every record once. The order of the runs makes no difference.

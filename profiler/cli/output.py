@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
@@ -44,7 +44,7 @@ OF_RANKS = ("--ranks", "--parallel")
 def usage(error: Any) -> tuple[str, str | None]:
     """A complaint of click's in our words: the message, and the nearest flag or command or where to read on."""
     message = re.split(r"\s*\(Possible options:|\s*Did you mean|\s*\(Did you mean", error.format_message())[0]
-    message = message[:1].lower() + message[1:]
+    message = message[:1].lower() + message[1:].rstrip(".")
     context = error.ctx
     if context is None:
         return message, None
@@ -98,14 +98,27 @@ def aside(text: str) -> None:
     """Tell, beside the result."""
     from profiler.views.sanitize import plain
 
-    print(plain(text), file=sys.stderr)
+    print(folded(plain(text), file=sys.stderr), file=sys.stderr)
+
+
+def folded(text: str, *, file: TextIO) -> str:
+    """On a terminal the text in lines that it need not cut, the later ones indented; elsewhere in one line."""
+    if not file.isatty():
+        return text
+    import shutil
+    import textwrap
+
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def next_command(*words: str) -> None:
-    """The one command that the user will want next."""
+    """The one command that the user will want next, in one piece, to be pasted."""
     import shlex
 
-    aside(f"next: {shlex.join(words)}")
+    from profiler.views.sanitize import plain
+
+    print(plain(f"next: {shlex.join(words)}"), file=sys.stderr)
 
 
 def shard_text(run: Run) -> str:

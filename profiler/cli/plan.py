@@ -210,6 +210,7 @@ def _print_frontier(planned: Planned, asked: _Asked) -> None:
         count = f"{len(points)} plans, none of which another beats"
         title = f"{plan_text.title(planned, costs=True)}: {count}; by the costs of the stages"
         say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
+        aside(plans.BRACKETS)
         aside(plans.legend(planned.chain))
     _write(planned, points, asked)
 
@@ -231,7 +232,7 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
         percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
         title = f"{plan_text.title(planned)}: at most {bytes_text(budget)}{percent}"
         lines = plan_text.shown(planned)
-        below = [plans.legend(planned.chain), "times are against the step without checkpointing"]
+        below = [plans.BRACKETS, plans.legend(planned.chain), "times are against the step without checkpointing"]
         below += plans.same_plans(lines)
         below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
         say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))

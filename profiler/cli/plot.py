@@ -33,7 +33,7 @@ def plot(
     """Draw a run.
 
     frontier: peak memory against step time. memory: what the peak is made of. time: what the step takes.
-    samples: every time sample. heat: the peak over two axes. growth: with what power it grows along one.
+    samples: every time sample. heat: the peak over two axes. growth: how it grows along one.
     throughput: samples a second at equal memory.
 
     Example: gcprof plot last --kind memory -o memory.png

@@ -13,7 +13,7 @@ from profiler.cli.output import aside, next_command, one_of
 
 
 def report(
-    runs: Annotated[list[str] | None, typer.Argument(help=f"{RUN_HELP} [default: last]", metavar="RUN...")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(help=f"{RUN_HELP} [default: last]", metavar="run")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("report.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     redact: Annotated[

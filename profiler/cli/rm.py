@@ -14,7 +14,12 @@ from profiler.core.errors import UserError
 
 
 def rm(
-    runs: Annotated[list[str], typer.Argument(help="Run folders below results/.", autocompletion=completion.runs)],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="run", help="Run folders below results/, or any part of a name.", autocompletion=completion.runs
+        ),
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs, after asking.
@@ -43,6 +48,9 @@ def _is_sure(folder: Path) -> bool:
     from profiler.views.sanitize import plain
 
     words = f", tagged {', '.join(tags.read(folder))}" if tags.read(folder) else ""
-    question = f"remove {folder} ({bytes_text(removal.size_bytes(folder))}{words})? [y/N] "
-    print(plain(question), end="", file=sys.stderr, flush=True)
-    return sys.stdin is not None and sys.stdin.readline().strip().lower() in ("y", "yes")
+    question = f"remove {folder} ({bytes_text(removal.size_bytes(folder))}{words})? [y/N]"
+    print(plain(question), end=" ", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline() if sys.stdin else ""
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")

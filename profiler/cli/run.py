@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from profiler.cli.output import (
     aside,
     encoding,
     end_with,
+    folded,
     next_command,
     one_of,
     say,
@@ -194,7 +196,7 @@ def _print_trials(checked: CheckedRequest) -> None:
             str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), device, "+".join(trial.passes),
             *(["only where the model calls checkpoints itself"] if trial.if_own else []),
         ]  # fmt: skip
-        print("  ".join(plain(word, encoding=encoding()) for word in words))
+        print(folded("  ".join(plain(word, encoding=encoding()) for word in words), file=sys.stdout))
 
 
 def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:

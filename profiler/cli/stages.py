@@ -53,7 +53,7 @@ def stages(
     if json:
         say_bytes(encode_indented(chain))
     else:
-        foreseen = f" ({SAID['predicted']})" if asked.evidence == "rehearsed" else ""
+        foreseen = f": {SAID['predicted']}" if asked.evidence != "measured" else ""
         say(plans.stages(chain, title=f"{asked.heading}{foreseen}", width=width(), encoding=encoding()))
     if output is not None:
         next_command("gcprof", "plan", "--stages", str(output), "--frontier")

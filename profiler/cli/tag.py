@@ -12,7 +12,7 @@ from profiler.cli.output import aside, next_command
 
 def tag(
     run: options.RunName,
-    words: Annotated[list[str], typer.Argument(help="Words to find it by in `gcprof list`.")],
+    words: Annotated[list[str], typer.Argument(metavar="word", help="Words to find it by in `gcprof list`.")],
     remove: Annotated[bool, typer.Option("--remove", help="Take these words off the run.")] = False,
 ) -> None:
     """Give a run words of your own.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def validate(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help=RUN_HELP, autocompletion=completion.runs)
+        list[str] | None, typer.Argument(metavar="run", help=RUN_HELP, autocompletion=completion.runs)
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -74,12 +74,12 @@ def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, 
     return ordered[rank - 1], ordered[-rank]
 
 
-def smooth_interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, float] | None:
+def smooth_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     """As `interval`, but between two pairs of samples, so that it holds the median no more often than asked for.
 
     None where `interval` is. Source: Hettmansperger and Sheather, Statistics & Probability Letters 4, 1986.
     """
-    count, rank = len(samples), _rank(len(samples), level)
+    count, rank = len(samples), _rank(len(samples), LEVEL)
     if not rank:
         return None
     ordered = sorted(samples)
@@ -87,7 +87,7 @@ def smooth_interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[
         return ordered[rank - 1], ordered[-rank]
     tail = sum(comb(count, below) for below in range(rank)) / 2**count
     wider, narrower = 1 - 2 * tail, 1 - 2 * (tail + comb(count, rank) / 2**count)
-    share = (wider - level) / (wider - narrower)
+    share = (wider - LEVEL) / (wider - narrower)
     inward = (count - rank) * share / (rank + (count - 2 * rank) * share)
     low = ordered[rank - 1] + inward * (ordered[rank] - ordered[rank - 1])
     high = ordered[-rank] + inward * (ordered[-rank - 1] - ordered[-rank])

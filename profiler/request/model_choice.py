@@ -32,7 +32,7 @@ def smaller(model: Choice, remarks: list[str]) -> Choice:
     if options:
         defaults = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
         full = Choice.of(model.name, {**model.options, **{key: defaults[key] for key in options}})
-        remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, --model {full}")
+        remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, say {full}")
     return chosen
 
 

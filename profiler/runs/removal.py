@@ -13,11 +13,13 @@ from profiler.runs.find import reference_folder
 from profiler.runs.writer import held
 
 
-def refuse(folder: Path, *, below: Path = RESULTS) -> None:
+def refuse(folder: Path) -> None:
     """Raises UserError for what is no run of the user's below the results, or is reached through a link."""
-    root, whole = Path(os.path.abspath(below)), Path(os.path.abspath(folder))
+    root, whole = Path(os.path.abspath(RESULTS)), Path(os.path.abspath(folder))
     if root not in whole.parents:
-        raise UserError(f"'{folder}' is not below '{below}': only runs there are removed", hint="rm -r removes others")
+        raise UserError(
+            f"'{folder}' is not below '{RESULTS}': only runs there are removed", hint="rm -r removes others"
+        )
     if reference_folder().resolve() in whole.resolve().parents:
         raise UserError(f"'{folder}' is a reference run of gcprof", hint="`gcprof list` shows your own")
     links = [path for path in (root, whole, *whole.parents) if root in (path, *path.parents) and path.is_symlink()]
@@ -25,12 +27,12 @@ def refuse(folder: Path, *, below: Path = RESULTS) -> None:
         raise UserError(f"'{links[0]}' is a link, and what it leads to is not removed", hint="remove the link itself")
 
 
-def remove(folder: Path, *, below: Path = RESULTS) -> None:
+def remove(folder: Path) -> None:
     """Remove a run folder with all that is in it; of a link in it, the link.
 
     Raises UserError where it is refused, or where a process writes to it or to one of its parts.
     """
-    refuse(folder, below=below)
+    refuse(folder)
     with ExitStack() as stack:
         for part in (folder, *(path.parent for path in folder.glob("shards/*/trials.jsonl"))):
             stack.enter_context(held(part))

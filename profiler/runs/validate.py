@@ -13,9 +13,9 @@ from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.core.units import count_text
-from profiler.runs import reading, store
+from profiler.runs import reading, store, tags
 
-KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", "shards", "jobs", ".writer")
+KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", "shards", "jobs", ".writer", tags.FILE)
 Key = tuple[Case, int]
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+MOST_TICKS = 5
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # between ticks, times a power of ten
 TICK_TEXT = "{x:,g}"
 DOT_GAP = 4  # pixels between the dots by which a line is known to `Occupied`
@@ -36,9 +37,9 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         share = (value - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start), 2)
 
-    def ticks(self, *, most: int = 5) -> tuple[Tick, ...]:
-        """At most so many round numbers within."""
-        least = (self.high - self.low) / most
+    def ticks(self) -> tuple[Tick, ...]:
+        """At most MOST_TICKS round numbers within."""
+        least = (self.high - self.low) / MOST_TICKS
         power = 10.0 ** floor(log10(least))
         step = next(step * power for step in STEPS if step * power >= least * (1 - 1e-9))
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)

@@ -190,7 +190,7 @@ def test_fault_6_the_nearest_command_is_proposed(command: str, capsys: Any):
     assert answer([shortened(command)]) == 2
 
     first, hint = capsys.readouterr().err.splitlines()
-    assert first == f"gcprof: no such command '{shortened(command)}'."
+    assert first == f"gcprof: no such command '{shortened(command)}'"
     assert hint == f"hint: did you mean '{command}'?"
 
 

@@ -35,7 +35,6 @@ def seconds(
     fits: Callable[[str], bool] = lambda way: True,
     *,
     in_calls: bool = False,
-    clock: Callable[[], float] = time.monotonic,
 ) -> PooledSeconds:
     """Times steps with every stage kept, with every stage checkpointed, and under every save option, in turns.
 
@@ -50,9 +49,9 @@ def seconds(
     for way in ways:
         if step.sample(way) is None:
             del samples[way]
-    began = clock()
+    began = time.monotonic()
     for number in range(ROUNDS):
-        if number >= LEAST_ROUNDS and clock() - began > MOST_SECONDS:
+        if number >= LEAST_ROUNDS and time.monotonic() - began > MOST_SECONDS:
             break
         for way in list(samples)[:: -1 if number % 2 else 1]:
             sample = step.sample(way)

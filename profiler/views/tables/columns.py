@@ -56,15 +56,24 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def columns(rows: Sequence[Row]) -> Columns:
-    """The columns of rows that are of one group; bytes share one unit, seconds another."""
+    """The columns of rows that are of one group, but for those that say nothing of any row.
+
+    Bytes share one unit, seconds another.
+    """
+    verdict = (words("gradients", "", [row.gradients for row in rows]), _outcome(rows))
     return Columns(
         name=words(
             "strategy", "", strategy_labels(row.case.strategy for row in rows), [_name_style(row) for row in rows]
         ),
-        memory=_memory(rows),
-        time=_time(rows),
-        verdict=(*_gradients(rows), words("outcome", "", [outcome(row) for row in rows], map(_outcome_style, rows))),
+        memory=telling(_memory(rows)),
+        time=telling(_time(rows)),
+        verdict=telling(verdict),
     )
+
+
+def telling(columns: Iterable[Column]) -> tuple[Column, ...]:
+    """The columns without those in which nothing stands."""
+    return tuple(column for column in columns if any(cell != MISSING for cell in column.cells))
 
 
 def groups(rows: Iterable[Row]) -> list[list[Row]]:
@@ -217,10 +226,8 @@ def _outcome_style(row: Row) -> str:
     return "" if row.outcome in ("ok", "skipped") else "red"
 
 
-def _gradients(rows: Sequence[Row]) -> tuple[Column, ...]:
-    if all(row.evidence == "rehearsed" for row in rows):
-        return ()  # a device that computes nothing has none
-    return (words("gradients", "", [row.gradients for row in rows]),)
+def _outcome(rows: Sequence[Row]) -> Column:
+    return words("outcome", "", [outcome(row) for row in rows], map(_outcome_style, rows))
 
 
 def _against_none(row: Row, value: float | None, change: str) -> str:

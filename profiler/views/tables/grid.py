@@ -10,9 +10,11 @@ import msgspec
 from rich.cells import cell_len
 
 GAP = "  "
-NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)"  # the comma of 1,021 and the colon of cuda:0 hold together
+NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)|(?<=\bref):"  # 1,021 and cuda:0 and ref:NAME hold together,
+UNIT = r"(?<=\d) (?=(?:[KMGT]?i?B|%|[um]?s|FLOPs)(?![\w/]))"  # and a number with its unit
 MOST_STYLED = 5_000  # rows whose cells have styles: those of more take longer than all of the table
-PIECE = re.compile(rf"(?:[^,: ]|{NUMBER})*[,: ]?")  # text may break behind a comma, a colon or a space
+WORD = re.compile(rf"(?:[^ ]|{UNIT})+ ?| ")
+PIECE = re.compile(rf"(?:[^,: ]|{NUMBER}|{UNIT})*[,: ]?")  # text may break behind a comma, a colon or a space
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,11 +107,15 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
 
 
 def broken(text: str, width: int) -> list[str]:
-    """Breaks the text into lines of at most `width`; a piece that is wider has a line of its own and is not cut."""
+    """Breaks the text at its spaces into lines of at most `width`, and only a word that is wider at its pieces.
+
+    A piece that is wider has a line of its own and is not cut.
+    """
     if _length(text) <= width:
         return [text.rstrip()]
     lines = [""]
-    for piece in PIECE.findall(text):
+    pieces = ([word] if _length(word.rstrip()) <= width else PIECE.findall(word) for word in WORD.findall(text))
+    for piece in chain.from_iterable(pieces):
         if lines[-1] and _length(lines[-1] + piece.rstrip()) > width:
             lines.append("")
         lines[-1] += piece

@@ -11,7 +11,7 @@ from profiler.analysis.fit import Fit
 from profiler.core.case import encode_indented
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
-from profiler.views.tables.columns import batch
+from profiler.views.tables.columns import batch, telling
 from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph, titled
 
@@ -83,7 +83,7 @@ def table(
     """Returns a line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
         words("strategy", "", [largest.strategy for largest in lines]),
-        numbers("largest", "batch", [str(largest.batch_size) if largest.batch_size else "none" for largest in lines]),
+        numbers("largest", "batch", [f"{largest.batch_size:,}" if largest.batch_size else "none" for largest in lines]),
         numbers("memory", "predicted", [bytes_text(largest.predicted_bytes) for largest in lines]),
     ]
     if any(largest.outcome for largest in lines):
@@ -98,7 +98,7 @@ def table(
         for largest in lines
         if largest.sample_bytes is not None
     ]
-    body = fitted(columns, width=width, encoding=encoding)
+    body = fitted(telling(columns), width=width, encoding=encoding)
     return titled(title, body, reasons, width=width, encoding=encoding)
 
 

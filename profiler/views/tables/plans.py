@@ -34,6 +34,7 @@ from profiler.views.tables.terminal import fitted, titled
 COSTS_OFF = ("costs", "off by")
 MARK = "*"  # of the way that is chosen
 SHORTENED = 3  # stages of which the first and the last are written
+BRACKETS = "plan: [2-3] is one checkpointed segment; 4:matmul is recomputed but for what matmul gives"
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +66,8 @@ def frontier(
     """Returns a line for each plan of the frontier, the smallest peak first."""
     columns = (
         numbers("peak", "by costs", [bytes_text(point.peak_bytes) for point in points]),
-        numbers("peak", "of none", [_change(point.peak_bytes, none.cost.peak_bytes) for point in points]),
-        numbers("time", "of none", [_change(point.step_seconds, none.cost.step_seconds) for point in points]),
+        numbers("peak", "against none", [_change(point.peak_bytes, none.cost.peak_bytes) for point in points]),
+        numbers("time", "against none", [_change(point.step_seconds, none.cost.step_seconds) for point in points]),
         words("plan", "", [plan_text(point.plan) for point in points]),
     )
     return titled(title, _fitted(columns, width=width, encoding=encoding), width=width, encoding=encoding)

@@ -11,10 +11,10 @@ from rich.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.record import RankBytes, Record
 from profiler.core.stats import spread, uncertainty
-from profiler.core.units import MISSING, byte_unit, count_text, scaled, second_unit, spread_text
+from profiler.core.units import byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.sanitize import plain
 from profiler.views.strategy_label import strategy_label
-from profiler.views.tables.columns import groups, heading, reasons
+from profiler.views.tables.columns import groups, heading, reasons, telling
 from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph
 
@@ -122,9 +122,8 @@ def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
         *(in_unit(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
         in_unit("gathered at most", [line.held.gathered_bytes for line in lines]),
     ]
-    shown = [column for column in columns if set(column.cells) != {MISSING}]
     head = paragraph("each rank, and what is static of it:", width=width, encoding=encoding, style="bold")
-    return Text("\n").join([head, fitted(shown, width=width, encoding=encoding)])
+    return Text("\n").join([head, fitted(telling(columns), width=width, encoding=encoding)])
 
 
 def _equal_ranks(row: Row) -> list[_EqualRanks]:

@@ -1,0 +1,97 @@
+"""The screen of every command at 80 and 120 columns, with its colours: `cat tests/golden/screens/show-80.txt`."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from profiler.cli import COMMANDS, answer
+from profiler.core.record import Environment
+from profiler.request import device_choice
+from profiler.views.tables import columns
+from profiler.views.tables.progress import LiveScreen
+from tests import examples, golden_files, make
+
+CODES = re.compile(r"\x1b\[[\d;]*m")
+PASTED = re.compile(r"(next: |  )?gcprof ")  # in one piece, however wide it is
+SMALL = "transformer:layers=4,width=64"
+SCREENS = {  # command -> its words: of a committed run, of a small model that is predicted, or what else runs nothing
+    "run": "transformer --strategies all --device fake:t4 --dry-run",
+    "rehearse": "--help",
+    "predict": f"{SMALL} --strategies sqrt,all --device t4 --memory 11GiB -o run",
+    "explain": f"{SMALL} --strategies all --device t4",
+    "timeline": f"{SMALL} --strategies none,all --device t4 -o timeline.svg",
+    "plan": f"{SMALL} --budget 90% --device t4",
+    "stages": f"{SMALL} --device t4",
+    "max-batch": f"{SMALL} --strategies none --memory 640MiB --device t4",
+    "show": "ref:cpu/mnist-cnn",
+    "compare": "ref:predicted-t4/mnist-cnn ref:predicted-h100/mnist-cnn",
+    "plot": "ref:cpu/mnist-cnn -o frontier.svg",
+    "export": "ref:cpu/mnist-cnn --to csv -o table.csv",
+    "report": "ref:cpu/mnist-cnn",
+    "list": "--ref",
+    "tag": "3fa9c1 baseline",
+    "rm": "--yes 3fa9c1",
+    "merge": "3fa9c1 77ab02 -o results/whole",
+    "validate": "3fa9c1 77ab02",
+    "models": "",
+    "strategies": "",
+    "blocks": "mlp",
+    "reproduce": "",
+    "doctor": "--help",
+}
+SLOW = {"max-batch": pytest.mark.slow}  # looks at many batches
+
+
+class Screen(io.TextIOWrapper):
+    """A terminal that keeps all that it is told."""
+
+    buffer: io.BytesIO
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def reader(here: Path, shared: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with two runs, and a torch whose version stays."""
+    for name in ("20261120T174900Z-mlp-3fa9c1", "20261120T174901Z-mlp-77ab02"):
+        examples.run(here / "results" / name, [make.record("none"), make.record("all")])
+    for module, name in ((columns, "environment_of"), (device_choice, "environment")):
+        found = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *words, found=found: fixed(found(*words)))
+
+
+def fixed(environment: Environment | None) -> Environment | None:
+    return environment and replace(environment, torch=examples.ENVIRONMENT.torch)
+
+
+def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a command shows on a terminal of so many columns, its asides among it."""
+    file = Screen(io.BytesIO(), encoding="utf-8", write_through=True)
+    for variable, value in (("COLUMNS", str(width)), ("TERM", "xterm-256color"), ("COLORTERM", "")):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys, "stdout", file)
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setattr(LiveScreen, "start", lambda self: None)  # what turns while it works is gone in the end
+    assert answer([name, *shlex.split(SCREENS[name]), "--color", "always"]) == 0
+    return re.sub(
+        r"\d{8}T\d{6}Z-plan-transformer-[0-9a-f]{6}", "20261120T174902Z-plan-42ab19", file.buffer.getvalue().decode()
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in COMMANDS])
+def test_the_screen_looks_as_it_did(name: str, width: int, reader: None, monkeypatch: pytest.MonkeyPatch):
+    text = screen(name, width, monkeypatch)
+
+    golden_files.compare(f"screens/{name}-{width}.txt", text)
+    shown = CODES.sub("", text).splitlines()
+    assert [line for line in shown if len(line) > width and not PASTED.match(line)] == []
+    assert [line for line in shown if line != line.rstrip()] == []
