@@ -117,6 +117,14 @@ def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kep
     )
 
 
+@pytest.mark.parametrize("text", ["1 [2] 3", "[1 2] 3", "[[1] 2 3]", "1 2:matmul 3"])
+def test_a_stage_of_no_modules_is_not_computed_again(text):
+    chain = of_modules(["a"], [], ["c"])
+
+    with pytest.raises(UserError, match="stage '' is of no known blocks"):
+        plan_file_of(chain, parse(text, 3))
+
+
 def test_stages_of_no_modules_have_no_plan_file():
     with pytest.raises(UserError) as caught:
         plan_file_of(of_modules([], []), parse("[1] 2", 2))

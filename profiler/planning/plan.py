@@ -93,12 +93,22 @@ def _group_key(numbered_item: tuple[int, Item], options: dict[int, str]) -> tupl
 
 
 def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
-    """The plan as a file for the model: named blocks. Raises UserError where the chain does not say which they are."""
+    """The plan as a file for the model: named blocks.
+
+    Raises UserError where the chain does not say which they are, or not of a stage that the plan computes again.
+    """
     blocks = {block.name: block.parameters for stage in chain.stages for block in stage.blocks}
-    if not blocks:
-        hint = "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
-        raise UserError("these stages are of no known blocks: their plan can be carried out nowhere", hint=hint)
+    again = [place for run in segments(plan.items) for place in run if isinstance(place, int)]
     options = dict(plan.options)
+    unknown = [stage.name for stage in map(chain.stages.__getitem__, [*again, *options]) if not stage.blocks]
+    if unknown or not blocks:
+        what = (
+            f"stage '{unknown[0]}' is of no known blocks: this"
+            if blocks
+            else "these stages are of no known blocks: their"
+        )
+        hint = "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
+        raise UserError(f"{what} plan can be carried out nowhere", hint=hint)
     pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
     changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # blocks that are plainly kept stand alone
     return PlanFile(plan=render(plan), segments=changed, fingerprint=blocks)

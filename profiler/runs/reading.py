@@ -61,9 +61,10 @@ def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
     """The lines of a file, which may be missing, by where they are: `FOLDER/trials.jsonl:3`. Raises as `whole` does."""
     if not os.path.lexists(path):
         return
+    name = str(path)
     try:
         for number, line in enumerate(strict_files.json_lines(path), start=1):
-            yield f"{path}:{number}", line
+            yield f"{name}:{number}", line
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -87,8 +87,9 @@ def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Te
 def styled(lines: Sequence[GridLine], *, dim: Set[int] = frozenset()) -> Text:
     """Laid-out lines of cleaned columns with the head in bold, and these rows dim."""
     text = Text(Harmless("\n".join([line.text for line in lines])))  # one text: rich takes a second to join 30,000
+    marked = [at for at, line in enumerate(lines) if line.row == -1 or line.spans or line.row in dim]
     end = -1
-    for line in lines:
+    for line in lines[: marked[-1] + 1] if marked else ():
         start, end = end + 1, end + 1 + len(line.text)
         if line.row == -1 or line.row in dim:
             text.stylize("bold" if line.row == -1 else "dim", start, end)
