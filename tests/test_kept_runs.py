@@ -36,6 +36,17 @@ def test_a_run_is_found_by_any_part_of_its_name_that_no_other_has(part: str, res
     assert run_folder(part) == Path("results") / FIRST
 
 
+def test_a_run_is_found_by_a_tag_that_no_other_has(results: Path):
+    assert answer(["tag", "3fa9c1", "baseline", "both"]) == 0
+    assert answer(["tag", "77ab02", "both"]) == 0
+
+    assert run_folder("baseline") == Path("results") / FIRST
+    with pytest.raises(UserError, match="'both' is a tag of 2 runs"):
+        run_folder("both")
+    with pytest.raises(UserError, match="'bot' is no run"):
+        run_folder("bot")
+
+
 def test_a_part_that_several_have_is_refused_with_the_newest(results: Path):
     with pytest.raises(UserError, match="'mlp' is part of the names of 2 runs") as raised:
         run_folder("mlp")

@@ -162,6 +162,7 @@ def test_what_cuda_itself_takes_can_be_told(here, capsys):
     said = capsys.readouterr()
     text = " ".join(said.out.split())
     assert "of that CUDA itself takes 300 MiB, as asked" in text
+    assert next_words(said.err)[-2:] == ["--budget", "300MiB"]  # what is left for the plan
     assert "not even one sample" not in said.err
     assert answer([*words[:3], "cpu", *words[4:], "--context", "300MiB"]) == 2
     assert "--context has no effect on a CPU" in capsys.readouterr().err

@@ -40,6 +40,18 @@ def test_a_median_that_is_less_sure_than_was_asked_for_says_what_helps():
     assert "GCP012" not in notes(record(**{**asked, "sampling": Sampling(precision_target=0.06)}))
 
 
+def test_threads_that_wait_for_each_other_have_a_remedy():
+    stolen = {"processor_seconds": (0.01,) * len(CALM)}
+    threads = {number: record(**stolen) for number in (1, 2)}
+    threads = {
+        number: msgspec.structs.replace(one, environment=msgspec.structs.replace(one.environment, num_threads=number))
+        for number, one in threads.items()
+    }
+
+    assert "OMP_NUM_THREADS=1" in notes(threads[2])["GCP012"]
+    assert "OMP_NUM_THREADS" not in notes(threads[1])["GCP012"]
+
+
 def test_all_rounds_together_are_surer_than_each():
     wide = (0.100, 0.095, 0.105, 0.100, 0.100, 0.100)
     rounds = [record(seconds=wide, round=number, sampling=Sampling()) for number in (1, 2, 3)]

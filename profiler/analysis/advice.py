@@ -134,12 +134,15 @@ def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
 
 
 def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
-    """Faster; and where it takes more memory, or stands in for `none`, not by what may be chance."""
+    """Faster; and where it takes more memory, or stands in for `none`, not by what may be chance.
+
+    `none` computes least: where it fits and was faster, chance or not, there is no reason to checkpoint.
+    """
     if _cost(row) >= _cost(before):
         return False
     by_time = _cost(row)[0] == _cost(before)[0] == 0
     is_free = _peak(row) == _peak(before) and before is not baseline
-    return is_free or not by_time or is_apart(row, before)
+    return is_free or not by_time or row is baseline or is_apart(row, before)
 
 
 def _budget_point(best: Row, measured: Sequence[Row]) -> BudgetPoint:

@@ -46,7 +46,10 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sure(self) -> bool:
-        return self.contrast is None or self.contrast.verdict in OVER
+        """Whether chance does not explain it; however wide an interval is, all of it may be over the limit."""
+        contrast = self.contrast
+        is_whole = contrast is not None and contrast.low is not None and contrast.low > 1 + self.rule.most
+        return contrast is None or contrast.verdict in OVER or is_whole
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,12 +89,20 @@ def _noise(
     """One sentence of all that makes the times unsure, and what would help."""
     asked = _missed(seconds, rounds)
     others, elsewhere = other_processes(conditions)
-    facts = tuple([fact for fact in (asked, _spread(seconds, time), others, _waited(rounds)) if fact])
+    stolen = _waited(rounds)
+    facts = tuple([fact for fact in (asked, _spread(seconds, time), others, stolen) if fact])
     if not facts:
         return None
     hit = {LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS} if asked else ()
-    helps = (elsewhere or "a quiet machine", "more --rounds", *(f"a larger {flag}" for flag in sorted(hit)))
+    fewer = ("OMP_NUM_THREADS=1 (threads of a step wait for each other)",) if stolen and _has_threads(rounds) else ()
+    helps = (elsewhere or "a quiet machine", *fewer, "more --rounds", *(f"a larger {flag}" for flag in sorted(hit)))
     return _unsure(facts, helps)
+
+
+def _has_threads(rounds: Sequence[Record]) -> bool:
+    """Whether steps on the CPU had several threads."""
+    threads = [record.environment.num_threads or 1 for record in rounds if record.environment]
+    return rounds[0].case.device == "cpu" and max(threads, default=1) > 1
 
 
 @lru_cache(maxsize=1024)  # rows of a large run share a few hundred of these

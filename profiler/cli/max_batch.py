@@ -84,7 +84,8 @@ def max_batch(
             say_failure(interrupted.exit_code)
         raise typer.Exit(interrupted.exit_code) from None
     _print(largest, json=json)
-    budget = bytes_word(largest.limit) if isinstance(limit, float) else memory
+    room = largest.limit - largest.context_bytes
+    budget = bytes_word(room) if isinstance(limit, float) or largest.context_bytes else memory
     if size := largest.batches[-1].batch_size:
         next_command("gcprof", "plan", *largest.words, "--batch-size", str(size), "--budget", budget)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from profiler.core.errors import UserError, nearest
 from profiler.core.user_code import shipped
-from profiler.runs import RESULTS
+from profiler.runs import RESULTS, tags
 
 LISTED = "`gcprof list` shows the runs"
 REFERENCE = "ref:"
@@ -16,7 +16,7 @@ REFERENCE = "ref:"
 def run_folder(word: str, *, below: Path = RESULTS) -> Path:
     """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError.
 
-    Of a name any part will do that no other has.
+    Of a name any part will do that no other has; so does a tag that one run has.
     """
     if word.startswith(REFERENCE):
         return reference(word)
@@ -32,12 +32,14 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
     names = [path.name for path in folders]
     if word in names:
         return below / word
-    parts = [name for name in names if word and word in name]
-    if len(parts) == 1:
-        return below / parts[0]
-    if parts:
-        message = f"'{word}' is part of the names of {len(parts)} runs"
-        raise UserError(message, hint=f"the newest is {parts[-1]}; {LISTED}", exit_code=4)
+    tagged = [path for path in folders if word in tags.read(path)]
+    named = [path for path in folders if word and word in path.name]
+    found = named if len(named) == 1 else tagged or named
+    if len(found) == 1:
+        return found[0]
+    if found:
+        message = f"'{word}' is {'a tag' if tagged else 'part of the names'} of {len(found)} runs"
+        raise UserError(message, hint=f"the newest is {found[-1].name}; {LISTED}", exit_code=4)
     raise UserError(f"'{word}' is no run", hint=nearest(word, names) or LISTED, exit_code=4)
 
 

@@ -90,7 +90,7 @@ def _time(row: Row, certainty: str) -> str:
     return {
         "missing": "at a cost in time that is not known here",
         "estimated": f"for an estimated {more}",
-        "single": f"for {more} by a single sample",
+        "single": f"for {more}, of too few steps to be sure",
         "noisy": "in a time that is too noisy to tell",
         "same": f"in a time that cannot be told from that of none{over}",
         "sure": f"for {more}{over}",
