@@ -17,6 +17,7 @@ from profiler.core.units import byte_unit, bytes_text, change_text, second_unit,
 from profiler.views.geometry import Box, Scale, Tick, around, free, lower_left, memory_floor, stairs
 from profiler.views.sanitize import short
 from profiler.views.strategy_label import strategy_label
+from profiler.views.tables.columns import ratio_text
 from profiler.views.tables.evidence import peak_name
 
 TOP, BOTTOM = 34, 262  # pixels
@@ -120,9 +121,7 @@ def said(row: Row) -> str:
 def _slower(row: Row) -> str:
     """The change of the time against `none`, and whether that can be told."""
     untold = row.time_verdict if row.time_verdict in ("cannot be told apart", "too noisy to tell") else None
-    return (
-        f"{change_text(row.time_ratio)}, {untold}" if untold and row.time_ratio_range else change_text(row.time_ratio)
-    )
+    return f"{ratio_text(row)}, {untold}" if untold and row.time_ratio_range else ratio_text(row)
 
 
 def _ends(places: Sequence[TimePlace], second: float) -> list[float]:

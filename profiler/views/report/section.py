@@ -10,14 +10,14 @@ from profiler.analysis.advice import Advice, advise, budget_frontier
 from profiler.analysis.composition import peak_parts
 from profiler.analysis.rows import Row
 from profiler.core.record import Readings
-from profiler.core.units import MISSING, bytes_text, change_text
+from profiler.core.units import MISSING, bytes_text
 from profiler.views.report import grids, sentence
 from profiler.views.report.areas import AreaChart, areas
 from profiler.views.report.bars import BarChart, DotRows, category_bars, dot_rows, phase_bars
 from profiler.views.report.frontier import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark, Twins
 from profiler.views.sanitize import plain, short, shortened
-from profiler.views.tables.columns import heading, reasons
+from profiler.views.tables.columns import heading, ratio_text, reasons
 from profiler.views.tables.evidence import peak_name
 from profiler.views.tables.explanation import module_name
 
@@ -127,7 +127,7 @@ def _brief(advice: Advice) -> tuple[str, ...]:
     if row is None:
         return (MISSING,) * 4
     none_peak = bytes_text(none.readings.peak_bytes if none else None)
-    change = MISSING if row is none else change_text(row.time_ratio)
+    change = MISSING if row is none else ratio_text(row)
     return none_peak, sentence.name(row), bytes_text(row.readings.peak_bytes), change
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from profiler.analysis.advice import Advice, BudgetPoint, Limit
 from profiler.analysis.rows import Row
 from profiler.analysis.trust import NOISY
-from profiler.core.units import bytes_text, change_range_text, change_text, seconds_text
+from profiler.core.units import bytes_text, change_range_text, seconds_text
 from profiler.views.sanitize import short
+from profiler.views.tables.columns import ratio_text
 from profiler.views.tables.evidence import outcome
 
 LONGEST = 60  # characters of a name within a sentence
@@ -38,7 +39,7 @@ def budget(stair: BudgetPoint) -> str:
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
-    change = [change_text(row.time_ratio) + " time"] if row.time_ratio and row.case.strategy != "none" else []
+    change = [ratio_text(row) + " time"] if row.time_ratio and row.case.strategy != "none" else []
     why = {"time": [], "flops": ["least is computed; no times"], "peak": ["the lowest peak; no times"]}[stair.by]
     return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){_or(stair.rivals)}"
 

@@ -242,8 +242,15 @@ def _time_change(row: Row) -> str:
     limits = time.interval
     if limits is not None and time.is_noisy:
         return "too noisy to tell"
-    text = change_text(time.ratio)
-    return text if limits is None or limits[0] == limits[1] else f"{text} ({change_range_text(limits)})"
+    if limits is None or limits[0] == limits[1]:
+        return ratio_text(row)
+    return f"{change_text(time.ratio)} ({change_range_text(limits)})"
+
+
+def ratio_text(row: Row) -> str:
+    """The change of the time against `none`; marked where it was measured by too few steps for an interval."""
+    is_unsure = row.evidence == "measured" and row.time is not None and row.time.interval is None
+    return f"{change_text(row.time_ratio)}{' (unsure)' if is_unsure else ''}"
 
 
 def _floor(rows: Sequence[Row]) -> list[str]:
