@@ -40,8 +40,8 @@ def block(here: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_block_of_a_run_holds_its_table_its_versions_and_its_device(block):
-    assert "| strategy | split |" in block
-    assert "| none | - | 60.0 | 100.0 | 20.0 |" in block
+    assert "| strategy | saved" in block
+    assert "| none | 60.0 | 100.0 | 20.0 |" in block
     assert block.endswith(
         "```text\ngcprof run mnist-cnn\n"
         "NVIDIA H200, 700 MiB, gcprof 0.1.0, python 3.11.7, torch 2.15.0, Linux\n"

@@ -37,7 +37,7 @@ def test_on_a_cpu_the_default_is_smaller_and_says_so():
     assert {trial.case.model for trial in found.trials} == {"mnist-cnn:channels=32"}
     (remark,) = found.remarks
     assert "mnist-cnn:channels=32 stands in for the full-size mnist-cnn" in remark
-    assert remark.endswith("--model mnist-cnn:channels=320")
+    assert remark.endswith("say mnist-cnn:channels=320")
 
 
 def test_data_for_a_model_that_makes_its_own_is_refused(tmp_path):

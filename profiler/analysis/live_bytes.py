@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from profiler.core.stats import highest
-from profiler.core.trace_data import Allocation, Trace, by_category, held_at, live
+from profiler.core.trace_data import Allocation, Trace, by_category, held_at, hidden_category, live
 
 OUTSIDE = ""  # of all blocks: embeddings, head, loss, optimizer
 BEFORE = "before"  # the step
-HIDDEN = "temporaries"  # what an operator takes besides its outputs counts as this
 
 
 def stage_of(blocks: tuple[str, ...]) -> Callable[[str], str]:
@@ -57,7 +56,8 @@ def peak(trace: Trace) -> Peak:
 
 def categories_at(trace: Trace, operator: int) -> tuple[Share, ...]:
     """What is live while an operator runs, by category, the largest first; they add up to all of it."""
-    return _shares(trace, operator, of=lambda storage: storage.category, hidden=HIDDEN)
+    hidden = hidden_category(trace, trace.operators[operator - 1]) if operator else ""
+    return _shares(trace, operator, of=lambda storage: storage.category, hidden=hidden)
 
 
 def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple[Share, ...]:
