@@ -10,13 +10,9 @@ from torch import nn
 
 from profiler.analysis.explanation import explain
 from profiler.analysis.live_bytes import categories_at, modules_at
-from profiler.core.case import Choice, Trial
-from profiler.core.trace_data import CATEGORIES, PRODUCTS, Trace, live
-from profiler.predicting.prediction import follow_case
-from profiler.predicting.trace.products import FACTORS
+from profiler.core.trace_data import CATEGORIES, Trace, live
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
-from tests import make
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
 
 
@@ -34,18 +30,6 @@ def why(model: str, strategy: str = "none", *, change: Any = None, **fields: Any
     trace, _ = traced(model, strategy, change=change, **fields)
     found = explain(trace, blocks=blocks, baseline=baseline).reason
     return found.kind if found else None
-
-
-def test_what_cublas_takes_for_a_product_at_the_peak_is_workspace():
-    model = Choice("transformer:layers=2,width=64,sequence=16")
-    trace = follow_case(Trial(case=make.case(model=model, device="fake:h100", batch_size=1))).trace
-    number = max(range(len(live(trace))), key=live(trace).__getitem__)
-
-    held = {share.name: share.nbytes for share in categories_at(trace, number)}
-
-    assert trace.operators[number - 1].name in PRODUCTS
-    assert held["workspaces"] >= 32 << 20  # of Hopper: CublasHandlePool.cpp
-    assert set(PRODUCTS) == {f"aten.{product.__name__}" for product in FACTORS}
 
 
 def test_a_peak_in_the_optimizer_is_the_reason():

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from profiler.core.stats import highest
-from profiler.core.trace_data import Allocation, Trace, by_category, held_at, hidden_category, live
+from profiler.core.trace_data import Allocation, Trace, by_category, held_at, live
 
 OUTSIDE = ""  # of all blocks: embeddings, head, loss, optimizer
 BEFORE = "before"  # the step
+HIDDEN = "temporaries"  # what an operator takes besides its outputs counts as this
 
 
 def stage_of(blocks: tuple[str, ...]) -> Callable[[str], str]:
@@ -56,8 +57,7 @@ def peak(trace: Trace) -> Peak:
 
 def categories_at(trace: Trace, operator: int) -> tuple[Share, ...]:
     """What is live while an operator runs, by category, the largest first; they add up to all of it."""
-    hidden = hidden_category(trace, trace.operators[operator - 1]) if operator else ""
-    return _shares(trace, operator, of=lambda storage: storage.category, hidden=hidden)
+    return _shares(trace, operator, of=lambda storage: storage.category, hidden=HIDDEN)
 
 
 def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple[Share, ...]:

@@ -11,8 +11,6 @@ STATIC = ("parameters", "buffers", "gradients", "optimizer", "inputs")
 WORKSPACES = "workspaces"  # what libraries keep for themselves
 BUCKETS = "communication buckets"  # what gradients are averaged in, where that is not the gradients themselves
 GATHERED = "gathered parameters"  # of other ranks, and whole on this one
-_PRODUCTS = "mm bmm mv dot addmm addmm_ _addmm_activation addmv baddbmm baddbmm_ addbmm"
-PRODUCTS = tuple(f"aten.{name}" for name in _PRODUCTS.split())  # operators that cuBLAS runs, in a workspace
 CATEGORIES = (*STATIC, WORKSPACES, BUCKETS, GATHERED, "saved", "recomputed", "temporaries")
 
 
@@ -180,13 +178,8 @@ def held_at(trace: Trace, operator: int) -> list[Allocation]:
     return sorted(held, key=lambda allocation: -allocation.nbytes)
 
 
-def hidden_category(trace: Trace, operator: Operator) -> str:
-    """What an operator takes besides its outputs: temporaries, or for a product the workspace of cuBLAS."""
-    return WORKSPACES if trace.device == "cuda" and operator.name in PRODUCTS else "temporaries"
-
-
 def by_category(trace: Trace) -> dict[str, list[int]]:
-    """The bytes of each category while each operator runs, what operators take besides their outputs included."""
+    """The bytes of each category while each operator runs; what operators hide counts as temporaries."""
     size = len(trace.operators) + 2
     changes = {category: [0] * size for category in CATEGORIES}
     for allocation in trace.allocations:
@@ -194,5 +187,5 @@ def by_category(trace: Trace) -> dict[str, list[int]]:
         changes[allocation.category][allocation.died + 1] -= allocation.nbytes
     held = {category: list(accumulate(change[:-1])) for category, change in changes.items()}
     for number, operator in enumerate(trace.operators, start=1):
-        held[hidden_category(trace, operator)][number] += operator.hidden_bytes
+        held["temporaries"][number] += operator.hidden_bytes
     return held

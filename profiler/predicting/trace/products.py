@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import torch
 
-from profiler.core.trace_data import PRODUCTS, WORKSPACES, Allocation, Trace
+from profiler.core.trace_data import WORKSPACES, Allocation, Trace
 from profiler.predicting.trace.kernel_bytes import HALF, Requests, tensor_bytes
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
-FACTORS = {  # of each product, which of its arguments they are
+PRODUCTS = {  # which of their arguments are the factors
     aten.mm: (0, 1),
     aten.bmm: (0, 1),
     aten.mv: (0, 1),
@@ -32,6 +32,7 @@ FACTORS = {  # of each product, which of its arguments they are
     aten.addbmm: (1, 2),
 }
 BIASED = (aten.addmm, aten._addmm_activation)  # which cuBLASLt takes where it can add the bias itself
+NAMES = tuple(f"aten.{product.__name__}" for product in PRODUCTS)
 LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device
 
 
@@ -61,7 +62,7 @@ def with_workspaces(trace: Trace, nbytes: int) -> Trace:
     """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
     if not nbytes:
         return trace
-    users = {operator.phase for operator in trace.operators if operator.name in PRODUCTS}
+    users = {operator.phase for operator in trace.operators if operator.name in NAMES}
     threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
     last = len(trace.operators)
     kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
@@ -70,11 +71,11 @@ def with_workspaces(trace: Trace, nbytes: int) -> Trace:
 
 def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwargs: Any) -> int:
     measured = hidden(func, args, kwargs) if hidden else 0
-    if measured or func._overloadpacket not in FACTORS:
+    if measured or func._overloadpacket not in PRODUCTS:
         return measured
     if func._overloadpacket is aten.bmm and args[0].shape[2] == 1:
         return 0  # it is multiplied element by element
-    factors = [args[place] for place in FACTORS[func._overloadpacket]]
+    factors = [args[place] for place in PRODUCTS[func._overloadpacket]]
     if any(not factor.numel() for factor in factors):
         return 0
     copies = [_copied_bytes(factor) for factor in factors]

@@ -12,7 +12,7 @@ from profiler.analysis.explanation import Explanation
 from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
 from profiler.core.record import Evidence
-from profiler.core.trace_data import WORKSPACES, BlockChoice, BlockChoices
+from profiler.core.trace_data import BlockChoice, BlockChoices
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
 from profiler.views.tables.grid import Column, grid, numbers, words
@@ -23,12 +23,7 @@ BEFORE_STEP = "(before the step)"
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
 MOST_MODULES = 8  # for the same reason
 MOST_REMEDIES = 4  # the strongest, for the same reason
-CATEGORIES = {
-    "saved": "saved activations",
-    "recomputed": "recomputed activations",
-    "optimizer": "optimizer state",
-    WORKSPACES: "workspace of cuBLAS",
-}
+CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
 REMEDIES = {  # with what each costs
     "checkpointing": "finer checkpointing (more recompute)",
     "batch": "half the batch (more steps)",
