@@ -42,10 +42,10 @@ def test_a_median_that_is_less_sure_than_was_asked_for_says_what_helps():
 
 def test_threads_that_wait_for_each_other_have_a_remedy():
     stolen = {"processor_seconds": (0.01,) * len(CALM)}
-    threads = {number: record(**stolen) for number in (1, 2)}
+    one = record(**stolen)
     threads = {
         number: msgspec.structs.replace(one, environment=msgspec.structs.replace(one.environment, num_threads=number))
-        for number, one in threads.items()
+        for number in (1, 2)
     }
 
     assert "OMP_NUM_THREADS=1" in notes(threads[2])["GCP012"]

@@ -68,8 +68,7 @@ def max_batch(
         raise UserError("--rounds has no effect where no step is timed", hint="leave it out")
     words = Request(
         model=model, strategies="none", optimizer=optimizer, precision=precision, accumulate=accumulate, blocks=blocks,
-        routing=routing,
-        device=device,
+        routing=routing, device=device,
     )  # fmt: skip
     request = MaxBatchRequest(
         words=words, strategies=tuple(strategies_of(Request(strategies=strategies), [])), limit=limit,
