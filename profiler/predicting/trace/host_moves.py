@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
@@ -28,6 +27,7 @@ ANSWERS = {  # what a tensor says of where it is, by whether that is the host
 }
 
 OWN_DEVICE = FakeTensor.device
+IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default  # torch 2.9 has it under another name in Python
 
 
 class HostMoves(TorchFunctionMode):
@@ -122,7 +122,7 @@ def _moved(
 
 def _straight(tensor: torch.Tensor) -> torch.Tensor:
     """What is copied to the host at once: what does not lie dense is first copied on the device."""
-    return tensor if is_non_overlapping_and_dense_or_false(tensor) else tensor.contiguous()
+    return tensor if IS_DENSE(tensor) else tensor.contiguous()
 
 
 def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -131,7 +131,7 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = Fal
         if to_host:
             source = source.to(target.dtype) if non_blocking else source
             source = source if source.stride() == target.stride() else source.contiguous()
-        elif (non_blocking and source.dtype != target.dtype) or not is_non_overlapping_and_dense_or_false(target):
+        elif (non_blocking and source.dtype != target.dtype) or not IS_DENSE(target):
             source = torch.empty_like(target, dtype=source.dtype)
     _run(TENSOR.copy_, (target, source), {}, to_host=to_host)
     return target
